@@ -50,13 +50,13 @@ def build_of(
 def _weights_digest(reference: object) -> str:
     import torch
 
-    from pytest_edgeq.litert.digest import UnknownError, digest_of
+    from pytest_edgeq.litert.digest import UnhashableError, digest_of
 
     if not isinstance(reference, torch.nn.Module):
         return ""
     try:
         return digest_of(dict(reference.state_dict()))
-    except UnknownError:
+    except UnhashableError:
         return ""
 
 

@@ -39,7 +39,7 @@ from pytest_edgeq.numerics.results import StageErrors, is_below_a_step
 from pytest_edgeq.progress import Step
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.conformance import RULE_NAMES
-from pytest_edgeq.tflite.same import border_differences, op_differences
+from pytest_edgeq.tflite.same import io_differences, op_differences
 
 if TYPE_CHECKING:
     from pytest_edgeq.compare.executors.engines import Engine
@@ -312,7 +312,7 @@ class Gate:
         origin, edge = self._quantized.origin, self._quantized.edge
         if origin is None:
             return
-        borders = border_differences(origin.graph, edge.graph)
+        borders = io_differences(origin.graph, edge.graph)
         if _dtypes(origin) != _dtypes(edge):
             maps = origin.op_dtypes.to_dict(), edge.op_dtypes.to_dict()
             change = describe_change(*maps)

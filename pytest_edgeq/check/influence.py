@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.compare.measurement import Arrays, Outcome, SampleRunner
+from pytest_edgeq.compare.measurement import Arrays, SampleOutputs, SampleRunner
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.samples import Sample
 from pytest_edgeq.localize.localizer import Localizer
@@ -124,7 +124,7 @@ class Influence:
         self._kept: list[_KeptOutputs] = []
         self._is_needed = len(quantized.input_names) > 1 and not quantized.edge.is_stateful
 
-    def note(self, sample: Sample, outcome: Outcome) -> None:
+    def note(self, sample: Sample, outcome: SampleOutputs) -> None:
         """Keep one of the first samples with its outputs."""
         if self._is_needed and len(self._kept) < _SAMPLES:
             values = outcome.values
@@ -265,7 +265,7 @@ class Influence:
         edge = self._quantized.edge
         names = self._quantized.input_names
         at = {name: np.array(i) for i, name in enumerate(names)}
-        borders = edge.by_border(names, [at[name] for name in names])
+        borders = edge.by_input_name(names, [at[name] for name in names])
         start = next(
             each.tensor.index for each in edge.signature.inputs if int(borders[each.name]) == place
         )

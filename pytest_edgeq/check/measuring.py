@@ -18,8 +18,8 @@ from pytest_edgeq.check.verdict import Verdict
 from pytest_edgeq.compare.comparer import Comparer
 from pytest_edgeq.compare.executors.chunks import Chunk, SampleError
 from pytest_edgeq.compare.executors.remote import Reading
-from pytest_edgeq.compare.measurement import Outcome, ReorderedError
-from pytest_edgeq.compare.parallel import Beside, state_of
+from pytest_edgeq.compare.measurement import ReorderedError, SampleOutputs
+from pytest_edgeq.compare.parallel import BackgroundThread, state_of
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.samples import Sample, read_samples
 from pytest_edgeq.errors import UnreadableError, UnrunnableError, grouped
@@ -60,7 +60,7 @@ class _SampleChoice:
         """The greatest distance of each output so far; None before the first sample."""
         return self._distances.worst
 
-    def is_next(self, outcome: Outcome | None) -> bool:
+    def is_next(self, outcome: SampleOutputs | None) -> bool:
         """Whether to measure the ops on the next sample, which has these outputs."""
         if outcome is None:
             self._count += 1
@@ -186,7 +186,7 @@ class Measuring:
     def _measure_here(self, samples: Iterable[Sample], threads: int, stack: ExitStack) -> None:
         """Measure samples in this process, in order."""
         state = state_of(self._quantized) if threads > 1 else None
-        beside: Beside | None = None
+        beside: BackgroundThread | None = None
         pending: Callable[[], None] | None = None
         for sample in samples:
             if not self._fits:
@@ -209,7 +209,7 @@ class Measuring:
                 self._localizer = self._localizer if self._try_ops(pending) else None
                 pending = None
             if beside is None and state is not None and state == state_of(self._quantized):
-                beside = stack.enter_context(contextlib.closing(Beside()))
+                beside = stack.enter_context(contextlib.closing(BackgroundThread()))
             state = None
         if pending is not None and not self._try_ops(pending):
             self._localizer = None
@@ -273,7 +273,7 @@ class Measuring:
             pass  # the remaining samples are still validated
 
     def _localizing(
-        self, localizer: Localizer, sample: Sample, outcome: Outcome | None
+        self, localizer: Localizer, sample: Sample, outcome: SampleOutputs | None
     ) -> Callable[[], None]:
         """Return the call that measures the ops on a sample, or compares outputs alone."""
         known = {} if outcome is None else outcome.values
@@ -282,7 +282,7 @@ class Measuring:
             localizer.update if is_chosen else localizer.compare_outputs, sample.clone(), known
         )
 
-    def _compare(self, sample: Sample) -> Outcome | None:
+    def _compare(self, sample: Sample) -> SampleOutputs | None:
         """Return the outputs; None if file and reference cannot be compared."""
         try:
             return self._comparer.update(sample)

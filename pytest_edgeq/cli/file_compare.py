@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.compare.file_health import static_findings
-from pytest_edgeq.compare.measurement import Measurement, Outcome
+from pytest_edgeq.compare.measurement import Measurement, SampleOutputs
 from pytest_edgeq.compare.reference import in_file_order
 from pytest_edgeq.names import nearest
 from pytest_edgeq.numerics.comparison import Comparison
@@ -55,7 +55,7 @@ def compare_files(
         ]
         codes = _run(edge, names, arrays, runtime, where)
         values = {"float": in_file_order(expected, outputs, name), "edge": edge.decode(codes)}
-        outcome = Outcome(codes, values)
+        outcome = SampleOutputs(codes, values)
         measurement.update(index, arrays, outcome, functools.partial(str, where))
     return Comparison(
         name=name,

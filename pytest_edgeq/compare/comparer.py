@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_edgeq.baselines.build_facts import build_of
 from pytest_edgeq.compare.executors.remote import OpenModel, Reading
 from pytest_edgeq.compare.file_health import static_findings
-from pytest_edgeq.compare.measurement import Arrays, Measurement, Outcome, SampleRunner
+from pytest_edgeq.compare.measurement import Arrays, Measurement, SampleOutputs, SampleRunner
 from pytest_edgeq.compare.parallel import AtOnce, begin, in_order, on_one_thread
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import undisturbed
@@ -41,7 +41,7 @@ def compare(
     engine: Engine | None = None,
 ) -> Comparison:
     """
-    Measure the errors of every stage that the model's flow has.
+    Measure the errors of every stage of the model's flow.
 
     Raises:
         ValueError: No sample, one that does not fit, no reference, or outputs that differ in
@@ -73,10 +73,10 @@ def compare(
 
 class Comparer:
     """
-    Measures the errors of every stage, sample by sample.
+    Errors of every stage, measured sample by sample.
 
-    The samples are given inside of `with`, which leaves the reference's buffers as they were; the
-    result is asked for behind it.
+    Update it inside `with`, which restores the reference's buffers at the end; ask for the result
+    afterwards.
 
     Raises:
         ValueError: No reference, or an unknown runtime.
@@ -113,7 +113,7 @@ class Comparer:
         for edge in (quantized.edge, quantized.float_edge):
             if edge is not None:
                 edge.restart()
-        assert quantized.float_model is not None, "unreachable because __init__ has looked"
+        assert quantized.float_model is not None, "unreachable because __init__ has checked"
         self._changed = self._open.enter_context(undisturbed(quantized.float_model, quantized.name))
         return self
 
@@ -123,7 +123,7 @@ class Comparer:
     def _new_measurement(self) -> Measurement:
         return Measurement.of(self._quantized, keeps_points=self._keeps_points)
 
-    def update(self, sample: Sample) -> Outcome:
+    def update(self, sample: Sample) -> SampleOutputs:
         """
         Measure one sample.
 
@@ -142,17 +142,17 @@ class Comparer:
 
     def update_all(self, samples: Iterator[Sample], threads: int) -> None:
         """
-        Measure samples, several at a time where that gives the same figures.
+        Measure samples, several at a time where this does not change the results.
 
-        The first one is measured alone: where it changes the reference's state, so does each, and
-        all are measured in order.
+        The first sample is measured alone: if it changes the reference's state, the others may do
+        so, too, and all are measured in order.
 
         Raises:
-            ValueError, TypeError, RuntimeError: As `update` does, of the first sample that fails.
+            ValueError, TypeError, RuntimeError: As `update`, for the first sample that fails.
         """
         self._runner.prepare()  # on all cores, as no sum is in it
-        is_far = self._quantized.edge.runtimes.target_of(self._runtime) is not None
-        at_once = AtOnce(threads, is_far=is_far)
+        is_remote = self._quantized.edge.runtimes.target_of(self._runtime) is not None
+        at_once = AtOnce(threads, is_remote=is_remote)
         with on_one_thread():
             if begin(samples, self._quantized, at_once.workers, self.update):
                 self._update_together(samples, at_once)
@@ -161,10 +161,10 @@ class Comparer:
         self, engine: Engine, model: bytes, reading: Reading, step: Step
     ) -> tuple[str, ...]:
         """
-        Measure samples by an engine, and return the machines that did.
+        Measure samples on an engine, and return the names of its machines.
 
         Raises:
-            Exception: As `Reading.measure` does.
+            Exception: As `Reading.measure`.
         """
         return reading.measure(
             engine,
@@ -179,7 +179,7 @@ class Comparer:
         workers: list[tuple[SampleRunner, Measurement]] = []
 
         def worker() -> tuple[SampleRunner, Measurement]:
-            workers.append((self._runner.apart(at_once.cores), self._new_measurement()))
+            workers.append((self._runner.clone(at_once.cores), self._new_measurement()))
             return workers[-1]
 
         def measure(worker: tuple[SampleRunner, Measurement], numbered: tuple[int, Sample]) -> None:
@@ -203,13 +203,13 @@ class Comparer:
         self.pass_on(arrays)
 
     def pass_on(self, arrays: Arrays) -> None:
-        """Add a sample to the fingerprint alone; another process measures it."""
+        """Count a sample and add it to the fingerprint, without measuring it."""
         if not self._by_sample:
             self._digest_sample(arrays)
         self.count += 1
 
     def merge(self, measurement: Measurement, tally: Tally) -> None:
-        """Add samples that another process has measured."""
+        """Merge the results of samples measured in another process."""
         self._measurement.merge(measurement)
         self._tally.merge(tally)
 
@@ -220,12 +220,12 @@ class Comparer:
 
     @property
     def calibration(self) -> Calibration:
-        """Return how the samples measured relate to those of the calibration."""
+        """How the measured samples relate to those of the calibration."""
         averages = self._quantized.flow == "recipe"
         return self._tally.calibration._replace(averages=averages)
 
     def result(self, machines: tuple[str, ...] = ()) -> Comparison:
-        """Give what was measured."""
+        """Return the comparison."""
         quantized, measurement = self._quantized, self._measurement
         findings = measurement.findings(self.calibration)
         count, overlap, _ = self.calibration
@@ -272,7 +272,7 @@ class Comparer:
 
 @dataclass(frozen=True)
 class CompareJob:
-    """Compare the file with its references, on workers."""
+    """The comparison of a file with its references, run on workers."""
 
     source: SampleSource | None
     keeps_points: bool
@@ -283,18 +283,18 @@ class CompareJob:
         return _CompareRunner(model, self.keeps_points)
 
     def bound(self, model: OpenModel, item: Any, index: int) -> Sample:
-        """Return a sample of the user's factory, bound."""
+        """Bind one sample of the user's factory to the model's inputs."""
         return model.quantized.spec.bind(item, f"evaluation sample {index}")
 
 
 class _CompareRunner:
     def __init__(self, model: OpenModel, keeps_points: bool) -> None:
         self._model, self._keeps_points = model.quantized, keeps_points
-        self._runner = SampleRunner(self._model, model.runtime).apart()
+        self._runner = SampleRunner(self._model, model.runtime).clone()
         self._runner.prepare()
 
     def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> tuple[Measurement, Tally]:
-        """Measure samples."""
+        """Measure samples, and return the measurement and the tally."""
         del extra
         measurement = Measurement.of(self._model, keeps_points=self._keeps_points)
         tally = Tally()

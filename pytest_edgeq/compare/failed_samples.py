@@ -1,4 +1,4 @@
-"""The samples that show a failed assertion, handed from the assertion to the bundle of its test."""
+"""The samples that show a failed assertion, stored for the bundle of its test."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _ATTRIBUTE = "edgeq_samples"
 @dataclass(frozen=True, slots=True)
 class FailedSamples:
     """
-    The samples on which a file and what it was held against differ most.
+    The samples with the largest errors of a failed assertion.
 
     Attributes:
         model: The file and its references.
-        runtime: Kernels that gave the outputs that failed.
-        expected_by: Runtime that gave the outputs expected; None for the float reference.
+        runtime: Kernels that computed the outputs that failed.
+        expected_by: Runtime that computed the expected outputs; None for the float reference.
         worst: The samples, the worst first.
-        n_samples: How many the assertion was given.
+        n_samples: Number of samples that the assertion evaluated.
     """
 
     model: QuantizedModel
@@ -34,18 +34,18 @@ class FailedSamples:
 
 
 def attach_samples(error: AssertionError, samples: FailedSamples) -> None:
-    """Let an error carry the samples that show it; its class stays the one that pytest prints."""
+    """Attach the samples that show a failure to its error."""
     error.__dict__[_ATTRIBUTE] = samples
 
 
 def attached_samples(error: BaseException) -> FailedSamples | None:
-    """Return the samples that an error carries."""
+    """Return the samples attached to an error."""
     found: FailedSamples | None = vars(error).get(_ATTRIBUTE)
     return found
 
 
 def compared_samples(comparison: Comparison) -> FailedSamples:
-    """Return the worst samples of a comparison, whose model must be known."""
+    """Return the worst samples of a comparison of a known model."""
     return FailedSamples(
         comparison.quantized,
         comparison.runtime,

@@ -1,4 +1,4 @@
-"""Health of a `.tflite` file by itself: what its parameters tell without running it."""
+"""Health of a `.tflite` file: findings on its parameters, without a run."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def static_findings(edge: EdgeFile) -> tuple[Finding, ...]:
     """Return the findings on scales, zero points and biases of a file."""
     findings: list[Finding] = []
     for signature in edge.graph.signatures:
-        for border in signature.inputs:
-            findings += check_scales(Place("input", border.name), border.tensor.scales)
+        for io_tensor in signature.inputs:
+            findings += check_scales(Place("input", io_tensor.name), io_tensor.tensor.scales)
     for entry, op in zip(edge.op_dtypes, edge.graph.ops, strict=True):
         roles = roles_of(edge.graph, op)
         for tensor in roles.outputs:
@@ -55,7 +55,7 @@ def static_findings(edge: EdgeFile) -> tuple[Finding, ...]:
 
 
 def conformance_findings(edge: EdgeFile, *, warnings: bool = False) -> tuple[Finding, ...]:
-    """Return a finding for each op whose quantization TFLite's kernels do not compute."""
+    """Return a finding for each op whose quantization TFLite's kernels do not support."""
     entries = {(entry.subgraph, entry.index): entry for entry in edge.op_dtypes}
     return tuple(
         each.finding(entries[each.op.subgraph, each.op.index].module)
@@ -66,56 +66,56 @@ def conformance_findings(edge: EdgeFile, *, warnings: bool = False) -> tuple[Fin
 
 def state_findings(edge: EdgeFile, states: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
     """
-    Return a finding for each state that is handed on in other codes than it is taken over in.
+    Return a finding for each state whose output and input differ in quantization.
 
-    Codes that one signature gives and another one takes, such as those of a cache, are passed on as
-    they are: scale and zero point of both must be equal.
+    Callers feed the codes of a state, such as a cache, from one signature's output to another one's
+    input unchanged: scale and zero point of both must be equal.
 
     Raises:
         UnmatchedError: No signature has such an output or input.
     """
     signatures = edge.graph.signatures
-    outputs = [(each, border) for each in signatures for border in each.outputs]
-    inputs = [(each, border) for each in signatures for border in each.inputs]
-    for kind, borders, names in (
+    outputs = [(each, io_tensor) for each in signatures for io_tensor in each.outputs]
+    inputs = [(each, io_tensor) for each in signatures for io_tensor in each.inputs]
+    for kind, io_tensors, names in (
         ("output", outputs, (states or {}).keys()),
         ("input", inputs, (states or {}).values()),
     ):
-        known = [border.name for _, border in borders]
+        known = [io_tensor.name for _, io_tensor in io_tensors]
         for name in names:
             if name not in known:
                 raise UnmatchedError(
                     f"states: expected the name of an {kind}, got {name!r}{nearest(name, known)}"
                 )
     return tuple(
-        _state_finding(giving, given, taking, taken)
-        for giving, given in outputs
-        for taking, taken in inputs
+        _state_finding(producer, output, consumer, state)
+        for producer, output in outputs
+        for consumer, state in inputs
         if (
-            given.name == taken.name and giving is not taking
+            output.name == state.name and producer is not consumer
             if states is None
-            else states.get(given.name) == taken.name
+            else states.get(output.name) == state.name
         )
-        if given.tensor.dtype == taken.tensor.dtype
-        if None not in (parameters := (qparams(given.tensor), qparams(taken.tensor)))
+        if output.tensor.dtype == state.tensor.dtype
+        if None not in (parameters := (qparams(output.tensor), qparams(state.tensor)))
         if parameters[0] != parameters[1]
     )
 
 
 def _state_finding(
-    giving: Signature, given: SignatureTensor, taking: Signature, taken: SignatureTensor
+    producer: Signature, output: SignatureTensor, consumer: Signature, state: SignatureTensor
 ) -> Finding:
     (scale, zero_point), (wanted, wanted_point) = (
         parameters
-        for border in (given, taken)
-        if (parameters := qparams(border.tensor)) is not None
+        for io_tensor in (output, state)
+        if (parameters := qparams(io_tensor.tensor)) is not None
     )
     return Finding(
         kind=STATE_MISMATCH,
-        place=Place("output", given.name),
+        place=Place("output", output.name),
         expected=(
-            f"of signature {giving.key!r} the scale and zero point of input {taken.name!r} of "
-            f"{taking.key!r}, {wanted:.6g} and {wanted_point}"
+            f"of signature {producer.key!r} the scale and zero point of input {state.name!r} of "
+            f"{consumer.key!r}, {wanted:.6g} and {wanted_point}"
         ),
         got=f"{scale:.6g} and {zero_point}",
         causes=(
@@ -135,10 +135,10 @@ def _tensor(role: str, entry: OpDtypes) -> Place:
 
 
 def _uncalibrated(graph: OpGraph, op: Op, entry: OpDtypes) -> list[Finding]:
-    """Return a finding for an op that computes default parameters from default parameters."""
+    """Return a finding for an op with default parameters at its input and output."""
     if op.name in KEEPING_SCALE | HOLDING | CLAMPING:
         return []
-    given, made = (
+    inputs, outputs = (
         [
             tensor
             for tensor in (graph.tensor(op, index) for index in indices if index >= 0)
@@ -147,13 +147,13 @@ def _uncalibrated(graph: OpGraph, op: Op, entry: OpDtypes) -> list[Finding]:
         ]
         for indices in (op.inputs, op.outputs)
     )
-    if not given or not made:
+    if not inputs or not outputs:
         return []
     return [uncalibrated_finding(_tensor("output", entry), "which its input has, too")]
 
 
 def unsafe_findings(edge: EdgeFile) -> tuple[Finding, ...]:
-    """Return a finding for each op that the kernels abort at, or compute from foreign memory."""
+    """Return a finding for each op at which kernels abort or read foreign memory."""
     entries = {(entry.subgraph, entry.index): entry for entry in edge.op_dtypes}
     return tuple(
         Finding(

@@ -1,4 +1,4 @@
-"""References that are no torch modules: Keras models, onnxruntime sessions and files, on arrays."""
+"""References other than torch modules: Keras models, onnxruntime sessions and `.tflite` files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_edgeq.tflite.ops import QDQ
 
 _KERAS = ("keras", "tf_keras")
 
-# What the framework passes to `call` beside the inputs.
+# Parameters of `call` that the framework passes besides the inputs.
 _NOT_INPUTS = ("training", "mask")
 
 _ONNX_DTYPES = {
@@ -36,7 +36,7 @@ _ONNX_DTYPES = {
 
 
 def is_keras(reference: object) -> bool:
-    """Whether it is a Keras model or layer, of any backend; told without importing Keras."""
+    """Return whether it is a Keras model or layer, without importing Keras."""
     return any(
         kind.__name__ == "Layer" and kind.__module__.split(".")[0] in _KERAS
         for kind in type(reference).__mro__
@@ -45,11 +45,11 @@ def is_keras(reference: object) -> bool:
 
 def keras_input_names(model: Any) -> tuple[str, ...]:
     """
-    Names of a Keras model's inputs, in the order in which it takes them.
+    Return the names of a Keras model's inputs, in call order.
 
-    Those of a functional or sequential model stand in its graph, and converters write them into the
-    file (the keys of a model that takes a dict they do not); those of a subclass are the parameters
-    of its `call`.
+    Functional and sequential models name them in their graph, and converters write these names into
+    the file, except the keys of a dict input. A subclassed model names them as parameters of
+    `call`.
     """
     structure = _structure(model)
     if structure is not None:
@@ -62,7 +62,7 @@ def keras_input_names(model: Any) -> tuple[str, ...]:
 
 
 def keras_output_names(model: Any) -> tuple[str, ...]:
-    """Names that Keras gives the outputs of a model with a graph, in order; empty without one."""
+    """Return the output names of a Keras model with a graph, else none."""
     return tuple(getattr(model, "output_names", None) or ())
 
 
@@ -78,12 +78,12 @@ def call_keras(
     structure = _structure(model)
     if structure is None:
         return model(*args, training=False, **kwargs)
-    given = _by_name("the Keras model", tuple(_leaf_names(structure)), args, kwargs)
-    return model(_filled(structure, given), training=False)
+    inputs = _by_name("the Keras model", tuple(_leaf_names(structure)), args, kwargs)
+    return model(_filled(structure, inputs), training=False)
 
 
 def _structure(model: Any) -> Any:
-    """A graph's inputs nested as the model takes them; None where there is no graph."""
+    """Return a graph's inputs, nested as the model expects them; None without a graph."""
     inputs = getattr(model, "inputs", None)
     if not inputs:
         return None
@@ -99,12 +99,12 @@ def _leaf_names(structure: Any) -> list[str]:
     return [structure.name]
 
 
-def _filled(structure: Any, given: Mapping[str, Any]) -> Any:
+def _filled(structure: Any, inputs: Mapping[str, Any]) -> Any:
     if isinstance(structure, Mapping):
-        return {key: _filled(each, given) for key, each in structure.items()}
+        return {key: _filled(each, inputs) for key, each in structure.items()}
     if isinstance(structure, (list, tuple)):
-        return [_filled(each, given) for each in structure]
-    return given[structure.name]
+        return [_filled(each, inputs) for each in structure]
+    return inputs[structure.name]
 
 
 def _by_name(
@@ -113,18 +113,18 @@ def _by_name(
     args: Sequence[npt.NDArray[Any]],
     kwargs: Mapping[str, npt.NDArray[Any]],
 ) -> dict[str, npt.NDArray[Any]]:
-    # Too many or too few are told below.
-    given = dict(zip(names, args, strict=False)) | dict(kwargs)
-    if len(args) > len(names) or set(given) != set(names):
+    # A wrong number of inputs is reported below.
+    inputs = dict(zip(names, args, strict=False)) | dict(kwargs)
+    if len(args) > len(names) or set(inputs) != set(names):
         raise ValueError(
             f"{what} takes the inputs {list(names)}, the sample has {len(args)} by position and "
             f"{sorted(kwargs)} by name"
         )
-    return given
+    return inputs
 
 
 def looks_like_session(thing: object) -> bool:
-    """Whether it is an onnxruntime session; told without importing onnxruntime."""
+    """Return whether it is an onnxruntime session, without importing onnxruntime."""
     return all(
         callable(getattr(thing, name, None)) for name in ("get_inputs", "get_outputs", "run")
     )
@@ -155,10 +155,10 @@ def onnx_reference(session: Any) -> Callable[..., dict[str, np.ndarray[Any, Any]
 
 class OnnxReference:
     """
-    A session that can be called with arrays and gives its outputs by name.
+    An onnxruntime session, callable with arrays, that returns its outputs by name.
 
     Attributes:
-        input_names: As the ONNX graph has them, in order.
+        input_names: Names of the ONNX graph's inputs, in order.
     """
 
     def __init__(self, session: Any) -> None:
@@ -174,15 +174,15 @@ class OnnxReference:
         Run one sample.
 
         Raises:
-            ValueError: Other inputs than the session takes.
+            ValueError: Other inputs than the session has.
             TypeError: An array that would have to be rounded or wrapped to fit.
         """
-        given = _by_name("the ONNX session", self.input_names, args, kwargs)
-        feed = {name: self._cast(name, np.asarray(value)) for name, value in given.items()}
+        inputs = _by_name("the ONNX session", self.input_names, args, kwargs)
+        feed = {name: self._cast(name, np.asarray(value)) for name, value in inputs.items()}
         return dict(zip(self._outputs, self._session.run(None, feed), strict=True))
 
     def _cast(self, name: str, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        # Of another kind (a sequence, a string) onnxruntime itself says what it wants.
+        # onnxruntime itself reports inputs of another kind, such as a sequence or a string.
         wanted = np.dtype(_ONNX_DTYPES.get(self._types[name], value.dtype))
         if value.dtype == wanted:
             return value
@@ -201,21 +201,21 @@ class OnnxReference:
 
 class FileReference:
     """
-    A `.tflite` file that can be called with arrays and gives its outputs by name, in float.
+    A `.tflite` file, callable with arrays, that returns its float outputs by name.
 
     Args:
-        edge: The file, with a signature chosen; it gets interpreters of its own.
+        edge: The file, with a signature chosen; it is cloned.
         is_form: Whether it is the float file that ops are compared with.
 
     Attributes:
         edge: The file.
-        input_names: As samples have them, in order.
+        input_names: Names of a sample's inputs, in order.
     """
 
     _RUNTIME = "xnnpack"
 
     def __init__(self, edge: EdgeFile, *, is_form: bool = False) -> None:
-        self.edge = edge.apart()
+        self.edge = edge.clone()
         self.is_form = is_form
         self._spec = SampleSpec.of_signature(edge.signature, layouts=edge.layouts)
         self.input_names = tuple(spec.name for spec in self._spec.inputs)
@@ -223,14 +223,14 @@ class FileReference:
 
     @property
     def is_float(self) -> bool:
-        """Whether it is a float file, whose constants are not rounded."""
+        """Whether it is a float file whose constants are not quantized."""
         return not self.quantizes and self._schemes <= {"float", "integer"}
 
     @property
     def quantizes(self) -> bool:
         """Whether it quantizes activations."""
-        borders = (*self.edge.signature.inputs, *self.edge.signature.outputs)
-        if any(border.tensor.is_quantized for border in borders):
+        io_tensors = (*self.edge.signature.inputs, *self.edge.signature.outputs)
+        if any(io_tensor.tensor.is_quantized for io_tensor in io_tensors):
             return True
         return not self._schemes <= {"float", "integer", "float16", "weight_only"}
 
@@ -242,7 +242,7 @@ class FileReference:
         self, *args: npt.NDArray[Any], **kwargs: npt.NDArray[Any]
     ) -> dict[str, npt.NDArray[Any]]:
         """
-        Run one sample: inputs by the file's names where it knows them, else by position.
+        Run one sample: inputs by the file's names if known, else by position.
 
         Raises:
             ValueError, TypeError: Inputs that do not fit.
@@ -254,7 +254,7 @@ class FileReference:
         with self._lock:
             codes = self.edge.run(self.input_names, sample.arrays(), self._RUNTIME)
             decoded = self.edge.decode(codes)
-        names = [border.name for border in self.edge.signature.outputs]
+        names = [io_tensor.name for io_tensor in self.edge.signature.outputs]
         return dict(zip(names, decoded, strict=True))
 
     def __reduce__(self) -> Any:

@@ -1,4 +1,4 @@
-"""Run a file and its references on samples, and gather errors and health; merged over threads."""
+"""Run a file and its references on samples, and accumulate errors and health."""
 
 from __future__ import annotations
 
@@ -38,15 +38,21 @@ Arrays = Sequence[np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """Outputs for one sample, in the file's order: codes, and floats by the name of the side."""
+class SampleOutputs:
+    """
+    Outputs of one sample, in the file's order.
+
+    Attributes:
+        codes: The outputs of the file as stored.
+        values: The float outputs of each side, by the side's name.
+    """
 
     codes: Arrays
     values: Mapping[str, Arrays]
 
 
 class SampleRunner:
-    """Runs a file and its references on samples, in one thread at a time."""
+    """A file and its references with interpreters of their own; not thread-safe."""
 
     def __init__(self, quantized: QuantizedModel, runtime: str) -> None:
         self._quantized = quantized
@@ -55,23 +61,23 @@ class SampleRunner:
         self._edge, self._between = quantized.edge, _between(quantized)
         self._simulated: torch.nn.Module | None = None
         self._is_named = False
-        """Whether the reference gives its outputs by the file's names."""
+        """Whether the reference names its outputs as the file does."""
 
-    def apart(self, cores: contextlib.AbstractContextManager[object] | None = None) -> SampleRunner:
+    def clone(self, cores: contextlib.AbstractContextManager[object] | None = None) -> SampleRunner:
         """Return a runner of the same models with interpreters of its own."""
         other = SampleRunner(self._quantized, self._runtime)
-        other._edge = self._edge.apart()
-        other._between = None if self._between is None else self._between.apart()
+        other._edge = self._edge.clone()
+        other._between = None if self._between is None else self._between.clone()
         other._simulated = self._simulated
         other._cores = self._cores if cores is None else cores
         return other
 
     def prepare(self) -> None:
-        """Compute what all samples share: the rounded weights of a quantized graph."""
+        """Compute the rounded weights of a quantized graph, which all samples share."""
         if self._simulated is None and self._quantized.simulated is not None:
             self._simulated = litert.copied_to_run(self._quantized.simulated)
 
-    def run(self, sample: Sample, index: int) -> Outcome:
+    def run(self, sample: Sample, index: int) -> SampleOutputs:
         """
         Run one sample.
 
@@ -82,7 +88,7 @@ class SampleRunner:
         """
         quantized, arrays = self._quantized, sample.arrays()
         codes = self._run(self._edge, arrays, index)
-        wanted = [border.name for border in self._edge.signature.outputs]
+        wanted = [io_tensor.name for io_tensor in self._edge.signature.outputs]
         values: dict[str, Arrays] = {"edge": self._edge.decode(codes)}
         with self._cores:
             values["float"] = self.reference(sample, index)
@@ -95,32 +101,32 @@ class SampleRunner:
                 values["simulated"] = in_file_order(outputs, wanted, quantized.name)
         if self._between is not None:
             decoded = self._between.decode(self._run(self._between, arrays, index))
-            names = [border.name for border in self._between.signature.outputs]
+            names = [io_tensor.name for io_tensor in self._between.signature.outputs]
             outputs = list(zip(names, decoded, strict=True))
             values["float_tflite"] = in_file_order(outputs, wanted, quantized.name)
-        return Outcome(codes, values)
+        return SampleOutputs(codes, values)
 
     def both(self, sample: Sample) -> tuple[Arrays, Arrays]:
         """
-        Run the reference and the file alone, and return the outputs of both in the file's order.
+        Run the reference and the file, and return the outputs of both.
 
         Raises:
-            RuntimeError, TypeError, ValueError: As of `run`.
+            RuntimeError, TypeError, ValueError: As `run`.
         """
         codes = self._run(self._edge, sample.arrays(), 0)
         return self.reference(sample, 0), self._edge.decode(codes)
 
     def reference(self, sample: Sample, index: int) -> Arrays:
         """
-        Run the reference alone, and return its outputs in the file's order.
+        Run only the reference, and return its outputs in the file's order.
 
         Raises:
             RuntimeError: torch fails in it.
-            TypeError, ValueError: It does not take the sample, or gives other outputs.
+            TypeError, ValueError: It does not accept the sample, or has other outputs.
         """
         reference, name = self._quantized.float_model, self._quantized.name
-        assert reference is not None, "unreachable because a Comparer has looked"
-        wanted = [border.name for border in self._edge.signature.outputs]
+        assert reference is not None, "unreachable because a Comparer has checked"
+        wanted = [io_tensor.name for io_tensor in self._edge.signature.outputs]
         aliases = keras_output_names(reference) if is_keras(reference) else ()
         try:
             outputs = call_reference(reference, sample)
@@ -144,43 +150,43 @@ class SampleRunner:
 
 
 AVERAGING = ("recipe", "prebuilt")
-"""Flows whose ranges are averages over the samples, or may be: those of a file that was given."""
+"""Flows whose ranges are, or may be, averages over the samples; of a loaded file it is unknown."""
 
 
 class InputWatches:
-    """Health of every quantized input, over some of the samples; watches merge."""
+    """Health of every quantized input, over a part of the samples; mergeable."""
 
     def __init__(self, edge: EdgeFile, *, averaged: bool) -> None:
         self._watches = [
-            (border.name, InputHealth(_border_spec(border.name, tensor), averaged=averaged))
-            for border, tensor in quantized_inputs(edge.graph, edge.signature)
+            (io_tensor.name, InputHealth(_io_spec(io_tensor.name, tensor), averaged=averaged))
+            for io_tensor, tensor in quantized_inputs(edge.graph, edge.signature)
         ]
 
     def update(self, edge: EdgeFile, input_names: Sequence[str], arrays: Arrays) -> None:
-        """Look at one sample."""
-        given = edge.by_border(input_names, arrays) if self._watches else {}
-        for border, watch in self._watches:
-            # Whole numbers are codes, as the file takes them.
-            if given[border].dtype.kind == "f":
-                watch.update(given[border])
+        """Add one sample."""
+        inputs = edge.by_input_name(input_names, arrays) if self._watches else {}
+        for name, watch in self._watches:
+            # Integers are codes already.
+            if inputs[name].dtype.kind == "f":
+                watch.update(inputs[name])
 
     def merge(self, other: InputWatches) -> None:
-        """Add all that others of the same file have seen."""
+        """Add the samples of other watches of the same file."""
         for (_, mine), (_, their) in zip(self._watches, other._watches, strict=True):
             mine.merge(their)
 
     @property
     def spans(self) -> dict[str, tuple[float, float]]:
-        """Width of what the codes of each input reach, and of the values met."""
-        return {border: watch.span for border, watch in self._watches}
+        """Width of each input's range of codes, and of the observed values."""
+        return {name: watch.span for name, watch in self._watches}
 
     def findings(self, calibration: Calibration = UNKNOWN) -> list[Finding]:
-        """Return what is wrong with the inputs."""
+        """Return the findings on the inputs."""
         return [each for _, watch in self._watches for each in watch.findings(calibration)]
 
 
 class Measurement:
-    """Errors of every stage and health, over some of the samples; measurements merge."""
+    """Errors of every stage, and health, over a part of the samples; mergeable."""
 
     def __init__(
         self,
@@ -196,7 +202,7 @@ class Measurement:
         graph, signature = edge.graph, edge.signature
         chosen = choices(graph, signature)
         specs = [
-            _border_spec(
+            _io_spec(
                 each.name,
                 quantized_output(graph, signature, each),
                 chosen=each.name in chosen,
@@ -217,7 +223,7 @@ class Measurement:
 
     @classmethod
     def of(cls, quantized: QuantizedModel, *, keeps_points: bool = False) -> Measurement:
-        """Return a measurement of a model, held against its references."""
+        """Return an empty measurement of a model and its references."""
         return cls(
             quantized.edge,
             quantized.input_names,
@@ -227,7 +233,7 @@ class Measurement:
         )
 
     def update(
-        self, index: int, arrays: Arrays, outcome: Outcome, make_inputs: Callable[[], Any]
+        self, index: int, arrays: Arrays, outcome: SampleOutputs, make_inputs: Callable[[], Any]
     ) -> None:
         """Add one sample."""
         assert self._edge is not None, "unreachable because what was pickled is merged alone"
@@ -237,11 +243,11 @@ class Measurement:
             sqnr_db = accumulator.update(sides[reference], sides[actual], index=index)
             if name == "total":
                 self.worst.offer(index, sqnr_db, make_inputs)
-        codes = self._edge.turned(outcome.codes)
+        codes = self._edge.in_reference_layout(outcome.codes)
         for watch, reference_side, edge_side, code in zip(
             self._health, sides["float"], sides["edge"], codes, strict=True
         ):
-            # Behind a DEQUANTIZE they are floats, which tell the codes.
+            # Behind a DEQUANTIZE they are floats, from which the codes follow.
             watch.update(reference_side, edge_side, None if code.dtype.kind == "f" else code)
         for i, points in enumerate(self._points.values()):
             points.update(index, {side: values[i] for side, values in outcome.values.items()})
@@ -263,15 +269,15 @@ class Measurement:
         self.worst.merge(other.worst)
 
     def points(self) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
-        """Return the elements kept, by output and side."""
+        """Return the kept elements, by output and side."""
         return {name: points.result() for name, points in self._points.items()}
 
     def stages(self) -> dict[str, StageErrors]:
-        """Return the errors of every stage that the flow has."""
+        """Return the errors of every stage of the flow."""
         return {name: accumulator.result() for name, accumulator in self._stages.items()}
 
     def findings(self, calibration: Calibration = UNKNOWN) -> list[Finding]:
-        """Return what is wrong with inputs and outputs, on samples that are so related to it."""
+        """Return the findings on inputs and outputs."""
         outputs = [each for watch in self._health for each in watch.findings(calibration)]
         return [*self._inputs.findings(calibration), *outputs]
 
@@ -295,7 +301,7 @@ _WITH_FLOAT_REFERENCE: _Sides = {"quantization": ("float", "edge"), "total": ("f
 
 
 def _between(quantized: QuantizedModel) -> EdgeFile | None:
-    """Return the float file between the reference and the file; None where it is the reference."""
+    """Return the float file between reference and file, unless it is the reference."""
     return None if quantized.is_float_file_reference else quantized.float_edge
 
 
@@ -310,7 +316,7 @@ def _sides(quantized: QuantizedModel) -> _Sides:
 
 
 class ReorderedError(ValueError):
-    """The outputs of a file stand in another order than the reference's."""
+    """The outputs of a file are in another order than the reference's."""
 
 
 _MOST_ORDERED = 6
@@ -319,13 +325,13 @@ _MOST_ORDERED = 6
 
 def check_order(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> None:
     """
-    Check that outputs without names do not stand in another order than those of a loaded file.
+    Check that unnamed outputs of a loaded file are in the reference's order.
 
-    Converters store outputs in an order of their own. One order alone has to fit: by shape, and by
-    value where shapes do not tell.
+    Converters may reorder outputs. An error needs exactly one order that fits: by value, or by
+    shape alone if no order fits by value.
 
     Raises:
-        ReorderedError: They do; says which is which.
+        ReorderedError: Another order fits; names the pairs.
     """
     n = len(edge)
     if quantized.flow != "prebuilt" or not 1 < n <= _MOST_ORDERED:
@@ -338,14 +344,14 @@ def check_order(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> N
     found = next((orders for fits in (near, alike) if (orders := _orders(fits))), [])
     if len(found) != 1 or found[0] == tuple(range(n)):
         return
-    names = [border.name for border in quantized.edge.signature.outputs]
-    told = ", ".join(
+    names = [io_tensor.name for io_tensor in quantized.edge.signature.outputs]
+    pairs = ", ".join(
         f"the file's {names[here]!r} is the reference's {names[there]!r}"
         for here, there in enumerate(found[0])
         if here != there
     )
     raise ReorderedError(
-        f"{quantized.name}: outputs are in another order: {told}\n"
+        f"{quantized.name}: outputs are in another order: {pairs}\n"
         f"fix: let the reference return a dict by the file's names: {names}"
     )
 
@@ -356,7 +362,7 @@ def _orders(fits: Sequence[Sequence[bool]]) -> list[tuple[int, ...]]:
 
 
 def _is_near(one: npt.NDArray[Any], two: npt.NDArray[Any]) -> bool:
-    """Whether a bit or more of an output is another one's."""
+    """Return whether two outputs agree to one bit or better."""
     signal, other = (np.asarray(each, np.float64) for each in (two, one))
     noise = float(np.square(signal - other).sum())
     return sqnr_db(float(np.square(signal).sum()), noise) >= ONE_BIT_DB
@@ -367,10 +373,10 @@ def check_layout(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> 
     Check that outputs have the shapes of the reference's.
 
     Raises:
-        ValueError: Another shape; says which layout would explain it.
+        ValueError: Another shape; names the layout that would explain it.
     """
-    borders = quantized.edge.signature.outputs
-    for border, expected, actual in zip(borders, reference, edge, strict=True):
+    io_tensors = quantized.edge.signature.outputs
+    for io_tensor, expected, actual in zip(io_tensors, reference, edge, strict=True):
         if expected.shape == actual.shape:
             continue
         hint = mismatch_hint(expected.shape, actual.shape)
@@ -381,16 +387,16 @@ def check_layout(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> 
                 "\ncause: the file was made from another model than the reference, or its last ops "
                 "are others: an axis, a permutation, a slice"
             )
-        elif quantized.edge.layouts.of(border) is not None:
+        elif quantized.edge.layouts.of(io_tensor) is not None:
             hint = "; it was turned by layout=, and would fit as the file has it"
         raise ValueError(
-            f"{quantized.name}: output {border.name!r}: the reference gives shape "
+            f"{quantized.name}: output {io_tensor.name!r}: the reference gives shape "
             f"{list(expected.shape)}, the file {list(actual.shape)}{hint}"
         )
 
 
-def _border_spec(name: str, tensor: Tensor, *, chosen: bool = False) -> BorderSpec:
-    """Return name, scale, zero point and range of codes; the name alone without one scale."""
+def _io_spec(name: str, tensor: Tensor, *, chosen: bool = False) -> BorderSpec:
+    """Return name, scale, zero point and code range; only the name without one scale."""
     parameters = qparams(tensor)
     if parameters is None:
         return BorderSpec(name, chosen=chosen)

@@ -1,4 +1,4 @@
-"""Samples on several cores: what may be measured at the same time, and how."""
+"""Measure samples on several cores."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 MOST_WORKERS = 8
-"""Each has interpreters of its own, which hold the weights as their kernels want them."""
+"""Limits memory: each worker's interpreters hold a packed copy of the weights."""
 
 MOST_AHEAD = 8
 """
-Samples that are under way to a target, so that its latency does not count.
+Samples in flight to a target, to hide its latency.
 
-At 50 ms to and fro that is 160 samples a second, more than a board computes.
+At a round trip of 50 ms that is 160 samples a second, more than a board computes.
 """
 
 _Result = TypeVar("_Result")
@@ -42,7 +42,7 @@ def available_cores() -> int:
 
 @contextlib.contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Run torch's operators on so many threads at most."""
+    """Limit torch's operators to a number of threads."""
     import torch
 
     before = torch.get_num_threads()
@@ -57,30 +57,30 @@ def on_one_thread() -> contextlib.AbstractContextManager[None]:
     """
     Run torch's operators on one thread.
 
-    How a sum is split over threads shows in its last bits, and so would the number of cores in the
-    figures; samples use the cores instead.
+    The last bits of a sum depend on how it is split over threads, and so on the number of cores.
+    Samples use the cores instead.
     """
     return torch_threads(1)
 
 
 class AtOnce:
-    """How many samples are under way, and the cores that those in this process share."""
+    """Number of samples in flight, and the semaphore of the cores that they share."""
 
-    def __init__(self, threads: int, *, is_far: bool) -> None:
-        self.workers = min(max(threads, MOST_AHEAD) if is_far else threads, MOST_WORKERS)
+    def __init__(self, threads: int, *, is_remote: bool) -> None:
+        self.workers = min(max(threads, MOST_AHEAD) if is_remote else threads, MOST_WORKERS)
         self.cores: contextlib.AbstractContextManager[object] = (
-            threading.BoundedSemaphore(threads) if is_far else contextlib.nullcontext()
+            threading.BoundedSemaphore(threads) if is_remote else contextlib.nullcontext()
         )
 
 
-class Beside:
-    """Runs one call at a time beside this thread, on another core."""
+class BackgroundThread:
+    """A thread that runs one call at a time."""
 
     def __init__(self) -> None:
         self._pool = _threads(1)
 
     def start(self, call: Callable[[], _Result]) -> Callable[[], _Result]:
-        """Begin a call, and return what waits for its result, or raises what it raised."""
+        """Start a call, and return a function that waits for its result."""
         return self._pool.submit(call).result
 
     def close(self) -> None:
@@ -95,12 +95,10 @@ def begin(
     update: Callable[[Sample], object],
 ) -> bool:
     """
-    Measure the first sample, and all where each may depend on the one before.
-
-    Where a sample changes the reference's state, so does each.
+    Measure the first sample, and all samples if they change the reference's state.
 
     Returns:
-        Whether there are samples left that may be measured together.
+        Whether samples are left that may be measured concurrently.
     """
     before = state_of(quantized) if threads > 1 else None
     for sample in itertools.islice(samples, 1 if threads > 1 else None):
@@ -120,14 +118,14 @@ def in_order(
     count: int,
 ) -> Iterator[_Result]:
     """
-    Measure items in several threads, and give the results in the order of the items.
+    Measure items in several threads, and yield the results in order.
 
     Raises:
         Exception: What reading or measuring raised for the first item that failed.
     """
     free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
     pending: deque[Future[_Result]] = deque()
-    made = 0
+    n_workers = 0
 
     def work(worker: _Worker, item: _Sample) -> _Result:
         try:
@@ -145,9 +143,9 @@ def in_order(
                 for each in pending:
                     each.result()  # raises, if an earlier item failed
                 raise
-            if free.empty() and made < count:
+            if free.empty() and n_workers < count:
                 free.put(make())
-                made += 1
+                n_workers += 1
             pending.append(pool.submit(work, free.get(), item))
             while pending and (pending[0].done() or len(pending) > count):
                 yield pending.popleft().result()
@@ -158,7 +156,7 @@ def in_order(
 @contextlib.contextmanager
 def waiting_threads(count: int) -> Iterator[ThreadPoolExecutor]:
     """
-    Give a pool of so many threads, and wait for them; Ctrl-C waits for none.
+    Yield a pool of threads, and wait for them except after Ctrl-C.
 
     A thread may wait for a target that hangs, which is ended with the session.
     """
@@ -174,7 +172,7 @@ def waiting_threads(count: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def _threads(count: int) -> ThreadPoolExecutor:
-    """Make a pool in which torch runs each operator on one thread."""
+    """Return a pool in which torch runs each operator on one thread."""
     from concurrent.futures import ThreadPoolExecutor
 
     import torch
@@ -184,11 +182,11 @@ def _threads(count: int) -> ThreadPoolExecutor:
 
 def state_of(quantized: QuantizedModel) -> object:
     """
-    Return what identifies the state of a model's reference and files; None where samples depend.
+    Return a model's state identity; None if the order of samples may matter.
 
-    Samples may be measured in any order where no forward changes anything: no buffer, no attribute
-    of a module. A file that keeps state, a reference that is no torch module, and hooks on its
-    modules are taken for what they may be.
+    Samples may be measured in any order if no forward changes a buffer or an attribute of a module.
+    The order may matter for a file that keeps state, a reference that is no torch module, and a
+    module with hooks.
     """
     from pytest_edgeq.compare.reference import torch_module
 
@@ -196,24 +194,24 @@ def state_of(quantized: QuantizedModel) -> object:
     owner = torch_module(quantized.float_model)
     if owner is None or any(edge.is_stateful for edge in edges):
         return None
-    told: list[Any] = []
+    state: list[Any] = []
     for module in owner.modules():
         if module._forward_hooks or module._forward_pre_hooks:
             return None
         for name, value in vars(module).items():
             if name in ("_parameters", "_buffers"):
                 tensors = value.values()
-                told.append([(id(t), None if t is None else t._version) for t in tensors])
+                state.append([(id(t), None if t is None else t._version) for t in tensors])
             else:
-                told.append((name, _identity(value)))
-    return told
+                state.append((name, _identity(value)))
+    return state
 
 
 _PLAIN = (bool, int, float, str)
 
 
 def _identity(value: object) -> object:
-    # torch.export puts equal copies in place of tuples and lists, such as a kernel's size.
+    # torch.export replaces tuples and lists, such as a kernel's size, by equal copies.
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, (tuple, list)) and all(isinstance(each, _PLAIN) for each in value):

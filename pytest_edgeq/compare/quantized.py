@@ -1,4 +1,4 @@
-"""`QuantizedModel`: the final `.tflite` and the references that it is held against."""
+"""`QuantizedModel`: the final `.tflite` file and its references."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 Reference: TypeAlias = "Callable[..., Any] | str | os.PathLike[str] | bytes | QuantizedModel"
-"""What a loaded file should compute, as `Edgeq.load` takes it."""
+"""A reference of a loaded file, as `Edgeq.load` accepts it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class Border:
         name: In the file's signature, for instance `args_0` or `output_0`.
         dtype: As stored, for instance `int8`.
         shape: −1 where any length will do.
-        scale: Of a quantized border, else None.
-        zero_point: Of a quantized border, else None.
+        scale: Of a quantized input or output, else None.
+        zero_point: Of a quantized input or output, else None.
     """
 
     name: str
@@ -64,11 +64,11 @@ class Border:
 
 class FloatSize(NamedTuple):
     """
-    How large the model is in float.
+    Size of the model in float.
 
     Attributes:
-        size_bytes: Its size.
-        of: What was counted.
+        size_bytes: The size.
+        of: Description of what was counted.
     """
 
     size_bytes: int
@@ -78,10 +78,10 @@ class FloatSize(NamedTuple):
 @dataclass(slots=True)
 class FloatFile:
     """
-    The reference of a file converted in float, once, when it is first asked for.
+    The reference converted in float, once, at the first call.
 
     Attributes:
-        traced: Return the model and its inputs; of a loaded file the inputs are a sample's.
+        traced: Return the model and its inputs; those of a loaded file are a sample's.
         convert: Return the content of the file for them.
     """
 
@@ -102,12 +102,12 @@ class FloatFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Counterpart:
+class SignatureReference:
     """
-    What one signature of a file is held against.
+    The references and samples of one signature of a file.
 
     Attributes:
-        spec: What a sample must hold.
+        spec: Inputs that a sample must have.
         float_model: The reference: the torch module, any callable for a loaded file, or None.
         make_simulated: Return the quantized torch graph, always the same one; None in a flow that
             has none.
@@ -127,18 +127,18 @@ class Counterpart:
 
 class QuantizedModel:
     """
-    What a flow made of a model; `edgeq.quantize` and `edgeq.load` give it.
+    A `.tflite` file with its references, returned by `edgeq.quantize` and `edgeq.load`.
 
-    Of a file with several signatures it is the whole: its ops and its size. To run one, or to
-    compare it, choose it with `.signature(name)`.
+    For a file with several signatures it stands for the whole: its ops and its size. Choose one
+    with `.signature(name)` to run or compare it.
 
     Attributes:
         name: For texts and for the files made from it.
         flow: `pt2e`, `recipe`, `torchao`, `float` (no quantizer) or `prebuilt`.
         quantizer: A preset, a path, the class of a quantizer or `recipe`; None of a loaded file.
-        threads: Cores that assertions may use for samples of it.
-        options: What `quantize` was given, as text, for baselines; empty where the flow did not
-            make the file.
+        threads: Cores that assertions may use for its samples.
+        options: Arguments of `quantize`, as text, for baselines; empty where the flow did not make
+            the file.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class QuantizedModel:
         *,
         name: str,
         flow: str,
-        counterparts: Mapping[str | None, Counterpart],
+        references: Mapping[str | None, SignatureReference],
         runtime: Callable[[], str],
         float_edge: EdgeFile | None = None,
         directory: Path | None = None,
@@ -162,7 +162,7 @@ class QuantizedModel:
         self.flow = flow
         self.quantizer = quantizer
         self.options = {} if options is None or origin is not None else options
-        self._counterparts = counterparts
+        self._references = references
         self._edge = edge
         self._float_edge = float_edge
         self._runtime = runtime
@@ -189,7 +189,7 @@ class QuantizedModel:
 
     @property
     def origin(self) -> EdgeFile | None:
-        """The file that the flow made, where another one was put in its place; else None."""
+        """The file that the flow made, if another one replaced it; else None."""
         return self._origin
 
     @property
@@ -201,7 +201,7 @@ class QuantizedModel:
         """
         Choose one signature of the file, to run it and to compare it.
 
-        The ops and the size are the whole file's all the same.
+        Its ops and its size are still those of the whole file.
 
         Raises:
             ValueError: The file has no such signature.
@@ -213,7 +213,7 @@ class QuantizedModel:
             origin = self._origin
             if origin is not None and len(origin.graph.signatures) > 1:
                 origin = origin.at(name)
-            self._views[name] = self._with_edge(edge, float_edge, label, self._counterparts, origin)
+            self._views[name] = self._with_edge(edge, float_edge, label, self._references, origin)
         return self._views[name]
 
     def _with_edge(
@@ -221,14 +221,14 @@ class QuantizedModel:
         edge: EdgeFile,
         float_edge: EdgeFile | None,
         name: str,
-        counterparts: Mapping[str | None, Counterpart],
+        references: Mapping[str | None, SignatureReference],
         origin: EdgeFile | None,
     ) -> QuantizedModel:
         return QuantizedModel(
             edge,
             name=name,
             flow=self.flow,
-            counterparts=counterparts,
+            references=references,
             runtime=self._runtime,
             float_edge=float_edge,
             directory=self._directory,
@@ -240,16 +240,16 @@ class QuantizedModel:
             options=self.options,
         )
 
-    def apart(self) -> QuantizedModel:
+    def clone(self) -> QuantizedModel:
         """Return the same model with interpreters of its own."""
-        float_edge = None if self._float_edge is None else self._float_edge.apart()
+        float_edge = None if self._float_edge is None else self._float_edge.clone()
         return self._with_edge(
-            self._edge.apart(), float_edge, self.name, self._counterparts, self._origin
+            self._edge.clone(), float_edge, self.name, self._references, self._origin
         )
 
     def engine(self, executor: Executor | None = None) -> Engine | None:
         """
-        Return what measures samples of it elsewhere; None where they are measured in this process.
+        Return the engine that measures its samples; None if this process does.
 
         Args:
             executor: Of the call; None for that of the session which made the model.
@@ -262,22 +262,22 @@ class QuantizedModel:
         return (self._executor or SessionExecutor()).engine(executor)
 
     @property
-    def _counterpart(self) -> Counterpart:
-        return self._counterparts[self._edge.signature.key]
+    def _reference(self) -> SignatureReference:
+        return self._references[self._edge.signature.key]
 
     @property
     def spec(self) -> SampleSpec:
-        """What a sample must hold."""
-        return self._counterpart.spec
+        """Inputs that a sample must have."""
+        return self._reference.spec
 
     @property
     def float_model(self) -> Callable[..., Any] | None:
         """The reference: the torch module, any callable for a loaded file, or None."""
-        return self._counterpart.float_model
+        return self._reference.float_model
 
     @property
     def reference_name(self) -> str:
-        """What texts call the reference, such as `torch` or `the Keras model`."""
+        """Name of the reference in texts, such as `torch` or `the Keras model`."""
         return name_of(self.float_model)
 
     @property
@@ -287,44 +287,44 @@ class QuantizedModel:
 
     @property
     def simulated(self) -> torch.nn.Module | None:
-        """The quantized torch graph of a flow that has one, built at the first call; else None."""
-        make = self._counterpart.make_simulated
+        """The quantized torch graph, built at first use; None in a flow without one."""
+        make = self._reference.make_simulated
         return None if make is None else make()
 
     @property
     def float_file(self) -> FloatFile | None:
-        """The reference in float; None in a flow that keeps that file, or of a callable."""
-        return self._counterpart.float_file
+        """The reference in float; None for a callable, or if the flow keeps it."""
+        return self._reference.float_file
 
     @property
     def exported_strictly(self) -> bool:
-        """Whether torch.export traced the quantized graph strictly; it notes sources then alone."""
+        """Whether the quantized graph was exported strictly, and so names its sources."""
         nodes = (node for module in self._simulated_graphs() for node in module.graph.nodes)
         return any("source_fn_stack" in node.meta for node in nodes)
 
     @property
     def left_in_float(self) -> frozenset[str]:
-        """Paths of the modules that the quantizer was told to leave in float."""
+        """Paths of the modules that the quantizer's configuration leaves in float."""
         from pytest_edgeq import litert
 
-        told = map(litert.modules_left_in_float, self._simulated_graphs())
-        return self._left_in_float.union(*told)
+        paths = map(litert.modules_left_in_float, self._simulated_graphs())
+        return self._left_in_float.union(*paths)
 
     def _simulated_graphs(self) -> list[torch.fx.GraphModule]:
         """Return the quantized torch graphs of all signatures."""
-        makers = [counterpart.make_simulated for counterpart in self._counterparts.values()]
-        made = [make() for make in makers if make is not None]
-        return [cast("torch.fx.GraphModule", each) for each in made if hasattr(each, "graph")]
+        makers = [reference.make_simulated for reference in self._references.values()]
+        graphs = [make() for make in makers if make is not None]
+        return [cast("torch.fx.GraphModule", each) for each in graphs if hasattr(each, "graph")]
 
     @property
     def ledger(self) -> SampleLedger:
         """Digests of the calibration samples."""
-        return self._counterpart.ledger
+        return self._reference.ledger
 
     @property
     def calibration_samples(self) -> Sequence[Sample]:
         """A few of the calibration samples; none of a loaded file."""
-        return self._counterpart.calibration_samples
+        return self._reference.calibration_samples
 
     @property
     def tflite(self) -> bytes:
@@ -338,10 +338,10 @@ class QuantizedModel:
 
     @property
     def path(self) -> Path:
-        """Where the file lies; one that was made here is written at the first call."""
+        """Path of the file; the first call writes a file that was made here."""
         if self._path is None:
-            # A folder of its own, because two models may bear one name; it goes with the model
-            # where nobody gave a place.
+            # A folder of its own, because two models may have the same name. A temporary one is
+            # removed with the model.
             if self._directory is not None:
                 Path(self._directory).mkdir(parents=True, exist_ok=True)
             folder = Path(tempfile.mkdtemp(prefix="edgeq-", dir=self._directory))
@@ -364,11 +364,11 @@ class QuantizedModel:
 
     @property
     def float_size(self) -> FloatSize | None:
-        """Size of the model in float; None where neither a float file nor torch tells it."""
+        """Size of the model in float; None if it is not known."""
         if self._float_edge is not None:
             return FloatSize(len(self._float_edge.graph.buffer), "the float .tflite")
         torch = sys.modules.get("torch")
-        references = [each.float_model for each in self._counterparts.values()]
+        references = [each.float_model for each in self._references.values()]
         if torch is None or not all(isinstance(each, torch.nn.Module) for each in references):
             return None
         # Several signatures may share weights.
@@ -387,33 +387,35 @@ class QuantizedModel:
 
     @property
     def op_dtypes(self) -> OpDtypeMap:
-        """What each op of the file computes in."""
+        """The dtypes in which each op of the file computes."""
         return self._edge.op_dtypes
 
     @property
     def inputs(self) -> tuple[Border, ...]:
         """The file's inputs, in its own order."""
-        return tuple(_border(border) for border in self._edge.signature.inputs)
+        return tuple(_io_tensor(io_tensor) for io_tensor in self._edge.signature.inputs)
 
     @property
     def outputs(self) -> tuple[Border, ...]:
         """The file's outputs, in the model's own order."""
-        return tuple(_border(border) for border in self._edge.signature.outputs)
+        return tuple(_io_tensor(io_tensor) for io_tensor in self._edge.signature.outputs)
 
     @property
     def runtime(self) -> str:
-        """The runtime that is used where a call names none."""
+        """The default runtime of its calls."""
         return self._runtime()
 
     def run(
         self, *args: Any, runtime: str | None = None, **kwargs: Any
     ) -> dict[str, np.ndarray[Any, Any]]:
         """
-        Run the file: float in, float out. A file that keeps state starts anew at each call.
+        Run the file with float inputs, and return float outputs.
+
+        A file that keeps state starts anew at each call.
 
         Args:
-            *args: Tensors or arrays as the model takes them.
-            runtime: What to run on: `xnnpack`, `builtin`, `reference`, `compiled`, `tensorflow`,
+            *args: Tensors or arrays, as the model's positional inputs.
+            runtime: Runtime to use: `xnnpack`, `builtin`, `reference`, `compiled`, `tensorflow`,
                 `TARGET` or `TARGET:KERNELS`, or one of your own; the session's own by default.
             **kwargs: Keyword inputs.
 
@@ -429,7 +431,7 @@ class QuantizedModel:
         sample = self.spec.bind((args, kwargs), "the input")
         self._edge.restart()
         codes = self._edge.run(self.input_names, sample.arrays(), runtime or self.runtime)
-        names = (border.name for border in self._edge.signature.outputs)
+        names = (io_tensor.name for io_tensor in self._edge.signature.outputs)
         return dict(zip(names, self._edge.decode(codes), strict=True))
 
     @property
@@ -441,14 +443,14 @@ class QuantizedModel:
         self, tflite: TflitePath | bytes, *, layout: LayoutArgument = None
     ) -> QuantizedModel:
         """
-        Hold another file against the same references.
+        Return a model that compares another file with the same references.
 
         Args:
             tflite: Path or content, for instance of the artifact that a build really ships.
-            layout: As `edgeq.load` takes it; by default that of this model's own file.
+            layout: As for `edgeq.load`; by default that of this model's own file.
 
         Raises:
-            FileNotFoundError, ValueError, TypeError: As `edgeq.load` does.
+            FileNotFoundError, ValueError, TypeError: As `edgeq.load`.
         """
         edge = EdgeFile(
             tflite,
@@ -458,22 +460,22 @@ class QuantizedModel:
             layout=self._edge.layout if layout is None else layout,
             foreign=True,
         )
-        theirs, ours = [each.key for each in edge.graph.signatures], list(self._counterparts)
-        counterparts = self._counterparts
+        theirs, ours = [each.key for each in edge.graph.signatures], list(self._references)
+        references = self._references
         if len(theirs) == len(ours) == 1:
-            # What its only entry point is called is the other tool's own business.
-            counterparts = {theirs[0]: self._counterpart}
+            # The name of an only entry point need not match.
+            references = {theirs[0]: self._reference}
         elif set(theirs) != set(ours):
             raise ValueError(f"the file has the signatures {theirs}, the model {ours}")
         elif len(self.signatures) == 1:
             edge = edge.at(self.signatures[0])
-        # What another tool made, or lays out in another way, does not claim to be the flow's file.
+        # A file of another tool, or in another layout, is not compared with the flow's file.
         is_claimed = self.flow != "prebuilt" and layout is None
         origin = (self._origin or self._edge) if is_claimed else None
-        return self._with_edge(edge, self._float_edge, self.name, counterparts, origin)
+        return self._with_edge(edge, self._float_edge, self.name, references, origin)
 
 
-def _border(border: SignatureTensor) -> Border:
-    tensor = border.tensor
+def _io_tensor(io_tensor: SignatureTensor) -> Border:
+    tensor = io_tensor.tensor
     scale, zero_point = qparams(tensor) or (None, None)
-    return Border(border.name, tensor.dtype, tensor.shape_signature, scale, zero_point)
+    return Border(io_tensor.name, tensor.dtype, tensor.shape_signature, scale, zero_point)

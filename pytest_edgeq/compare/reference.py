@@ -1,4 +1,4 @@
-"""The torch side: call a reference and give its outputs as arrays, in order, with their names."""
+"""Call a reference, and return its outputs as named arrays in the file's order."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ def call_reference(
     reference: Callable[..., Any], sample: Sample
 ) -> list[tuple[str | None, np.ndarray[Any, Any]]]:
     """
-    Run a torch module or any other callable on one sample.
+    Run a torch module or any other callable on one sample, without gradients.
 
     A torch module, a method of one or a `functools.partial` of either gets tensors; a Keras model
-    (`training=False`) and an ONNX session get numpy arrays. Any other callable gets arrays, too,
-    whatever the sample holds; one that fails on them gets the same values as tensors. No gradients
-    are kept.
+    (`training=False`) and an ONNX session get numpy arrays. Any other callable gets arrays, and
+    tensors if it fails on arrays.
 
     Returns:
         Its outputs, flattened in order, each with its dict key where it has one.
@@ -45,13 +44,13 @@ def call_reference(
     Raises:
         TypeError: An output is not a tensor, or the callable fails on arrays, and otherwise on
             tensors.
-        ValueError: Other inputs than a Keras model or a session takes.
+        ValueError: Other inputs than a Keras model or a session has.
     """
     return flatten_outputs(call_unflattened(reference, sample))
 
 
 def call_unflattened(reference: Callable[..., Any], sample: Sample) -> Any:
-    """As `call_reference`, and give the outputs as the reference nests them."""
+    """Call as `call_reference`, and return the outputs as the reference nests them."""
     import torch
 
     with torch.no_grad():
@@ -67,7 +66,7 @@ def call_unflattened(reference: Callable[..., Any], sample: Sample) -> Any:
 
 
 def _copied(sample: Sample, convert: Callable[[Any], Any]) -> tuple[list[Any], dict[str, Any]]:
-    # A copy of its own: a forward that works in place would change what the others are given.
+    # A copy of its own: an in-place forward would change the sample of the others.
     sample = sample.clone()
     kwargs = {name: convert(value) for name, value in sample.kwargs.items()}
     return [convert(value) for value in sample.args], kwargs
@@ -84,19 +83,19 @@ def _call_plain(reference: Callable[..., Any], sample: Sample) -> Any:
         try:
             return reference(*args, **kwargs)
         except Exception as on_tensors:
-            told = [f"{type(error).__name__}: {error}" for error in (on_arrays, on_tensors)]
-            if told[0] == told[1]:
-                # It has nothing to do with what it was given.
+            errors = [f"{type(error).__name__}: {error}" for error in (on_arrays, on_tensors)]
+            if errors[0] == errors[1]:
+                # The kind of the input does not matter.
                 raise on_arrays from None
             name = getattr(reference, "__name__", type(reference).__name__)
             raise TypeError(
-                f"the reference {name} takes neither numpy arrays ({told[0]}) nor tensors "
-                f"({told[1]})"
+                f"the reference {name} takes neither numpy arrays ({errors[0]}) nor tensors "
+                f"({errors[1]})"
             ) from on_tensors
 
 
 def torch_module(reference: object) -> torch.nn.Module | None:
-    """The module that computes: it, the one whose method it is, or that of a partial; else None."""
+    """Return the torch module that a reference calls, or None."""
     import torch
 
     while isinstance(reference, functools.partial):
@@ -110,10 +109,9 @@ def torch_module(reference: object) -> torch.nn.Module | None:
 @contextlib.contextmanager
 def undisturbed(reference: Callable[..., Any], name: str) -> Iterator[list[str]]:
     """
-    Run a torch module, or a Keras model, and leave its buffers as they were.
+    Run a torch module, or a Keras model, and restore its buffers afterwards.
 
-    Gives:
-        A list that holds, afterwards, the names of the buffers that its forward had changed.
+    Yields a list that holds, afterwards, the names of the buffers that its forward had changed.
 
     Raises:
         ValueError: The module is in train mode.
@@ -163,11 +161,11 @@ def _keras_undisturbed(model: Any, changed: list[str]) -> Iterator[None]:
 
 def in_train_mode(model: torch.nn.Module, path: str = "") -> list[str]:
     """
-    Paths of the modules in train mode.
+    Return the paths of the modules in train mode.
 
-    Those that torch's eager or FX graph mode has quantized are made with the flag set, and compute
-    the same either way; all but its recurrent ones, which drop out. So is what torch.export gives,
-    which has no `eval()` besides: its graph tells.
+    Modules that torch's eager or FX graph mode has quantized are made with the flag set, and
+    compute the same either way, except recurrent ones with dropout. Exported graphs keep the flag,
+    too, and have no `eval()`: there the arguments of dropout and batch norm decide.
     """
     if is_exported(model):
         return [path] if _graph_trains(model) else []
@@ -182,32 +180,32 @@ def in_train_mode(model: torch.nn.Module, path: str = "") -> list[str]:
 
 
 def is_exported(module: object) -> bool:
-    """Whether torch.export made it; PT2E's graphs are made of such."""
+    """Return whether torch.export made the module; PT2E's graphs are exported, too."""
     from torch.fx import GraphModule
 
     return isinstance(module, GraphModule) and any("val" in n.meta for n in module.graph.nodes)
 
 
 def _graph_trains(module: Any) -> bool:
-    """Whether a dropout or a batch norm of an exported graph was exported in train mode."""
+    """Return whether a dropout or batch norm was exported in train mode."""
     for node in module.graph.nodes:
         schema = getattr(node.target, "_schema", None)
         for position, argument in enumerate(() if schema is None else schema.arguments):
             if argument.name in ("train", "training"):
-                given = node.args[position] if position < len(node.args) else None
-                if node.kwargs.get(argument.name, given) is True:
+                value = node.args[position] if position < len(node.args) else None
+                if node.kwargs.get(argument.name, value) is True:
                     return True
     return False
 
 
 def is_quantized_by_torch_ao(module: torch.nn.Module) -> bool:
-    """Whether a module is what torch's eager or FX graph mode puts in a float one's place."""
+    """Return whether torch's eager or FX graph mode made this quantized module."""
     homes = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
     return type(module).__module__.startswith(homes)
 
 
 def as_tensor(value: Any) -> torch.Tensor:
-    """A sample's tensor, or its numpy array as one."""
+    """Convert a sample's numpy array to a tensor; return a tensor unchanged."""
     import torch
 
     return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
@@ -221,7 +219,7 @@ def flatten_outputs(outputs: Any) -> list[tuple[str | None, np.ndarray[Any, Any]
         TypeError: A leaf is neither a tensor nor an array.
     """
     if is_tensor(outputs):
-        # What torch's eager mode quantized gives codes unless the model ends in a DeQuantStub.
+        # Eager-mode quantized models return codes unless they end in a DeQuantStub.
         codes = getattr(outputs, "is_quantized", False)
         return [(None, as_array(outputs.dequantize() if codes else outputs))]
     if hasattr(outputs, "__array__") and hasattr(outputs, "dtype"):
@@ -243,7 +241,7 @@ def flatten_outputs(outputs: Any) -> list[tuple[str | None, np.ndarray[Any, Any]
 
 
 def _widened(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    # numpy has no bfloat16: ml_dtypes' cannot be told from an unknown kind.
+    # numpy has no bfloat16: ml_dtypes' cannot be errors from an unknown kind.
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
@@ -264,11 +262,11 @@ def in_file_order(
     aliases: Sequence[str] = (),
 ) -> list[np.ndarray[Any, Any]]:
     """
-    Give a reference's outputs in the file's order.
+    Return a reference's outputs in the file's order.
 
-    By name where the names are the same ones; an output without a key bears the name that the
-    converter gives it, `output_<position>`, or its alias. By position where no name is known to
-    both.
+    Outputs are matched by name if the names are the same; an output without a key has the name that
+    the converter chooses, `output_<position>`, or its alias. They are matched by position if no
+    name is known to both.
 
     Raises:
         ValueError: Another number of outputs, or names that are known to both in part.
@@ -295,23 +293,23 @@ def in_file_order(
 @dataclass(frozen=True, slots=True)
 class Parameters:
     """
-    How a reference can be called; empty where that is not known.
+    Call signature of a reference; empty if unknown.
 
     Attributes:
-        positional: Names of parameters that may be given by position.
+        positional: Names of the positional parameters.
         keyword_only: Names of the others.
-        takes_any_position: Whether it takes any number by position.
-        takes_any_name: Whether it takes any name.
+        accepts_any_position: Whether it has `*args`.
+        accepts_any_name: Whether it has `**kwargs`.
     """
 
     positional: tuple[str, ...] = ()
     keyword_only: tuple[str, ...] = ()
-    takes_any_position: bool = False
-    takes_any_name: bool = False
+    accepts_any_position: bool = False
+    accepts_any_name: bool = False
 
 
 def parameters_of(reference: Callable[..., Any]) -> Parameters:
-    """Return how a reference can be called."""
+    """Return the call signature of a reference."""
     if isinstance(reference, (OnnxReference, FileReference)):
         return Parameters(reference.input_names)
     if is_keras(reference):
@@ -333,7 +331,7 @@ def parameters_of(reference: Callable[..., Any]) -> Parameters:
 
 
 def quantizes_by_itself(reference: Callable[..., Any]) -> bool:
-    """Whether a reference rounds activations, so that no float form of a file computes the same."""
+    """Return whether a reference rounds activations, unlike the file's float form."""
     if isinstance(reference, FileReference):
         return reference.quantizes
     module = torch_module(reference)
@@ -350,7 +348,7 @@ def quantizes_by_itself(reference: Callable[..., Any]) -> bool:
 
 
 def name_of(reference: Callable[..., Any] | None) -> str:
-    """Return what texts call a reference."""
+    """Return the name of a reference in texts."""
     if reference is None or torch_module(reference) is not None:
         return "torch"
     if is_keras(reference):
@@ -363,7 +361,7 @@ def name_of(reference: Callable[..., Any] | None) -> str:
 
 
 def as_module(model: Any) -> Any:
-    """Return the graph module of an exported program; anything else as it is."""
+    """Return the graph module of an exported program; anything else unchanged."""
     import torch
 
     if not isinstance(model, torch.export.ExportedProgram):
@@ -375,13 +373,13 @@ def as_module(model: Any) -> Any:
 
 
 def model_name(model: Any) -> str:
-    """Return the name of a model's class; of an exported graph that of what was exported."""
+    """Return the name of a model's class, also of an exported one's."""
     exported = _exported_classes(model).get("", "") if is_exported(model) else ""
     return exported.rpartition(".")[2] or type(model).__name__
 
 
 def _exported_classes(graph: Any) -> dict[str, str]:
-    """Return the full names of the classes of the modules that an exported graph calls, by path."""
+    """Return the class names of the modules that an exported graph calls, by path."""
     return {
         path: kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
         for node in graph.graph.nodes
@@ -412,7 +410,7 @@ def _exported_tree(graph: Any) -> ModuleTree:
 
 
 def module_tree(model: torch.nn.Module) -> ModuleTree:
-    """Describe a model's modules, so that ops of the file can be named after them."""
+    """Return a model's module tree, by which ops of the file are named."""
     if is_exported(model):
         return _exported_tree(model)
     nodes: dict[int, ModuleNode] = {}

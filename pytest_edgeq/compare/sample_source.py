@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 _TOGETHER = 16
-"""Samples that are asked for at once where they are read one after another."""
+"""Samples requested from the factory at once when all are read in order."""
 
 
 class SampleSource:
     """
-    An iterable of n samples, any range of which can be read by itself, in any process.
+    An iterable of n samples, of which any process can read any range.
 
     Raises:
         TypeError: A factory that cannot be called, or a number that is none.
@@ -45,19 +45,19 @@ class SampleSource:
         Read the samples of a range, in order.
 
         Raises:
-            ValueError: The factory gives more or fewer.
+            ValueError: The factory returns more or fewer.
         """
         count = 0
         for sample in self.factory(indices):
             if count == len(indices):
-                raise ValueError(_told(indices, "more"))
+                raise ValueError(_wrong_count(indices, "more"))
             yield sample
             count += 1
         if count < len(indices):
-            raise ValueError(_told(indices, str(count)))
+            raise ValueError(_wrong_count(indices, str(count)))
 
 
-def _told(indices: range, got: str) -> str:
+def _wrong_count(indices: range, got: str) -> str:
     return (
         f"samples: expected {len(indices)} samples of the factory for {indices!r}, got {got}\n"
         "cause: the factory is called with a range of indices, and gives one sample for each"

@@ -1,8 +1,8 @@
 """
-Samples: what users calibrate and evaluate with, checked against what the model takes.
+Samples for calibration and evaluation, checked against the model's inputs.
 
 A sample is a tensor, a tuple (or list) of tensors, or a dict of tensors by argument name; a pair
-`(tuple, dict)` serves models that take both. numpy arrays stand in for tensors where a model was
+`(tuple, dict)` serves models with both. numpy arrays stand in for tensors where a model was
 loaded from a file.
 """
 
@@ -26,17 +26,18 @@ _INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 1
 @dataclass(frozen=True, slots=True)
 class InputSpec:
     """
-    What one input must be.
+    Name, shape and dtype of one input.
 
     Attributes:
         name: `args_0`, `args_1`, … or the keyword.
-        shape: −1 where any length will do.
+        shape: −1 for any length.
         dtype: numpy's name for it.
-        any_integer: Integers of any width will do: the file's own may be narrower than the model's
-            (litert-torch stores int64 as int32), and values that do not fit are refused later.
-        any_float: float16 will do as well as float32: the file stores float16.
-        layout: How the file lays it out where the reference does otherwise; `""` where both are
-            said to agree, None where no file was asked.
+        any_integer: Whether integers of any width are accepted: the file's own may be narrower than
+            the model's (litert-torch stores int64 as int32); values that do not fit are refused
+            later.
+        any_float: Whether float16 is accepted as well as float32: the file stores float16.
+        layout: The file's layout where the reference has another one; `""` where both agree, None
+            without a file.
     """
 
     name: str
@@ -70,10 +71,10 @@ class InputSpec:
                     "split the batch" if batched else "add the batch dimension"
                 )
             elif not self.layout:
-                turn = _turning(shape, self.shape)
+                permute = _suggested_permute(shape, self.shape)
                 hint = mismatch_hint(shape, self.shape) if self.layout == "" else ""
-                if turn:
-                    hint += f"{'; or' if hint else ';'} turn the sample: {turn}"
+                if permute:
+                    hint += f"{'; or' if hint else ';'} turn the sample: {permute}"
             elif self.layout and mismatch_hint(shape, self.shape):
                 hint = (
                     f"; samples are laid out as the reference has them, and layout="
@@ -86,7 +87,7 @@ class InputSpec:
         will_do = (self.any_integer and dtype in _INTEGERS) or (
             self.any_float and dtype in ("float16", "float32")
         )
-        # No array is a file's "string": that it cannot be given is told where samples are encoded.
+        # No array has the dtype "string"; encoding a sample reports such inputs.
         if dtype != self.dtype and not will_do and self.dtype != "string":
             floats = self.dtype.startswith("float") and not dtype.startswith(("float", "bfloat"))
             hint = (
@@ -102,7 +103,7 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sample, bound: positional and keyword tensors as the model takes them."""
+    """One sample, bound: positional and keyword tensors in the model's order."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -113,7 +114,7 @@ class Sample:
         return (*self.args, *self.kwargs.values())
 
     def arrays(self) -> tuple[np.ndarray[Any, Any], ...]:
-        """The tensors as numpy arrays, without a copy."""
+        """Return the tensors as numpy arrays, without a copy."""
         return tuple(as_array(tensor) for tensor in self.tensors)
 
     def clone(self) -> Sample:
@@ -131,13 +132,13 @@ class Sample:
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
     """
-    What a sample must hold.
+    Inputs that a sample must have.
 
     Attributes:
         args: The positional inputs.
         kwargs: The keyword inputs.
-        parameters: Names of the model's positional parameters, so that a dict can hold them too.
-        keeps_names: Whether the model takes any name, so that a dict is handed on by name.
+        parameters: Names of the model's positional parameters, for samples that are dicts.
+        keeps_names: Whether the model accepts any name, so that a dict is passed on by name.
     """
 
     args: tuple[InputSpec, ...]
@@ -154,7 +155,7 @@ class SampleSpec:
         *,
         dynamic: bool = False,
     ) -> SampleSpec:
-        """The spec that sample inputs give; with `dynamic` only ranks and dtypes must agree."""
+        """Return the spec of example inputs; with `dynamic`, of their ranks and dtypes only."""
 
         def spec(name: str, value: Any) -> InputSpec:
             shape = tuple(-1 if dynamic else int(length) for length in value.shape)
@@ -177,17 +178,17 @@ class SampleSpec:
         keeps_names: bool = False,
     ) -> SampleSpec:
         """
-        The spec that a file's own inputs give: floats where the file takes quantized codes.
+        Return the spec of a file's inputs: floats for quantized inputs.
 
-        Inputs are told apart by name, as the file knows them: `args_<position>` as litert-torch
-        writes them, or the names of the reference's parameters. Only where neither is known the
-        file's own order counts. Where there are no parameters (no reference, or one that takes
-        anything) the file's own names are what a sample may use.
+        Inputs are matched by the file's names: `args_<position>` as litert-torch writes them, or
+        the names of the reference's parameters; by the file's own order if neither is known.
+        Without parameters (no reference, or one that accepts anything) samples use the file's own
+        names.
 
         Raises:
             ValueError: The file's names are the reference's in part only.
         """
-        specs = {border.name: _of_border(border, layouts) for border in signature.inputs}
+        specs = {io_tensor.name: _of_tensor(io_tensor, layouts) for io_tensor in signature.inputs}
         named = [name for name in parameters if name in specs]
         numbered = {n for n in specs if re.fullmatch(r"args_\d+", n) and n not in named}
         args = [f"args_{i}" for i in range(len(numbered))]
@@ -210,7 +211,7 @@ class SampleSpec:
         if rest:
             # Names of another converter: only position is left.
             return cls(tuple(specs.values()), {}, tuple(parameters[: min(positional, len(specs))]))
-        # One that the file does not take would let those behind it slip into its place.
+        # A parameter that the file does not have would shift the ones behind it.
         first = list(itertools.takewhile(specs.__contains__, parameters[:positional]))
         by_position = tuple(args) or tuple(first)
         by_name = named if args else named[len(first) :]
@@ -291,37 +292,37 @@ class SampleSpec:
     def _by_name(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Sequence[Any], dict[str, Any]]:
-        """As in a call, parameters behind those given by position may be given by name."""
+        """Move positional parameters that were passed by name into position."""
         named, left = dict(kwargs), self.parameters[len(args) :]
         if left and set(left) <= set(named):
             args = (*args, *(named.pop(name) for name in left))
         return args, named
 
 
-def _turning(shape: Sequence[int], wanted: Sequence[int]) -> str:
-    """How to turn what has its channels elsewhere; empty where that is not what is wrong."""
+def _suggested_permute(shape: Sequence[int], wanted: Sequence[int]) -> str:
+    """Suggest a permute for a sample with its channels elsewhere; empty if none helps."""
     if len(shape) != len(wanted) or len(shape) < 3:
         return ""
     first, *between = range(len(shape))
-    for order, told in (
+    for order, reason in (
         ((first, between[-1], *between[:-1]), "its channels are last"),
         ((first, *between[1:], between[0]), "its channels are first"),
     ):
         if all(length in (-1, shape[i]) for i, length in zip(order, wanted, strict=True)):
-            return f"x.permute({', '.join(map(str, order))}), as {told}"
+            return f"x.permute({', '.join(map(str, order))}), as {reason}"
     return ""
 
 
-def _of_border(border: SignatureTensor, layouts: Layouts) -> InputSpec:
-    half = border.tensor.dtype == "float16"
-    dtype = "float32" if half or border.tensor.is_quantized else border.tensor.dtype
+def _of_tensor(io_tensor: SignatureTensor, layouts: Layouts) -> InputSpec:
+    half = io_tensor.tensor.dtype == "float16"
+    dtype = "float32" if half or io_tensor.tensor.is_quantized else io_tensor.tensor.dtype
     return InputSpec(
-        border.name,
-        layouts.shape(border),
+        io_tensor.name,
+        layouts.shape(io_tensor),
         dtype,
         any_integer=dtype in _INTEGERS,
         any_float=half,
-        layout=layouts.of(border) or "",
+        layout=layouts.of(io_tensor) or "",
     )
 
 
@@ -377,19 +378,19 @@ def _check_finite(sample: Sample, spec: SampleSpec, where: str) -> None:
 
 
 def is_tensor(value: Any) -> bool:
-    """A torch tensor or a numpy array, told without importing torch."""
+    """Return whether it is a torch tensor or a numpy array, without importing torch."""
     return isinstance(value, np.ndarray) or (
         type(value).__module__.split(".")[0] == "torch" and hasattr(value, "numpy")
     )
 
 
 def dtype_name(value: Any) -> str:
-    """`float32` for a torch tensor or a numpy array of that dtype."""
+    """Return the name of a tensor's or array's dtype, such as `float32`."""
     return str(value.dtype).removeprefix("torch.")
 
 
 def as_array(tensor: Any) -> np.ndarray[Any, Any]:
-    """A tensor as a numpy array, sharing its memory where it can."""
+    """Return a tensor as a numpy array, sharing its memory if possible."""
     if isinstance(tensor, np.ndarray):
         return tensor
     detached = tensor.detach().cpu()

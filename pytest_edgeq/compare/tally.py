@@ -1,4 +1,4 @@
-"""How many samples were measured, how many differ, and how many the calibration has seen."""
+"""Counts of samples: measured, different, and known from the calibration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOTHING = (math.inf, -math.inf)
 
 class Tally:
     """
-    Counts samples, the different ones, and those of the calibration; tallies merge.
+    Counts of samples, of different ones, and of calibration samples; mergeable.
 
     Attributes:
         evaluated: Digests of the samples.
@@ -38,7 +38,7 @@ class Tally:
         self._count += 1
 
     def merge(self, other: Tally) -> None:
-        """Count what another tally has counted."""
+        """Add the counts of another tally."""
         self.evaluated.merge(other.evaluated)
         self._widen(other.ranges)
         self._overlap += other._overlap
@@ -50,7 +50,7 @@ class Tally:
 
     @property
     def calibration(self) -> Calibration:
-        """Return how the samples counted relate to those of the calibration."""
+        """How the counted samples relate to those of the calibration."""
         return Calibration(self._count, self._overlap)
 
 

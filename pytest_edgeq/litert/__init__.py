@@ -1,12 +1,12 @@
 """
-The converter and the quantizer libraries behind one face.
+A common interface to the converter and the quantizer libraries.
 
-Nothing outside this folder imports litert_torch, torchao or ai_edge_quantizer, so that a release
-of theirs is answered in one place. Each shim names the versions and the symptom, and has a test in
+Nothing outside this folder imports litert_torch, torchao or ai_edge_quantizer, so that their
+releases affect one place. Each shim names the versions and the symptom, and has a test in
 `tests/litert/` that fails when it is no longer needed.
 
-- `libraries` knows their names; `converter` exports and converts, `decompositions` skips what
-  torch repeats on the way; `extensions` finds rules that other code has registered.
+- `libraries` has their names; `converter` exports and converts, `decompositions` skips repeated
+  work of torch; `extensions` finds rules that other code has registered.
 - PT2E quantizers: `pt2e_graphs`, `configs`, `annotations`, `simulated`. Training: `qat`,
   `patterns`. FX mode: `fx`. torchao's `quantize_`: `ao`, `weights`. Recipes: `recipes`, `rules`.
 - `graphs` and `node_metadata` store torch graphs without pickles, `digest` hashes them.
@@ -62,7 +62,7 @@ from pytest_edgeq.litert.qat import (
     unseen,
 )
 from pytest_edgeq.litert.recipes import calibrate_recipe, load_recipe, quantize_recipe
-from pytest_edgeq.litert.rules import Rule, ScopedOp, check_rules, match_rules, told_ops
+from pytest_edgeq.litert.rules import Rule, ScopedOp, check_rules, listed_ops, match_rules
 from pytest_edgeq.litert.settings import settings_of
 from pytest_edgeq.litert.simulated import (
     activation_scales,
@@ -113,6 +113,7 @@ __all__ = [
     "is_prepared_by_torch_ao",
     "is_pt2e_quantizer",
     "is_static",
+    "listed_ops",
     "load_exporter",
     "load_recipe",
     "match_rules",
@@ -132,7 +133,6 @@ __all__ = [
     "registered_by_others",
     "second_pipeline",
     "settings_of",
-    "told_ops",
     "trains_quantization",
     "uncalibrated",
     "unseen",

@@ -1,4 +1,4 @@
-"""What quantizers ask for, node by node: made fit for torchao and the converter, or refused."""
+"""Quantizers' annotations, normalized for torchao and the converter, or refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import WEIGHT_ALONE, RefusedError, op_name
 from pytest_edgeq.litert.libraries import pt2e_module
 
-# Where the weight of an op has its output channels, the only axis that kernels take scales for;
+# Axis of an op's output channels in its weight, the only one for which kernels have scales;
 # and the places of weight and bias among the op's arguments.
 _WEIGHT, _BIAS = 1, 2
 _OUTPUT_AXIS = {
@@ -23,53 +23,56 @@ _OUTPUT_AXIS = {
 }
 
 
-def mend_annotations(model: Any) -> None:
+def normalize_annotations(model: Any) -> None:
     """
-    Make the annotations of a graph fit for what follows.
+    Normalize the annotations of a graph for torchao and the converter.
 
-    - Those on tensors that are not floating point go, and what shares its parameters with them.
-      With strict export the converter's annotators take integer tensors and Python scalars too, and
-      the observers then fail (`"histogram_cpu" not implemented for 'Long'`; litert-torch 0.10.0,
-      torchao 0.18.0).
-    - What is concatenated with itself gets another spec of its own: the annotators of litert-torch
-      0.10.0 and torchao 0.18.0 have it share parameters with itself (`RecursionError`).
-    - Those on activations that are quantized dynamically go: kernels find these parameters
-      themselves as soon as the weight is quantized, and the converter knows no node for it
-      (`KeyError: getitem`; litert-torch 0.10.0).
+    - Those on tensors that are not floating point are dropped, and those that share their
+      parameters. With strict export the converter's annotators accept integer tensors and Python
+      scalars, too, and the observers then fail (`"histogram_cpu" not implemented for 'Long'`;
+      litert-torch 0.10.0, torchao 0.18.0).
+    - A tensor concatenated with itself gets another spec: the annotators of litert-torch 0.10.0 and
+      torchao 0.18.0 let it share parameters with itself (`RecursionError`).
+    - Those on activations that are quantized dynamically are dropped: kernels compute these
+      parameters themselves as soon as the weight is quantized, and the converter cannot lower the
+      node (`KeyError: getitem`; litert-torch 0.10.0).
     - Observers and fake quantizers of `torch.ao.quantization` become torchao's of the same name:
-      torchao 0.18.0 takes out those of torch without a word, or stumbles over them
+      torchao 0.18.0 silently removes those of torch, or fails on them
       (`'_PartialWrapper' object has no attribute '__name__'`).
-    - Scales for the channels of a transposed convolution's weight are those of its output channels,
-      the only ones that kernels take, though torchao's XNNPACKQuantizer annotates those of axis 0.
-    - `FixedQParamsFakeQuantize` becomes the spec with fixed parameters: torchao 0.18.0 hands it
-      arguments that it does not take (`unexpected keyword argument 'dtype'`).
+    - Scales for the channels of a transposed convolution's weight become those of its output
+      channels, the only ones in kernels, though torchao's XNNPACKQuantizer annotates those
+      of axis 0.
+    - `FixedQParamsFakeQuantize` becomes the spec with fixed parameters: torchao 0.18.0 passes it an
+      argument that it does not have (`unexpected keyword argument 'dtype'`).
 
     Raises:
-        RefusedError: A spec that no `.tflite` kernel, or not the converter, takes.
+        RefusedError: A spec that no `.tflite` kernel, or not the converter, supports.
     """
     annotated = [n for n in model.graph.nodes if n.meta.get("quantization_annotation") is not None]
-    made: dict[int, tuple[Any, Any]] = {}
-    gone: set[Any] = set()
+    constructors: dict[int, tuple[Any, Any]] = {}
+    dropped: set[Any] = set()
     for node in annotated:
         annotation = node.meta["quantization_annotation"]
         dynamic = False
         for operand, spec in list(annotation.input_qspec_map.items()):
-            mended = _by_output_channel(node, operand, _mend(_apart(node, operand, spec), made))
-            dynamic |= _is_dynamic(mended)
-            if (spec is not None and mended is None) or _drops(model, operand, mended):
+            normalized = _by_output_channel(
+                node, operand, _normalized(_unshared(node, operand, spec), constructors)
+            )
+            dynamic |= _is_dynamic(normalized)
+            if (spec is not None and normalized is None) or _drops(model, operand, normalized):
                 del annotation.input_qspec_map[operand]
-                gone |= {operand, (operand, node)}
+                dropped |= {operand, (operand, node)}
             else:
-                _check(node, operand, mended)
-                annotation.input_qspec_map[operand] = mended
-        mended = _mend(annotation.output_qspec, made)
-        dynamic |= _is_dynamic(mended)
-        if _drops(model, node, mended):
+                _check(node, operand, normalized)
+                annotation.input_qspec_map[operand] = normalized
+        normalized = _normalized(annotation.output_qspec, constructors)
+        dynamic |= _is_dynamic(normalized)
+        if _drops(model, node, normalized):
             annotation.output_qspec = None
-            gone.add(node)
+            dropped.add(node)
         else:
-            _check(node, node, mended)
-            annotation.output_qspec = mended
+            _check(node, node, normalized)
+            annotation.output_qspec = normalized
         if dynamic and not _has_quantized_constant(annotation):
             raise RefusedError(
                 f"{node.name} ({node.target}): its activations are annotated to be quantized "
@@ -78,11 +81,11 @@ def mend_annotations(model: Any) -> None:
             )
         if dynamic:
             node.meta[WEIGHT_ALONE] = True
-    _drop_shares(annotated, gone)
+    _drop_shares(annotated, dropped)
 
 
-def _apart(node: Any, operand: Any, spec: Any) -> Any:
-    """Give another spec for an operand that is to share its parameters with itself."""
+def _unshared(node: Any, operand: Any, spec: Any) -> Any:
+    """Return another spec for an operand that shares its parameters with itself."""
     with quiet():
         QuantizationSpec = pt2e_module("quantizer").QuantizationSpec
         SharedQuantizationSpec = pt2e_module("quantizer").SharedQuantizationSpec
@@ -102,7 +105,7 @@ def _apart(node: Any, operand: Any, spec: Any) -> Any:
 
 
 def _drops(model: Any, node: Any, spec: Any) -> bool:
-    """Whether a spec for what a node gives is none that the graph can hold."""
+    """Return whether a graph cannot hold a spec for a node's output."""
     import torch
 
     if spec is None:
@@ -123,27 +126,27 @@ def _has_quantized_constant(annotation: Any) -> bool:
     )
 
 
-def _drop_shares(annotated: list[Any], gone: set[Any]) -> None:
-    """What shares its parameters with a dropped annotation has none to share; and so on."""
+def _drop_shares(annotated: list[Any], dropped: set[Any]) -> None:
+    """Drop annotations that share parameters with dropped ones, transitively."""
     with quiet():
         SharedQuantizationSpec = pt2e_module("quantizer").SharedQuantizationSpec
     before = -1
-    while len(gone) != before:
-        before = len(gone)
+    while len(dropped) != before:
+        before = len(dropped)
         for node in annotated:
             annotation = node.meta["quantization_annotation"]
             for operand, spec in list(annotation.input_qspec_map.items()):
-                if isinstance(spec, SharedQuantizationSpec) and spec.edge_or_node in gone:
+                if isinstance(spec, SharedQuantizationSpec) and spec.edge_or_node in dropped:
                     del annotation.input_qspec_map[operand]
-                    gone.add((operand, node))
+                    dropped.add((operand, node))
             spec = annotation.output_qspec
-            if isinstance(spec, SharedQuantizationSpec) and spec.edge_or_node in gone:
+            if isinstance(spec, SharedQuantizationSpec) and spec.edge_or_node in dropped:
                 annotation.output_qspec = None
-                gone.add(node)
+                dropped.add(node)
 
 
 def _is_floating_point(model: Any, node: Any) -> bool:
-    """Whether a node gives a floating-point tensor; several results count as their first."""
+    """Return whether the first result of a node is a floating-point tensor."""
     import torch
 
     value = node.meta.get("val")
@@ -152,13 +155,13 @@ def _is_floating_point(model: Any, node: Any) -> bool:
     if isinstance(value, (tuple, list)):
         value = value[0]
     if value is None:
-        # The quantizer's own node without a recorded value: its annotation is its own business.
+        # The quantizer's own node without a recorded value: keep its annotation.
         return True
     return isinstance(value, torch.Tensor) and value.dtype.is_floating_point
 
 
 def is_constant(node: Any) -> bool:
-    """Whether a node is a parameter, a buffer, or computed from such alone."""
+    """Return whether a node is a parameter, a buffer, or computed only from such."""
     seen, left = {node}, [node]
     while left:
         each = left.pop()
@@ -175,8 +178,8 @@ def is_constant(node: Any) -> bool:
     return True
 
 
-def _mend(spec: Any, made: dict[int, tuple[Any, Any]]) -> Any:
-    """Give the spec that torchao can use; equal ones stay equal, as sharing goes by that."""
+def _normalized(spec: Any, constructors: dict[int, tuple[Any, Any]]) -> Any:
+    """Return a spec that torchao can use; equal ones stay equal, for sharing."""
     with quiet():
         FixedQParamsFakeQuantize = pt2e_module("fake_quantize").FixedQParamsFakeQuantize
         FixedQParamsQuantizationSpec = pt2e_module("quantizer").FixedQParamsQuantizationSpec
@@ -184,10 +187,10 @@ def _mend(spec: Any, made: dict[int, tuple[Any, Any]]) -> Any:
     if not isinstance(spec, QuantizationSpec):
         return spec
     constructor = spec.observer_or_fake_quant_ctr
-    if id(constructor) not in made:
-        # What a key was made of is kept, or another could get its id.
-        made[id(constructor)] = (constructor, _own(constructor))
-    own = made[id(constructor)][1]
+    if id(constructor) not in constructors:
+        # The constructor is kept alive, or another could get its id.
+        constructors[id(constructor)] = (constructor, _torchao_constructor(constructor))
+    own = constructors[id(constructor)][1]
     if _parts(own)[0] is FixedQParamsFakeQuantize:
         fixed = own().activation_post_process
         return FixedQParamsQuantizationSpec(
@@ -209,7 +212,7 @@ def _by_output_channel(node: Any, operand: Any, spec: Any) -> Any:
 
 
 def _parts(constructor: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """The class that a constructor makes, its arguments, and those that are made for each."""
+    """Return a constructor's class, its arguments, and its callable arguments."""
     if not hasattr(constructor, "p"):
         return constructor, {}, {}
     kind, arguments, callables = _parts(constructor.p.func)
@@ -220,8 +223,8 @@ def _parts(constructor: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     )
 
 
-def _own(constructor: Any) -> Any:
-    """Give torchao's own of a constructor of torch's."""
+def _torchao_constructor(constructor: Any) -> Any:
+    """Return torchao's counterpart of a constructor of torch."""
     import torch
 
     with quiet():
@@ -237,33 +240,34 @@ def _own(constructor: Any) -> Any:
         return constructor
     name = kind.__name__.lstrip("_")
     modules = (observer, fake_quantize, learnable_fake_quantize)
-    twin = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
-    if twin is None or not kind.__module__.startswith("torch.ao.quantization"):
+    counterpart = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
+    if counterpart is None or not kind.__module__.startswith("torch.ao.quantization"):
         raise RefusedError(
             f"{kind.__module__}.{kind.__name__} is an observer of torch.ao.quantization, which "
             "torchao's PT2E takes out of the graph: derive it from one of "
             "torchao.quantization.pt2e.observer"
         )
     if name == "LearnableFakeQuantize":
-        # torchao's takes its start from the data that it sees first.
+        # torchao's initializes itself from the first data.
         arguments = {
             key: value
             for key, value in arguments.items()
             if key not in ("scale", "zero_point", "channel_len")
         }
     arguments = {
-        key: _own(value) if key == "observer" else value for key, value in arguments.items()
+        key: _torchao_constructor(value) if key == "observer" else value
+        for key, value in arguments.items()
     }
-    made = twin.with_args(**arguments)
-    return made.with_callable_args(**callables) if callables else made
+    partial = counterpart.with_args(**arguments)
+    return partial.with_callable_args(**callables) if callables else partial
 
 
 def _check(node: Any, tensor: Any, spec: Any) -> None:
     """
-    Refuse what neither the converter nor any kernel takes.
+    Refuse a spec that neither the converter nor any kernel supports.
 
     Raises:
-        RefusedError: One sentence on what, why, and what to use instead.
+        RefusedError: One sentence with the spec, the reason, and an alternative.
     """
     import torch
 
@@ -297,7 +301,7 @@ def _check(node: Any, tensor: Any, spec: Any) -> None:
                 "int8 weights only. 4-bit weights come from a recipe: "
                 "quantizer='recipe_dynamic_wi4_afp32'"
             )
-        # A linear layer's kernels take one zero point, but none for each channel.
+        # A linear layer's kernels support one zero point, but not one a channel.
         one_for_all = qscheme == torch.per_tensor_affine and op_name(node) == "linear"
         if qscheme in (torch.per_tensor_affine, torch.per_channel_affine) and not one_for_all:
             raise RefusedError(

@@ -1,4 +1,4 @@
-"""torchao's `quantize_`: a module whose weights are quantized tensors, and what a file can hold."""
+"""torchao's `quantize_`: modules with quantized weights, and their limits in files."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _INSTEAD = (
 
 
 def is_ao_config(thing: object) -> bool:
-    """Whether something is a config for torchao's `quantize_`."""
-    # Without an import: whoever holds one has torchao, and the others need not have it.
+    """Return whether something is a config for torchao's `quantize_`."""
+    # Without an import: owners of a config have torchao, and others need not have it.
     return any(
         kind.__name__ == "AOBaseConfig" and kind.__module__.startswith("torchao.")
         for kind in type(thing).__mro__
@@ -35,7 +35,7 @@ def is_ao_config(thing: object) -> bool:
 
 
 def holds_ao_weights(model: torch.nn.Module) -> bool:
-    """Whether a model's weights are torchao's quantized tensors."""
+    """Return whether a model's weights are torchao's quantized tensors."""
     return any(True for _ in _quantized_parameters(model))
 
 
@@ -55,8 +55,8 @@ def quantize_ao(model: torch.nn.Module, config: Any, name: str) -> torch.nn.Modu
 
     In the weights of ops that quantize their activations, the lowest code (−128 of int8, −8 of
     int4) becomes its neighbour: LiteRT's weights end at −127 and −7, and its builtin kernels
-    compute nonsense with what lies below (ai-edge-litert 2.3.0: 15 dB instead of 40). By torchao's
-    default mapping such a weight lies half-way between the two, so nothing is lost.
+    compute wrong results with lower ones (ai-edge-litert 2.3.0: 15 dB instead of 40). By torchao's
+    default mapping such a weight lies half-way between the two, so the error does not grow.
 
     Raises:
         ValueError: A key of an `FqnToConfig` matches nothing, or no weight was quantized.
@@ -74,7 +74,7 @@ def quantize_ao(model: torch.nn.Module, config: Any, name: str) -> torch.nn.Modu
         try:
             quantize_(quantized, config, **options)
         except Exception as error:
-            # Configs for GPUs raise ImportError, AssertionError or whatever their kernels do.
+            # Configs for GPUs raise ImportError, AssertionError or an error of their kernels.
             raise RuntimeError(
                 f"torchao cannot apply {type(config).__name__} to {name} here: it asks for another "
                 f"device or library, for calibration, or for other shapes. Otherwise, {_INSTEAD}\n"
@@ -90,7 +90,7 @@ def quantize_ao(model: torch.nn.Module, config: Any, name: str) -> torch.nn.Modu
 
 
 def _check_keys(config: Any, model: torch.nn.Module, name: str) -> None:
-    # Tied parameters have several names, each of which torchao knows.
+    # Tied parameters have several names, all of which torchao accepts.
     parameters = dict(model.named_parameters(remove_duplicate=False))
     names = {*dict(model.named_modules(remove_duplicate=False)), *parameters} - {""}
     for key in config.fqn_to_config:
@@ -127,7 +127,7 @@ def ao_weights(quantized: torch.nn.Module, name: str) -> list[QuantizedWeight]:
     Read the quantized weights of a module.
 
     Raises:
-        ValueError: A weight is of a kind that no `.tflite` kernel takes.
+        ValueError: A weight is of a kind that no `.tflite` kernel supports.
     """
     weights = []
     for path, tensor in _quantized_parameters(quantized):
@@ -165,7 +165,7 @@ def _is_dynamic(tensor: Any) -> bool:
 
 
 def _stored_bits(tensor: Any) -> int:
-    """The narrowest integers of a file that hold the codes."""
+    """Return the width of the narrowest integers of a file that hold the codes."""
     target = str(getattr(tensor, "target_dtype", "torch.int8"))
     bits = int(target.removeprefix("torch.int"))
     return next(stored for stored in (2, 4, 8) if bits <= stored)
@@ -226,7 +226,7 @@ def _why_not(weight: QuantizedWeight, block_size: tuple[int, ...]) -> str | None
 
 
 def dequantized(quantized: torch.nn.Module) -> torch.nn.Module:
-    """Give a copy with plain float parameters of the values that the quantized ones stand for."""
+    """Return a copy with dequantized float parameters."""
     with quiet():
         import torch
 
@@ -240,7 +240,7 @@ def dequantized(quantized: torch.nn.Module) -> torch.nn.Module:
 
 
 def second_pipeline() -> bool:
-    """Whether the converter's second pipeline, which knows torchao's tensors, can be used here."""
+    """Return whether the converter's second pipeline is available here."""
     package = converter_module()
     with quiet():
         return hasattr(package, "converter_v2") and bool(package.converter_v2.is_supported())

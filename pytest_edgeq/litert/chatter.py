@@ -1,4 +1,4 @@
-"""Keep what the libraries say to nobody away from tests."""
+"""Suppress the libraries' messages that users cannot act on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Iterator
 
-# Loggers that say nothing that a user could act on, and would fill the captured log of every test
+# Loggers whose messages no user can act on, and which would fill the captured log of every test
 # that fails: torch 2.13's structured trace (hundreds of empty DEBUG records an export) and its
 # export ("always_classified is unsupported" for each failure); torchao 0.18 on extensions for GPUs
 # that it could not load, and torch on torchao's enums.
@@ -24,14 +24,14 @@ _CHATTER = (
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """
-    Keep the libraries' own chatter away from tests, and from suites that make warnings errors.
+    Suppress the libraries' own messages, also for suites that turn warnings into errors.
 
     torch 2.13 and litert-torch 0.10 warn on each conversion (`isinstance(treespec, LeafSpec)` is
-    deprecated) and on import (torchao's `KernelPreference`); nobody outside can act on it.
+    deprecated) and on import (torchao's `KernelPreference`); no user can act on it.
     """
     progress = os.environ.get("LITERT_TORCH_SHOW_PROGRESS")
     os.environ.setdefault("LITERT_TORCH_SHOW_PROGRESS", "n")
-    # litert-torch 0.10 warns through logging.warning, which gives a bare root logger a handler.
+    # litert-torch 0.10 warns through logging.warning, which adds a handler to a bare root logger.
     root = logging.getLogger()
     handlers = list(root.handlers)
     loggers = [logging.getLogger(name) for name in _CHATTER]

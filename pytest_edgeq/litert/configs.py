@@ -1,4 +1,4 @@
-"""The configs that a user sets on the converter's `PT2EQuantizer`, and on torchao's XNNPACK one."""
+"""User configs of the converter's `PT2EQuantizer`, and of torchao's XNNPACK quantizer."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pytest_edgeq.names import nearest
 
 
 class RefusedError(ValueError):
-    """What a quantizer asks for has no effect, or cannot be had in a `.tflite`."""
+    """A quantizer's setting has no effect, or is impossible in a `.tflite`."""
 
 
-# Where a node tells that a config of None was set for it, or a dynamic one.
+# Metadata of a node for which a config of None was set, or a dynamic one.
 LEFT_IN_FLOAT = "edgeq_left_in_float"
 WEIGHT_ALONE = "edgeq_weight_alone"
 
-# What annotating notes at a node beside torchao's annotation.
+# Our metadata of annotated nodes, besides torchao's annotation.
 NODE_METADATA = (LEFT_IN_FLOAT, WEIGHT_ALONE)
 
 _Key = tuple[str, Hashable]
@@ -31,28 +31,28 @@ _GLOBAL: _Key = ("set_global", None)
 @contextlib.contextmanager
 def configs_as_set() -> Iterator[None]:
     """
-    Make these quantizers apply each config to what it was set for.
+    Apply each config of these quantizers to its own target.
 
-    The name of a module goes before its class, the class before the operator, the operator before
-    the global config; of names and of classes the innermost wins. None leaves in float.
+    A module's name has priority over its class, the class over the operator, the operator over the
+    global config; of names and of classes the innermost has priority. None leaves in float.
 
-    litert-torch 0.10.0 with torch 2.13 looks for module names in the keys of `nn_module_stack`,
-    which are numbers now, and for classes where torch writes their names, so neither ever matches;
-    it never reads `set_operator_type` (nor does torchao 0.18.0); it quantizes every addition or
-    product with a ReLU behind it by the first config, wherever that was set, because it hands its
-    filter on as another argument; pools of a config that comes before that of their input it leaves
-    in float; and of a convolution that is called twice both annotate one call only, because the
-    weight then counts as annotated. Each without a word.
+    Bugs of litert-torch 0.10.0 with torch 2.13, all silent: it searches module names in the keys of
+    `nn_module_stack`, which are numbers now, and classes where torch writes their names, so neither
+    ever matches; it never reads `set_operator_type` (nor does torchao 0.18.0); it quantizes every
+    addition or product followed by a ReLU by the first config, because it passes its filter as
+    another argument; it leaves pools in float whose config precedes that of their input; and of a
+    convolution that is called twice both annotate one call only, because the weight then counts as
+    annotated.
 
     Raises:
         RefusedError: When the quantizer annotates: a name, a class or an operator that the model
-            does not have, or a config that reaches nothing which the quantizer knows.
+            does not have, or a config without an op that the quantizer knows.
     """
     pt2e_quantizer = converter_module("quantize.pt2e_quantizer")
     pt2e_quantizer_utils = converter_module("quantize.pt2e_quantizer_utils")
 
     classes, annotators = [pt2e_quantizer.PT2EQuantizer], [pt2e_quantizer_utils]
-    # A user who has one has imported it; to import it here would cost seconds.
+    # Owners of such a quantizer have imported it; importing it here would cost seconds.
     xnnpack = sys.modules.get("torchao.testing.pt2e._xnnpack_quantizer")
     if xnnpack is not None:
         classes.append(xnnpack.XNNPACKQuantizer)
@@ -62,7 +62,7 @@ def configs_as_set() -> Iterator[None]:
     def find_filtered(model: Any, kinds: Any, filter_fn: Any = None) -> Any:
         return find(model, kinds, filter_fn=filter_fn)
 
-    def is_taken(nodes: Any) -> bool:
+    def is_annotated(nodes: Any) -> bool:
         return any(
             "quantization_annotation" in node.meta
             and node.meta["quantization_annotation"]._annotated
@@ -76,7 +76,7 @@ def configs_as_set() -> Iterator[None]:
             replaced(pt2e_quantizer_utils, find_sequential_partitions=find_filtered)
         )
         for each in annotators:
-            stack.enter_context(replaced(each, _is_annotated=is_taken))
+            stack.enter_context(replaced(each, _is_annotated=is_annotated))
         for each in classes:
             stack.enter_context(
                 replaced(
@@ -90,7 +90,7 @@ def configs_as_set() -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced(holder: Any, **replacements: Any) -> Iterator[None]:
-    """Give a module or a class other attributes for a while."""
+    """Replace attributes of a module or a class temporarily."""
     originals = {name: getattr(holder, name) for name in replacements}
     for name, replacement in replacements.items():
         setattr(holder, name, replacement)
@@ -102,7 +102,7 @@ def replaced(holder: Any, **replacements: Any) -> Iterator[None]:
 
 
 def _annotate(quantizer: Any, model: Any) -> Any:
-    """Stands in for the methods of the quantizers that choose what each config is for."""
+    """Replacement for the methods of the quantizers that select a config's targets."""
     QuantizationAnnotation = pt2e_module("quantizer").QuantizationAnnotation
 
     configs: dict[_Key, Any] = {
@@ -119,7 +119,7 @@ def _annotate(quantizer: Any, model: Any) -> Any:
     for node in _calls(model):
         floats = all(key != _GLOBAL and configs[key] is None for key in keys[node])
         if floats and "quantization_annotation" not in node.meta:
-            # So that no pattern takes it, and no annotation spreads to it.
+            # So that no pattern matches it, and no annotation spreads to it.
             node.meta["quantization_annotation"] = QuantizationAnnotation(_annotated=True)
             node.meta[LEFT_IN_FLOAT] = True
     others = {node for node in _calls(model) if _is_annotated(node)}
@@ -131,7 +131,7 @@ def _annotate(quantizer: Any, model: Any) -> Any:
             if config is not None:
                 _patterns(quantizer, config)(model, config, functools.partial(_has, keys, key))
         if len(configs) == 1 and not others:
-            # One config for all is left to the quantizer, with what it passes over.
+            # A single config is applied by the quantizer alone, with the ops that it skips.
             break
     for node in _calls(model):
         dynamic = any(_is_dynamic(configs[key]) for key in keys[node] if configs[key] is not None)
@@ -139,10 +139,10 @@ def _annotate(quantizer: Any, model: Any) -> Any:
             node.meta[WEIGHT_ALONE] = True
     for key, config in configs.items():
         nodes = [n for n in _calls(model) if _key(n, configs) == key]
-        took = [n for n in nodes if key in keys[n] and _is_annotated(n)]
-        if key != _GLOBAL and config is not None and nodes and not took:
+        annotated = [n for n in nodes if key in keys[n] and _is_annotated(n)]
+        if key != _GLOBAL and config is not None and nodes and not annotated:
             raise RefusedError(
-                f"{_told(key)} has no effect: {type(quantizer).__name__} knows no op of "
+                f"{_key_text(key)} has no effect: {type(quantizer).__name__} knows no op of "
                 f"{', '.join(sorted({str(n.target) for n in nodes})[:5])} as this graph has it. An "
                 "activation goes with the op before it; set the config of that one. Of a graph "
                 "that was not exported strictly it knows no add, mul or cat"
@@ -155,7 +155,7 @@ def _calls(model: Any) -> list[Any]:
 
 
 def _is_annotated(node: Any) -> bool:
-    """Whether anything at a node is to be quantized."""
+    """Return whether any tensor of a node is to be quantized."""
     annotation = node.meta.get("quantization_annotation")
     return annotation is not None and (
         annotation.output_qspec is not None
@@ -164,7 +164,7 @@ def _is_annotated(node: Any) -> bool:
 
 
 def op_name(node: Any) -> str:
-    """Name of a node's operator without its namespace and overload, or an empty string."""
+    """Return a node's operator without namespace and overload, or an empty string."""
     if getattr(node, "op", None) != "call_function":
         return ""
     schema = getattr(node.target, "_schema", None)
@@ -186,13 +186,13 @@ def _has(keys: Mapping[Any, set[_Key]], key: _Key, node: Any) -> bool:
 
 
 def _keys(model: Any, configs: Mapping[_Key, Any]) -> dict[Any, set[_Key]]:
-    """The config of each node; what is called in no module has those of all that use it."""
+    """Return the config of each node; nodes outside modules get those of their users."""
     relus = ("relu", "relu_")
     keys: dict[Any, set[_Key]] = {}
     for node in _calls(model):
         key = _key(node, configs)
         fused = op_name(node) in relus
-        # A ReLU has no pattern of its own: it goes with the op before, unless told to be float.
+        # A ReLU has no pattern of its own: it follows the op before, unless it is to stay in float.
         if fused and node.args[0] in keys and not (key != _GLOBAL and configs[key] is None):
             keys[node] = keys[node.args[0]]
         else:
@@ -218,7 +218,7 @@ def _key(node: Any, configs: Mapping[_Key, Any]) -> _Key:
 def _check_targets(model: Any, configs: Mapping[_Key, Any]) -> None:
     nodes = _calls(model)
     layers = [layer for n in nodes for layer in n.meta.get("nn_module_stack", {}).values()]
-    there: dict[str, set[Any]] = {
+    known: dict[str, set[Any]] = {
         "set_module_name": {path for path, _ in layers},
         "set_module_type": {_class_name(kind) for _, kind in layers},
         "set_operator_type": {
@@ -229,13 +229,13 @@ def _check_targets(model: Any, configs: Mapping[_Key, Any]) -> None:
     }
     for key in configs:
         method, target = key
-        if key != _GLOBAL and target not in there[method]:
+        if key != _GLOBAL and target not in known[method]:
             what = "op" if method == "set_operator_type" else "module"
-            names = {str(each) for each in there[method] if each}
-            raise RefusedError(f"{_told(key)} matches no {what}{nearest(str(target), names)}")
+            names = {str(each) for each in known[method] if each}
+            raise RefusedError(f"{_key_text(key)} matches no {what}{nearest(str(target), names)}")
 
 
-def _told(key: _Key) -> str:
+def _key_text(key: _Key) -> str:
     method, target = key
     return f"{method}({target!r})" if method == "set_module_name" else f"{method}({target})"
 

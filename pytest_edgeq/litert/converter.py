@@ -1,4 +1,4 @@
-"""From torch to `.tflite`: the converter."""
+"""Convert torch models to `.tflite`."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ SIGNATURE = "serving_default"
 @dataclass(frozen=True, slots=True)
 class Traced:
     """
-    What one signature of a file is converted from.
+    The model and the sample inputs of one signature.
 
     Attributes:
-        model: In eval mode, or the graph that PT2E gives.
+        model: In eval mode, or a graph of PT2E.
         args: Positional sample inputs.
         kwargs: Keyword sample inputs.
-        dynamic_shapes: As `torch.export.export` takes it.
+        dynamic_shapes: As for `torch.export.export`.
     """
 
     model: torch.nn.Module
@@ -48,7 +48,7 @@ class Traced:
 def export(
     traced: Traced, *, strict: bool = False, trains: bool = False, runs: bool = True
 ) -> torch.export.ExportedProgram:
-    """Export a model, by default as the converter does; faster if the graph never runs."""
+    """Export a model as the converter does; faster if the graph never runs."""
     import torch
 
     with quiet(), contextlib.nullcontext() if runs else graphs_compiled_on_call():
@@ -110,8 +110,8 @@ def convert(
             lowered_by(native, second_pipeline=second_pipeline),
         ):
             edge = converter.convert(quant_config=config, **pipeline)
-            give = edge.model_content if hasattr(edge, "model_content") else edge.tflite_model
-            content: bytes = give()
+            read = edge.model_content if hasattr(edge, "model_content") else edge.tflite_model
+            content: bytes = read()
         return content
 
 
@@ -120,9 +120,9 @@ def _exported_before(
     exported: Iterable[tuple[torch.nn.Module, torch.export.ExportedProgram | None]],
 ) -> Iterator[None]:
     """
-    Spare the converter the export of what is exported already; else export as `export` does.
+    Reuse exported programs in the converter; else export as `export`.
 
-    litert-torch 0.10.0 exports each signature by itself, in their order, and takes no program
+    litert-torch 0.10.0 exports each signature in order, and accepts no program
     (`_convert/core.py`, `export_torch_signature`).
     """
     import torch
@@ -130,7 +130,7 @@ def _exported_before(
     left = [each for each in exported if each[1] is not None]
     original = torch.export.export
 
-    # litert-torch 0.9.4 gives the module by name.
+    # litert-torch 0.9.4 passes the module by name.
     def export(mod: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if left and left[0][0] is mod:
             return left.pop(0)[1]

@@ -1,4 +1,4 @@
-"""What torch does anew for every decomposition of an exported program, and need not."""
+"""Skip work that torch repeats for every decomposition of an exported program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 @contextlib.contextmanager
 def ops_listed_once() -> Iterator[None]:
     """
-    Spare a conversion most of the time that its decompositions take whatever the model.
+    Cache the list of decomposable operators during a conversion.
 
     A conversion by litert-torch 0.10.0 runs `run_decompositions` two to four times. Each time torch
     2.13 lists all operators that are composed of others (`_collect_all_valid_cia_ops`, 0.04 s, most
@@ -66,7 +66,7 @@ def ops_listed_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _replaced(attributes: list[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Set attributes for a while."""
+    """Set attributes temporarily."""
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in attributes]
     for owner, name, value in attributes:
         setattr(owner, name, value)
@@ -82,7 +82,7 @@ def graphs_compiled_on_call() -> contextlib.AbstractContextManager[None]:
     Compile the graphs that torch creates meanwhile only when they are called.
 
     torch 2.13 generates and compiles Python code for each graph that an export or a converter pass
-    creates, about 80 in a conversion; nearly all are never called. That takes 4 % of a conversion.
+    creates, about 80 in a conversion, and nearly all are never called: 4 % of a conversion's time.
     """
     from torch.fx._lazy_graph_module import _use_lazy_graph_module
 

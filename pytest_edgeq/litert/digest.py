@@ -25,11 +25,11 @@ TRUSTED_OPS = frozenset(
 """Namespaces of operators whose implementation belongs to a library whose version is in the key."""
 
 _TORCH_FILES = str(Path(torch.__file__).parent) + os.sep
-"""Beginning of the names of torch's files; with the separator, as `torchvision` lies beside it."""
+"""Prefix of torch's files, with the separator, which excludes `torchvision`."""
 
 _TRUSTED_MODULES = ("torch", "torchao", "litert_torch", "operator", "_operator", "builtins", "math")
 
-# Of a node's metadata, what the converter and the annotators read.
+# A node's metadata that the converter and the annotators read.
 _READ_METADATA = (
     "nn_module_stack",
     "source_fn_stack",
@@ -39,8 +39,8 @@ _READ_METADATA = (
 )
 
 
-class UnknownError(Exception):
-    """The state of an object cannot be read, so no key can stand for it; says which one."""
+class UnhashableError(Exception):
+    """The state of an object cannot be hashed; names the object."""
 
 
 def digest_of(*values: Any) -> str:
@@ -48,7 +48,7 @@ def digest_of(*values: Any) -> str:
     Return the SHA-256 of values, in hexadecimal.
 
     Raises:
-        UnknownError: The state of one of them cannot be read.
+        UnhashableError: The state of one of them cannot be read.
     """
     hasher = hashlib.sha256()
     for value in values:
@@ -58,10 +58,10 @@ def digest_of(*values: Any) -> str:
 
 def feed(hasher: Any, value: Any) -> None:
     """
-    Add a value to a hash: its type, its length where it has one, and its content.
+    Add a value to a hash: its type, its length and its content.
 
     Raises:
-        UnknownError: Its state cannot be read.
+        UnhashableError: Its state cannot be read.
     """
     if value is None or isinstance(value, (bool, int, float, complex, str)):
         _add(hasher, type(value).__name__, repr(value).encode("utf-8", "surrogatepass"))
@@ -71,7 +71,7 @@ def feed(hasher: Any, value: Any) -> None:
         _feed_tensor(hasher, value)
     elif isinstance(value, np.ndarray):
         if value.dtype.hasobject:
-            raise UnknownError(f"an array of dtype {value.dtype}")
+            raise UnhashableError(f"an array of dtype {value.dtype}")
         _add(hasher, f"array {value.dtype.str} {value.shape}", contiguous(value).data)
     elif isinstance(value, np.generic) and not value.dtype.hasobject:
         _add(hasher, f"scalar {value.dtype.str}", value.tobytes())
@@ -125,9 +125,11 @@ def _feed_tensor(hasher: Any, value: torch.Tensor) -> None:
         _add(hasher, f"fake {head}", b"")
         return
     if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-        raise UnknownError(f"a tensor of class {type(value).__module__}.{type(value).__qualname__}")
+        raise UnhashableError(
+            f"a tensor of class {type(value).__module__}.{type(value).__qualname__}"
+        )
     if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
-        raise UnknownError(f"a {value.layout} tensor on {value.device}")
+        raise UnhashableError(f"a {value.layout} tensor on {value.device}")
     _add_memory(hasher, head, value)
 
 
@@ -135,35 +137,35 @@ def _add_memory(hasher: Any, kind: str, value: torch.Tensor) -> None:
     """Add the elements of a tensor, in their order."""
     plain = value.detach().resolve_conj().resolve_neg().contiguous()
     size = plain.numel() * plain.element_size()
-    # Not by numpy, which leaves a storage that cannot be resized any more, as observers do.
+    # Not by numpy, which makes the storage fixed in size, and observers resize theirs.
     memory = (ctypes.c_char * size).from_address(plain.data_ptr()) if size else b""
     _add(hasher, kind, memoryview(memory))
 
 
 def _feed_named(hasher: Any, value: Any) -> None:
-    """Operators, functions and classes of the libraries whose versions are in the key."""
+    """Add an operator, function or class of a known library."""
     if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         name = str(value)
         if name.partition(".")[0] not in TRUSTED_OPS:
-            raise UnknownError(f"the operator {name}, whose code is not part of a known library")
+            raise UnhashableError(f"the operator {name}, whose code is not part of a known library")
         _add(hasher, "op", name.encode())
     elif isinstance(value, torch._ops.HigherOrderOperator):
         _add(hasher, "op", f"higher_order.{value}".encode())
     elif isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
         module = value.__module__ or "builtins"
         if not isinstance(value, type) and module.partition(".")[0] not in _TRUSTED_MODULES:
-            raise UnknownError(f"the function {module}.{value.__qualname__}")
+            raise UnhashableError(f"the function {module}.{value.__qualname__}")
         _add(hasher, "name", f"{module}.{value.__qualname__}".encode())
     else:
-        raise UnknownError(f"a {type(value).__module__}.{type(value).__qualname__}")
+        raise UnhashableError(f"a {type(value).__module__}.{type(value).__qualname__}")
 
 
 def feed_graph(hasher: Any, module: torch.fx.GraphModule, metadata: Sequence[str] = ()) -> None:
     """
-    Add a graph to a hash: nodes, the metadata that is read of them, and every constant.
+    Add a graph to a hash: nodes, the metadata read, and constants.
 
     Raises:
-        UnknownError: A node calls what cannot be identified.
+        UnhashableError: A node calls an unknown function.
     """
     _refuse_hooks(module)
     for node in module.graph.nodes:
@@ -206,7 +208,7 @@ def _feed_metadata(hasher: Any, key: str, value: Any) -> None:
             (name, source if isinstance(source, str) else name_of(source)) for name, source in value
         ]
     elif key == "stack_trace":
-        value = re.sub(r'File "[^"]*[/\\]', 'File "', value)  # environments lie elsewhere
+        value = re.sub(r'File "[^"]*[/\\]', 'File "', value)  # installation paths differ
     feed(hasher, key)
     if key == "quantization_annotation":
         _feed_fields(hasher, value)
@@ -220,12 +222,12 @@ def name_of(value: Any) -> str:
 
 
 def _feed_module(hasher: Any, module: torch.nn.Module) -> None:
-    """An observer or a fake quantizer: its class, its settings and its buffers."""
+    """Add an observer or a fake quantizer: its class, its settings and its buffers."""
     kind = type(module)
     if kind.__name__ == "GuardsFn":
-        return  # checks shapes, which the nodes tell
+        return  # checks shapes, which are in the nodes
     if kind.__module__.partition(".")[0] not in ("torch", "torchao", "litert_torch"):
-        raise UnknownError(f"an observer of class {kind.__module__}.{kind.__qualname__}")
+        raise UnhashableError(f"an observer of class {kind.__module__}.{kind.__qualname__}")
     feed(hasher, name_of(kind))
     _refuse_hooks(module)
     for name, value in sorted(vars(module).items()):
@@ -244,11 +246,11 @@ def _refuse_hooks(module: torch.nn.Module) -> None:
         # torch.export itself registers one that checks the inputs of a graph.
         code = getattr(hook, "__code__", None)
         if code is None or not code.co_filename.startswith(_TORCH_FILES):
-            raise UnknownError(f"a hook of a {type(module).__name__}, {name_of(hook)}")
+            raise UnhashableError(f"a hook of a {type(module).__name__}, {name_of(hook)}")
 
 
 def _feed_fields(hasher: Any, value: Any) -> None:
-    """Specifications and their observers: data classes of torchao, partials of its classes."""
+    """Add a specification or its observer: a dataclass or a partial of torchao."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         feed(hasher, name_of(type(value)))
         for field in dataclasses.fields(value):
@@ -270,6 +272,8 @@ def _feed_fields(hasher: Any, value: Any) -> None:
         for each in value:
             _feed_fields(hasher, each)
     elif isinstance(value, type) and value.__module__.partition(".")[0] not in _TRUSTED_MODULES:
-        raise UnknownError(f"the class {name_of(value)}, whose code is not part of a known library")
+        raise UnhashableError(
+            f"the class {name_of(value)}, whose code is not part of a known library"
+        )
     else:
         feed(hasher, value)

@@ -1,4 +1,4 @@
-"""The exported graph on its way to the quantizer: what torchao and the annotators stumble over."""
+"""Rewrite exported graphs that torchao and the annotators cannot process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DROPOUTS = (
     *("alpha_dropout", "alpha_dropout_", "dropout", "dropout_", "feature_alpha_dropout"),
     *("feature_alpha_dropout_", "feature_dropout", "feature_dropout_"),
 )
-"""Names of torch's ops whose third argument tells whether they drop anything."""
+"""Names of torch's ops whose third argument is whether they drop anything."""
 
 _BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
 
@@ -24,8 +24,8 @@ def inline_contexts(exported: torch.fx.GraphModule, *, trains: bool = False) -> 
     """
     Inline the subgraphs of `torch.no_grad()` and of a disabled `torch.autocast`.
 
-    torch 2.13 exports such a region as a call of a graph of its own. torchao 0.18.0 annotates no op
-    in it, without a word (executorch#22069; ao#4861 refuses the graph instead), and the converter
+    torch 2.13 exports such a region as a call of a graph of its own. torchao 0.18.0 silently
+    annotates no op in it (executorch#22069; ao#4861 refuses the graph instead), and the converter
     names all its ops after the call.
     """
     import torch
@@ -66,7 +66,7 @@ def drop_dropouts(exported: torch.fx.GraphModule) -> None:
     """
     Remove the dropouts of a model in eval mode.
 
-    The annotators of litert-torch 0.10.0 know no pattern with a dropout in it, such as convolution,
+    The annotators of litert-torch 0.10.0 have no pattern with a dropout in it, such as convolution,
     dropout, ReLU.
     """
     for node in list(exported.graph.nodes):
@@ -79,8 +79,8 @@ def drop_guards(exported: torch.fx.GraphModule) -> None:
     """
     Remove the call that checks the shapes of the inputs.
 
-    torch 2.13 puts a module of generated code (`GuardsFn`) into the graph for it, which cannot be
-    stored. Samples are checked before they reach a graph.
+    For it torch 2.13 inserts a module of generated code (`GuardsFn`) into the graph, which cannot
+    be stored. Samples are checked before they reach a graph.
     """
     for node in list(exported.graph.nodes):
         if node.op == "call_module" and node.target == "_guards_fn":
@@ -94,8 +94,8 @@ def number_paddings(exported: torch.fx.GraphModule) -> None:
     Write the padding of convolutions in numbers.
 
     With `padding="same"` or `"valid"` torch exports another overload, which the annotators of
-    litert-torch 0.10.0 and torchao 0.18.0 do not know: the convolution stays in float without a
-    word, and behind it a batch norm is folded into a call that torch refuses (`aten::convolution()
+    litert-torch 0.10.0 and torchao 0.18.0 do not match: the convolution silently stays in float,
+    and a batch norm behind it is folded into a call that torch refuses (`aten::convolution()
     Expected a value of type 'List[int]' for argument 'padding'`).
     """
     import torch
@@ -108,23 +108,25 @@ def number_paddings(exported: torch.fx.GraphModule) -> None:
     for node in list(exported.graph.nodes):
         if node.target not in numbered:
             continue
-        taken, weight = node.args[:2]
+        source, weight = node.args[:2]
         sizes = weight.meta["val"].shape[2:]
         ones = [1] * len(sizes)
-        given = node.args[2:]
-        bias, stride, word, dilation, groups = given + (None, ones, "valid", ones, 1)[len(given) :]
+        options = node.args[2:]
+        bias, stride, word, dilation, groups = (
+            options + (None, ones, "valid", ones, 1)[len(options) :]
+        )
         steps = zip(dilation * len(ones) if len(dilation) == 1 else dilation, sizes, strict=True)
         totals = [step * (size - 1) if word == "same" else 0 for step, size in steps]
         if any(total % 2 for total in totals):
-            taken = _padded(exported, node, totals)
+            source = _padded(exported, node, totals)
             totals = [0 for _ in totals]
         numbers = [total // 2 for total in totals]
-        node.args = (taken, weight, bias, stride, numbers, dilation, groups)
+        node.args = (source, weight, bias, stride, numbers, dilation, groups)
         node.target = numbered[node.target]
 
 
 def _padded(exported: torch.fx.GraphModule, node: Any, totals: list[int]) -> Any:
-    """Pad what a convolution takes; where the sides differ, torch adds the one more behind."""
+    """Pad a convolution's input; as in torch, the odd element comes last."""
     import torch
 
     amounts = [amount for total in reversed(totals) for amount in (total // 2, total - total // 2)]
@@ -136,14 +138,14 @@ def _padded(exported: torch.fx.GraphModule, node: Any, totals: list[int]) -> Any
     return padded
 
 
-def part_shared_weights(exported: torch.fx.GraphModule) -> None:
+def duplicate_shared_weights(exported: torch.fx.GraphModule) -> None:
     """
-    Give each call of a layer with a batch norm behind it a weight and a bias of its own.
+    Duplicate weight and bias for each call before a batch norm.
 
-    torchao 0.18.0 folds batch norms into the weights that the calls of a layer share: by the first
-    batch norm, whatever stands behind the other calls (a detector's head, with a batch norm for
-    each level); and where the layer has no bias, the one that it makes for the first call it
-    overwrites by zeros at the second. Without a word.
+    torchao 0.18.0 silently folds batch norms into the weights that the calls of a layer share: by
+    the first batch norm, whatever follows the other calls (a detector's head, with a batch norm for
+    each level); and if the layer has no bias, the one that it makes for the first call it
+    overwrites by zeros at the second.
     """
     import torch
 
@@ -152,7 +154,7 @@ def part_shared_weights(exported: torch.fx.GraphModule) -> None:
             continue
         layer = node.args[0]
         for place, constant in enumerate(layer.args[:3]):
-            # What no others use is its own.
+            # A constant with one user needs no copy.
             if not place or getattr(constant, "op", "") != "get_attr" or len(constant.users) == 1:
                 continue
             value = operator.attrgetter(constant.target)(exported)
@@ -160,6 +162,6 @@ def part_shared_weights(exported: torch.fx.GraphModule) -> None:
             own = torch.nn.Parameter(value.detach().clone(), requires_grad=False)
             exported.register_parameter(name, own)
             with exported.graph.inserting_before(layer):
-                taken = exported.graph.get_attr(name)
-            taken.meta.update(constant.meta)
-            layer.update_arg(place, taken)
+                duplicate = exported.graph.get_attr(name)
+            duplicate.meta.update(constant.meta)
+            layer.update_arg(place, duplicate)

@@ -1,4 +1,4 @@
-"""Find rules of other code in the tables of the libraries."""
+"""Find rules that other code has registered with the libraries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OWN = ("builtins", "torch", "litert_torch", "ai_edge_torch", "ai_edge_quantizer
 
 
 def registered_by_others() -> list[str]:
-    """Return the names of lowerings, decompositions and algorithms that are no library's own."""
+    """Return the names of registered rules that are not the libraries' own."""
     return sorted(f"{_module(each)}.{getattr(each, '__name__', each)}" for each in _foreign())
 
 
@@ -26,7 +26,7 @@ def _foreign() -> Iterator[Any]:
 
 
 def _tables() -> Iterator[dict[Any, Any]]:
-    """Return the tables of loaded modules: nobody has registered anything with others."""
+    """Yield the rule tables of loaded modules; those not loaded have no other rules."""
     for package in ("litert_torch", "ai_edge_torch"):
         if lowerings := sys.modules.get(f"{package}.backend.lowerings.registry"):
             yield lowerings.global_registry.registered_ops
@@ -41,6 +41,6 @@ def _tables() -> Iterator[dict[Any, Any]]:
 
 
 def _module(function: Any) -> str:
-    """Return the module whose code a function is, whatever `functools.wraps` says."""
+    """Return the module of a function's code, also behind `functools.wraps`."""
     scope = getattr(function, "__globals__", None)
     return str(type(function).__module__ if scope is None else scope["__name__"])

@@ -1,9 +1,9 @@
 """
 FX graph mode of torch.ao: its observers' parameters on an exported graph.
 
-torch's own decomposed form of a prepared model says which tensor is quantized how. It is exported,
-and held node by node against the graph that is to be annotated: the same ops in the same order, on
-the same operands and with the same constants, or nothing is annotated.
+torch's decomposed form of a prepared model contains the quantization of each tensor. It is exported
+and compared node by node with the graph to annotate: the same ops in the same order, on the same
+operands and with the same constants, or nothing is annotated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import RefusedError
 from pytest_edgeq.litert.libraries import pt2e_module
-from pytest_edgeq.litert.pt2e_graphs import _is_blind
+from pytest_edgeq.litert.pt2e_graphs import _saw_no_data
 
 if TYPE_CHECKING:
     import torch
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 def quantizer_from_fx(prepared: torch.fx.GraphModule) -> Any:
     """
-    Take over the quantization parameters of a model that FX graph mode prepared.
+    Return a quantizer with the parameters of a model prepared by FX graph mode.
 
-    What its observers and fake quantizers hold becomes fixed parameters of the `.tflite`: scales
-    as they are, zero points of unsigned codes less 128, whatever share of the codes the observer
-    used (`reduce_range` has made its scales twice as coarse, and coarse they stay). Weights must be
-    symmetric; the code −128, which `.tflite` does not have for them, becomes −127.
+    The parameters of its observers and fake quantizers become fixed parameters of the `.tflite`:
+    the scales unchanged, zero points of unsigned codes less 128, also if the observer used only a
+    part of the codes (`reduce_range` has made its scales twice as coarse, and coarse they stay).
+    Weights must be symmetric; the code −128, which `.tflite` does not have for them, becomes −127.
 
         quantizer = quantizer_from_fx(prepared)
         quantized = edgeq.quantize(quantizer.float_model, inputs, quantizer=quantizer)
 
     Args:
         prepared: From `prepare_fx` or `prepare_qat_fx`, calibrated or trained, not yet converted.
-            It is left as it was.
+            It is not changed.
 
     Returns:
         A PT2E `Quantizer`. Its `float_model` is the prepared model with its trained weights and
@@ -74,7 +74,7 @@ def quantizer_from_fx(prepared: torch.fx.GraphModule) -> Any:
 
 
 def is_prepared_by_torch_ao(model: torch.nn.Module) -> bool:
-    """Whether a model holds observers or fake quantizers of torch's eager or FX graph mode."""
+    """Return whether a model has observers of torch's eager or FX graph mode."""
     return any(map(_is_observer, model.modules()))
 
 
@@ -107,15 +107,15 @@ def _check_prepared(prepared: Any) -> None:
             "(its meta says nothing of it): pass prepare_fx's own result, or a deep copy of it"
         )
     watched = {n.target: n.args[0] for n in prepared.graph.nodes if n.op == "call_module"}
-    blind = [
+    unseen = [
         str(watched[name])
         for name, module in prepared.named_modules(remove_duplicate=False)
-        if name in watched and _is_observer(module) and _is_blind(module)
+        if name in watched and _is_observer(module) and _saw_no_data(module)
     ]
-    if blind:
+    if unseen:
         raise ValueError(
-            f"quantizer_from_fx: {len(blind)} observer(s) saw no data: those of "
-            f"{', '.join(blind[:5])}. Run the prepared model on samples first: prepared(inputs)"
+            f"quantizer_from_fx: {len(unseen)} observer(s) saw no data: those of "
+            f"{', '.join(unseen[:5])}. Run the prepared model on samples first: prepared(inputs)"
         )
 
 
@@ -130,7 +130,7 @@ def _check_static(decomposed: torch.fx.GraphModule) -> None:
 
 def _observe_weights(model: torch.fx.GraphModule) -> None:
     """
-    Let fake quantizers look at the trained weights, with their batch norms folded, once more.
+    Run the fake quantizers once more on the trained weights, with batch norms folded.
 
     `convert_fx` does so, which moves their averages a last time; torch's decomposed form does not
     (torch 2.13), and its weights have other scales by up to a hundredth.
@@ -146,11 +146,11 @@ def _observe_weights(model: torch.fx.GraphModule) -> None:
 
 
 def _without_observers(prepared: torch.fx.GraphModule) -> torch.nn.Module:
-    """The float model with the trained weights: batch norms that FX has taken in are folded."""
+    """Return the float model with the trained weights and folded batch norms."""
     import torch
 
     model = copy.deepcopy(prepared).eval()
-    # Where tensors share parameters, one observer stands under several names.
+    # Tensors that share parameters have one observer under several names.
     modules = dict(model.named_modules(remove_duplicate=False))
     for node in list(model.graph.nodes):
         if node.op != "call_module":
@@ -168,7 +168,7 @@ def _without_observers(prepared: torch.fx.GraphModule) -> torch.nn.Module:
 
 
 def _exported_like(decomposed: torch.fx.GraphModule, model: Any) -> torch.fx.GraphModule:
-    """Export torch's decomposed form for the same inputs as another exported graph."""
+    """Export torch's decomposed form with the inputs of another exported graph."""
     import torch
 
     values = {n.target: n.meta["val"] for n in _placeholders(model)}
@@ -204,7 +204,7 @@ def _placeholders(graph: torch.fx.GraphModule) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Params:
-    """How a tensor is quantized: lists of one, or of one a channel along an axis."""
+    """Quantization parameters: lists of one, or of one a channel along an axis."""
 
     scales: tuple[float, ...]
     zero_points: tuple[int, ...]
@@ -212,12 +212,12 @@ class _Params:
 
 
 class _Matcher:
-    """Pairs the nodes of torch's decomposed form with those of an exported graph."""
+    """Matches the nodes of torch's decomposed form with those of an exported graph."""
 
     def __init__(self, theirs: torch.fx.GraphModule, ours: torch.fx.GraphModule) -> None:
         self._theirs, self._ours = theirs, ours
         self._pairs: dict[Any, Any] = {}
-        # For each tensor that is used: by whom, and through which quantizations on the way.
+        # For each tensor: its users, and the quantizations between.
         self._uses: dict[Any, dict[Any, list[_Params]]] = {}
 
     def annotate(self) -> None:
@@ -225,12 +225,12 @@ class _Matcher:
         Annotate the graph.
 
         Raises:
-            RefusedError: The graphs differ, or in what `.tflite` does not have.
+            RefusedError: The graphs differ, or a quantization is impossible in a `.tflite`.
         """
         by_name = {node.target: node for node in _placeholders(self._ours)}
         self._pairs = {node: by_name[node.target] for node in _placeholders(self._theirs)}
         theirs, ours = list(_computation(self._theirs)), list(_computation(self._ours))
-        # The first op that differs says more than the number of ops, which is looked at below.
+        # The first op that differs is more helpful than the number of ops, which is checked below.
         for index, (their, our) in enumerate(zip(theirs, ours, strict=False)):
             if their.target != our.target:
                 raise RefusedError(
@@ -300,10 +300,10 @@ class _Matcher:
         )
 
     def _unquantized(self, node: Any) -> tuple[Any, list[_Params]]:
-        """The tensor behind quantize and dequantize nodes, and their parameters in order."""
+        """Return the tensor before quantize and dequantize nodes, and their parameters."""
         chain: list[_Params] = []
         while _is_quantization(node):
-            # dequantize(quantize(source)): both bear the same parameters.
+            # dequantize(quantize(source)): both have the same parameters.
             quantize = node.args[0]
             chain.insert(0, self._params(quantize))
             node = quantize.args[0]
@@ -332,7 +332,7 @@ class _Matcher:
 
     def _annotate(self, source: Any, uses: dict[Any, list[_Params]]) -> None:
         first = [chain[0] if chain else None for chain in uses.values()]
-        # What its maker quantizes, torchao quantizes for all that use it.
+        # torchao applies the quantization of an output to all its users.
         at_source = source.op != "get_attr" and all(each == first[0] for each in first)
         if at_source and first[0] is not None:
             self._check_number(source, first[0])
@@ -350,10 +350,10 @@ class _Matcher:
 
     def _check_number(self, node: Any, params: _Params) -> None:
         """
-        Refuse what FX computes with a number in its own way.
+        Refuse sums and products with a number, which FX quantizes in its own way.
 
-        It gives such a sum or product the observer of its operand, because torch's integer kernels
-        choose the parameters themselves; in a file they would clip.
+        Their output has the observer of their operand, because torch's integer kernels choose the
+        parameters themselves; in a file they would clip.
         """
         import torch
 
@@ -434,13 +434,15 @@ def _output(graph: torch.fx.GraphModule) -> Any:
 
 
 def _arguments(node: Any) -> Sequence[Any]:
-    """All arguments of a node in its op's order, defaults filled in."""
+    """Return all arguments of a node in its op's order, defaults filled in."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return [node.args, sorted(node.kwargs.items())]
-    given = list(node.args)
+    positional = list(node.args)
     return [
-        given[i] if i < len(given) else node.kwargs.get(argument.name, argument.default_value)
+        positional[i]
+        if i < len(positional)
+        else node.kwargs.get(argument.name, argument.default_value)
         for i, argument in enumerate(schema.arguments)
     ]
 
@@ -458,12 +460,12 @@ def _name(node: Any) -> str:
 
 
 def _fixed_observer() -> Any:
-    """An observer of weights that has its scales already; torchao's own takes one alone."""
+    """Return an observer class of weights with fixed scales."""
     import torch
 
     ObserverBase = pt2e_module("observer").ObserverBase
 
-    # torchao 0.18.0 tells those that take a ch_axis by their name.
+    # torchao 0.18.0 recognizes observers with a ch_axis by their name.
     class FixedPerChannelObserver(ObserverBase):  # type: ignore[misc, valid-type] # no types
         def __init__(self, scales: Sequence[float], dtype: Any, **spec: Any) -> None:
             super().__init__(dtype=dtype, is_dynamic=False)

@@ -1,5 +1,5 @@
 """
-Torch graphs as JSON and raw tensors, read back without running any code that they hold.
+Torch graphs as JSON and raw tensors, read back without running any stored code.
 
 Only operators of known libraries and functions of Python's `operator` are written; a graph with
 anything else, such as the branches of `torch.cond`, cannot be stored.
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from pytest_edgeq.litert.digest import TRUSTED_OPS, UnknownError, digest_of
+from pytest_edgeq.litert.digest import TRUSTED_OPS, UnhashableError, digest_of
 from pytest_edgeq.litert.libraries import register_operators
 from pytest_edgeq.litert.node_metadata import Formats, StackKeys, decode_metadata, encode_metadata
 
@@ -39,7 +39,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f"operator:{name}": getattr(operator, name) for name in _NAMES},
     **{f"torch:{name}": getattr(torch, name) for name in _SYMBOLIC if hasattr(torch, name)},
 }
-"""Functions of a graph that are no operators of torch: indices, and arithmetic on sizes."""
+"""Functions of a graph other than torch operators: indices, and arithmetic on sizes."""
 
 _GUARDS = "_guards_fn"
 
@@ -51,11 +51,11 @@ def encode_graph(module: torch.fx.GraphModule) -> dict[str, bytes]:
     Return the parts of a stored graph: `graph` (JSON) and `tensors` (raw).
 
     Raises:
-        UnknownError: A node, an argument or a tensor that the format cannot hold.
+        UnhashableError: A node, an argument or a tensor that the format cannot hold.
     """
     codegen = module.graph._codegen
     if not isinstance(codegen, torch.fx.graph._PyTreeCodeGen):
-        raise UnknownError(f"a graph with a {type(codegen).__name__}")
+        raise UnhashableError(f"a graph with a {type(codegen).__name__}")
     info = codegen.pytree_info
     tensors: dict[str, tuple[str, torch.Tensor]] = {}
     nodes = []
@@ -67,7 +67,7 @@ def encode_graph(module: torch.fx.GraphModule) -> dict[str, bytes]:
         elif node.op == "get_attr":
             tensors[str(target)] = _attribute(module, str(target))
         elif node.op not in ("placeholder", "output") and not _checks_shapes(module, node):
-            raise UnknownError(f"a node {node.op} of {target}")
+            raise UnhashableError(f"a node {node.op} of {target}")
         nodes.append(
             {
                 "op": node.op,
@@ -78,21 +78,23 @@ def encode_graph(module: torch.fx.GraphModule) -> dict[str, bytes]:
                 "meta": encode_metadata(node.meta, keys),
             }
         )
-    assert info.in_spec is not None, "unreachable because torch.export gives both"
-    assert info.out_spec is not None, "unreachable because torch.export gives both"
+    assert info.in_spec is not None, "unreachable because torch.export sets both"
+    assert info.out_spec is not None, "unreachable because torch.export sets both"
     table, raw = encode_tensors({path: tensor for path, (_, tensor) in tensors.items()})
     try:
         specs = [pytree.treespec_dumps(spec) for spec in (info.in_spec, info.out_spec)]
     except NotImplementedError as error:
-        raise UnknownError(f"inputs or outputs of a container without a name: {error}") from error
-    told = {
+        raise UnhashableError(
+            f"inputs or outputs of a container without a name: {error}"
+        ) from error
+    content = {
         "nodes": nodes,
         "names": list(info.orig_args),
         "specs": specs,
         "kinds": {path: kind for path, (kind, _) in tensors.items()},
         "tensors": table,
     }
-    return {"graph": json.dumps(told).encode(), "tensors": raw}
+    return {"graph": json.dumps(content).encode(), "tensors": raw}
 
 
 def decode_graph(parts: Mapping[str, bytes]) -> torch.fx.GraphModule:
@@ -102,17 +104,17 @@ def decode_graph(parts: Mapping[str, bytes]) -> torch.fx.GraphModule:
     Raises:
         ValueError: An operator that the installed libraries do not have.
     """
-    told = json.loads(parts["graph"])
-    for namespace in {str(each["target"]).partition(".")[0] for each in told["nodes"]}:
+    content = json.loads(parts["graph"])
+    for namespace in {str(each["target"]).partition(".")[0] for each in content["nodes"]}:
         register_operators(namespace)
     root = torch.nn.Module()
     root.add_module(_GUARDS, GuardsFn())
-    for path, tensor in decode_tensors(told["tensors"], parts["tensors"]).items():
-        _place(root, path, told["kinds"][path], tensor)
+    for path, tensor in decode_tensors(content["tensors"], parts["tensors"]).items():
+        _place(root, path, content["kinds"][path], tensor)
     graph = torch.fx.Graph()
     nodes: dict[str, torch.fx.Node] = {}
     formats = Formats()
-    for each in told["nodes"]:
+    for each in content["nodes"]:
         target = each["target"]
         if each["op"] == "call_function":
             target = _decode_target(target)
@@ -120,10 +122,10 @@ def decode_graph(parts: Mapping[str, bytes]) -> torch.fx.GraphModule:
         node = graph.create_node(each["op"], target, args, kwargs, name=each["name"])
         node.meta.update(decode_metadata(each["meta"], formats))
         nodes[each["name"]] = node
-    in_spec, out_spec = map(pytree.treespec_loads, told["specs"])
-    info = torch.fx.graph._PyTreeInfo(told["names"], in_spec, out_spec)
+    in_spec, out_spec = map(pytree.treespec_loads, content["specs"])
+    info = torch.fx.graph._PyTreeInfo(content["names"], in_spec, out_spec)
     graph._codegen = torch.fx.graph._PyTreeCodeGen(info)
-    module = torch.fx.GraphModule(root, graph)  # which takes over the modules that it calls
+    module = torch.fx.GraphModule(root, graph)  # which adopts the modules that it calls
     for each in module.modules():
         each.training = False
     return module
@@ -131,10 +133,10 @@ def decode_graph(parts: Mapping[str, bytes]) -> torch.fx.GraphModule:
 
 def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> tuple[list[dict[str, Any]], bytes]:
     """
-    Return a table of tensors, and the memory that they span; equal memory is written once.
+    Return a table of tensors, and their memory; equal memory is written once.
 
     Raises:
-        UnknownError: Not a plain tensor on the CPU.
+        UnhashableError: Not a plain tensor on the CPU.
     """
     table: list[dict[str, Any]] = []
     pieces: list[bytes] = []
@@ -146,7 +148,7 @@ def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> tuple[list[dict[str, 
         key = (value.data_ptr(), value.dtype, value.shape, value.stride())
         if key not in known or not value.numel():
             known[key] = size
-            # Not by numpy, which leaves a storage that cannot be resized any more.
+            # Not by numpy, which makes the storage fixed in size.
             count = _span(value.shape, value.stride()) * value.element_size()
             raw = ctypes.string_at(value.data_ptr(), count) if count else b""
             pieces.append(raw)
@@ -166,7 +168,7 @@ def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> tuple[list[dict[str, 
 
 def decode_tensors(table: list[dict[str, Any]], raw: bytes) -> dict[str, torch.Tensor]:
     """
-    Return the tensors that `encode_tensors` has written, by name; aliases share their memory.
+    Return the tensors that `encode_tensors` has written; aliases share memory.
 
     Raises:
         ValueError: The memory does not hold them.
@@ -181,22 +183,22 @@ def decode_tensors(table: list[dict[str, Any]], raw: bytes) -> dict[str, torch.T
             count = _span(shape, stride) * torch.empty(0, dtype=dtype).element_size()
             if each["start"] < 0 or count < 0 or each["start"] + count > len(raw):
                 raise ValueError(f"the tensor {each['name']} reaches beyond the stored memory")
-            made = torch.empty(_span(shape, stride), dtype=dtype)
-            ctypes.memmove(made.data_ptr(), memory + each["start"], made.nbytes)
-            known[key] = made.as_strided(shape, stride)
+            tensor_memory = torch.empty(_span(shape, stride), dtype=dtype)
+            ctypes.memmove(tensor_memory.data_ptr(), memory + each["start"], tensor_memory.nbytes)
+            known[key] = tensor_memory.as_strided(shape, stride)
         found[each["name"]] = known[key].requires_grad_(each["requires_grad"])
     return found
 
 
 def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """Return the number of elements from the first one to the last, with those between."""
+    """Return the number of elements from the first to the last in memory."""
     if 0 in shape:
         return 0
     return 1 + sum(step * (length - 1) for step, length in zip(stride, shape, strict=True))
 
 
 def _checks_shapes(module: torch.nn.Module, node: torch.fx.Node) -> bool:
-    """Whether a node is the call of generated code by which torch checks the shapes of inputs."""
+    """Return whether a node is torch's call that checks the shapes of inputs."""
     if node.op != "call_module" or node.target != _GUARDS:
         return False
     return type(module.get_submodule(_GUARDS)).__name__ == "GuardsFn"
@@ -204,12 +206,12 @@ def _checks_shapes(module: torch.nn.Module, node: torch.fx.Node) -> bool:
 
 class GuardsFn(torch.nn.Module):
     """
-    Replaces torch's class of this name, whose generated code cannot be stored.
+    Replacement for torch's class of this name, whose generated code cannot be stored.
 
     Samples are checked before they reach a graph.
     """
 
-    _is_impure = True  # as torch's own, so that the node is not taken for dead
+    _is_impure = True  # as torch's own, so that the node is not eliminated
 
     def forward(self, *_: object) -> None:
         """Check nothing."""
@@ -221,7 +223,7 @@ def _attribute(module: torch.nn.Module, path: str) -> tuple[str, torch.Tensor]:
     holder: Any = module.get_submodule(owner)
     value = getattr(holder, name)
     if not isinstance(value, torch.Tensor):
-        raise UnknownError(f"a graph that takes {path}, a {type(value).__name__}")
+        raise UnhashableError(f"a graph that takes {path}, a {type(value).__name__}")
     if name in holder._parameters:
         return "parameter", value
     return ("buffer" if name in holder._buffers else "attribute"), value
@@ -251,7 +253,7 @@ def _encode_target(target: Callable[..., Any]) -> str:
     for name, function in _FUNCTIONS.items():
         if target is function:
             return name
-    raise UnknownError(f"a graph that calls {target}")
+    raise UnhashableError(f"a graph that calls {target}")
 
 
 def _decode_target(text: str) -> Callable[..., Any]:
@@ -286,7 +288,7 @@ def _encode(value: Any) -> Any:
     for name in _FORMAT_NAMES:
         if isinstance(value, getattr(torch, name)):
             return {"torch": str(value).removeprefix("torch.")}
-    raise UnknownError(f"a graph with an argument of {type(value).__name__}")
+    raise UnhashableError(f"a graph with an argument of {type(value).__name__}")
 
 
 def _decode(value: Any, nodes: Mapping[str, torch.fx.Node]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 def accept_none(module: ModuleType) -> None:
     """
-    Make the quantizer class of a Python module accept None as the config of a module name.
+    Make a module's quantizer classes accept None as the config of a module name.
 
     litert-torch 0.10.0 and torchao 0.18.0 accept None in `set_module_type`, annotate the parameter
     of `set_module_name` as `Optional[QuantizationConfig]`, and raise there

@@ -1,4 +1,4 @@
-"""Which libraries are installed, and under which of their names."""
+"""Import the installed libraries under either of their names."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.runtimes.process_state import paused_collector
 
-# What torchao keeps in `torchao.quantization.pt2e`, torch before 2.10 keeps in
-# `torch.ao.quantization.pt2e`, but for these.
+# torch before 2.10 has the modules of `torchao.quantization.pt2e` in
+# `torch.ao.quantization.pt2e`, except these.
 _ELSEWHERE_IN_TORCH = {
     "fake_quantize": "fake_quantize",
     "learnable_fake_quantize": "_learnable_fake_quantize",
@@ -27,7 +27,7 @@ _ELSEWHERE_IN_TORCH = {
 
 def converter_module(name: str = "") -> Any:
     """
-    Import a module of the converter, under whichever of its two names it is installed.
+    Import a module of the converter, under the installed one of its two names.
 
     Raises:
         ImportError: There is no converter, or one that cannot be used.
@@ -73,10 +73,10 @@ def converter_name() -> str:
 
 def pt2e_module(name: str) -> Any:
     """
-    Import a module of PT2E quantization, from where the converter's own quantizer has it.
+    Import a module of PT2E quantization, from the package of the converter's quantizer.
 
     Raises:
-        ImportError: As `converter_module` says.
+        ImportError: As `converter_module`.
     """
     own = converter_module("quantize.pt2e_quantizer").Quantizer.__module__
     path = f"torchao.quantization.pt2e.{name}"
@@ -87,7 +87,7 @@ def pt2e_module(name: str) -> Any:
 
 def recipe_module(name: str) -> Any:
     """
-    Import a module of the recipe library, under whichever of its two names it is installed.
+    Import a module of the recipe library, under the installed one of its names.
 
     ai-edge-quantizer became litert-quantizer with 0.11; the code is the same.
 
@@ -104,7 +104,7 @@ def recipe_module(name: str) -> Any:
 
 
 def load_exporter() -> None:
-    """Import what `torch.export.export` imports when it is called first."""
+    """Import the modules that `torch.export.export` imports at its first call."""
     _imported("torch.export._trace")
     _imported("torch._dynamo")
 
@@ -117,12 +117,12 @@ def _imported(name: str) -> ModuleType:
         with quiet(), paused_collector():
             return importlib.import_module(name)
     finally:
-        # litert-torch 0.10.0 imports rich, which draws numbers that calibration data may want.
+        # litert-torch 0.10.0 imports rich, which draws random numbers; restore the user's state.
         random.setstate(drawn)
 
 
 def register_operators(namespace: str) -> None:
-    """Import what defines the operators of a namespace of torch, and as little else as possible."""
+    """Import the module that defines the operators of a namespace of torch."""
     if namespace == "quantized_decomposed":
         _imported("torch.ao.quantization.fx._decomposed")
     elif namespace == "litert_torch":

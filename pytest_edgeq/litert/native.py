@@ -1,8 +1,8 @@
 """
-Native steps of a conversion in another process, which takes bytes and gives bytes.
+Native steps of a conversion in another process, from bytes to bytes.
 
-The converter's passes begin at MLIR, and its bytecode holds all that they read: weights, signatures
-and the places that tensors are named after. So torch and the export stay here.
+The converter's passes begin with MLIR, whose bytecode contains all their input: weights, signatures
+and the locations by which tensors are named. So torch and the export stay here.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ _EXTENSION = f"{_LIBRARY}._mlir_libs.converter_api_ext"
 
 
 class Native(Protocol):
-    """Calls functions of this package in another process."""
+    """Another process that calls functions of this package."""
 
     def call(self, step: str, function: Callable[..., _Result], /, *arguments: Any) -> _Result:
         """
-        Call a function that can be imported there.
+        Call a function that is importable there.
 
         Raises:
             RuntimeError: The process ended.
         """
 
-    def stays(self, step: str, why: str, /) -> None:
-        """Take note that a step runs in this process, and why."""
+    def runs_here(self, step: str, why: str, /) -> None:
+        """Record that a step runs in this process, and why."""
 
 
 @contextlib.contextmanager
 def lowered_by(native: Native | None, *, second_pipeline: bool) -> Iterator[None]:
     """
-    Have the converter run its passes, and write the file, in another process.
+    Run the converter's passes, and write the file, in another process.
 
-    litert-torch 0.10.0 calls both through its module `_convert.litert_converter`. There they end
-    the process for some graphs, as compilers do at a failed check.
+    litert-torch 0.10.0 calls both through its module `_convert.litert_converter`. For some graphs
+    they end the process, as compilers do at a failed check.
     """
     if native is None:
         yield
         return
     if second_pipeline or converter_name() != "litert_torch":
         what = "the pipeline by TensorFlow" if second_pipeline else converter_name()
-        native.stays("convert", f"{what} has no step that takes bytes and gives bytes")
+        native.runs_here("convert", f"{what} has no step that takes bytes and gives bytes")
         yield
         return
     module = converter_module("_convert.litert_converter")
-    with replaced(module, converter_api_ext=_Elsewhere(module.converter_api_ext, native)):
+    with replaced(module, converter_api_ext=_RemoteSteps(module.converter_api_ext, native)):
         yield
 
 
-class _Elsewhere:
-    """Stands in for the converter's native module: runs its two large steps in one call."""
+class _RemoteSteps:
+    """Replacement for the converter's native module, with two steps in one remote call."""
 
     def __init__(self, original: Any, native: Native) -> None:
         self._original = original

@@ -13,7 +13,7 @@ from pytest_edgeq.litert.digest import name_of
 
 
 class StackKeys(dict[str, str]):
-    """Numbers the keys of module stacks in order, because strict export makes them of addresses."""
+    """Numbers for the keys of module stacks, which are addresses in strict exports."""
 
     def __missing__(self, key: str) -> str:
         self[key] = f"module_{len(self)}" if key.isdigit() else key
@@ -22,9 +22,9 @@ class StackKeys(dict[str, str]):
 
 def encode_metadata(meta: Mapping[str, Any], keys: StackKeys) -> dict[str, Any]:
     """Return the metadata that the converter and `localize` read."""
-    told: dict[str, Any] = {}
+    encoded: dict[str, Any] = {}
     if "nn_module_stack" in meta:
-        told["nn_module_stack"] = [
+        encoded["nn_module_stack"] = [
             [
                 keys[key],
                 path,
@@ -34,20 +34,20 @@ def encode_metadata(meta: Mapping[str, Any], keys: StackKeys) -> dict[str, Any]:
         ]
     if "source_fn_stack" in meta:
         stack = meta["source_fn_stack"]
-        told["source_fn_stack"] = [
+        encoded["source_fn_stack"] = [
             [name, source if isinstance(source, str) else name_of(source)] for name, source in stack
         ]
     if "torch_fn" in meta:
-        told["torch_fn"] = list(meta["torch_fn"])
+        encoded["torch_fn"] = list(meta["torch_fn"])
     value = _encode_value(meta["val"]) if "val" in meta else None
     if value is not None:
-        told["val"] = value
-    told |= {name: bool(meta[name]) for name in NODE_METADATA if name in meta}
-    return told
+        encoded["val"] = value
+    encoded |= {name: bool(meta[name]) for name in NODE_METADATA if name in meta}
+    return encoded
 
 
 def _encode_value(value: Any) -> Any:
-    """Encode the shapes that a node gives; None for sizes, and for shapes that hold symbols."""
+    """Encode the shapes of a node's results; None for sizes and symbolic shapes."""
     if value is None:
         return {"none": []}
     if isinstance(value, (list, tuple)):
@@ -60,24 +60,24 @@ def _encode_value(value: Any) -> Any:
 
 
 class Formats:
-    """Creates fake tensors; nodes whose outputs have equal dtype, shape and strides share one."""
+    """Fake tensors, shared by nodes with equal dtype, shape and strides."""
 
     def __init__(self) -> None:
         self._mode = FakeTensorMode()
         self._made: dict[str, torch.Tensor] = {}
 
-    def tensor(self, told: Sequence[Any]) -> torch.Tensor:
+    def tensor(self, encoded: Sequence[Any]) -> torch.Tensor:
         """Return the fake tensor of a dtype's name, a shape and strides."""
-        key = repr(told)
+        key = repr(encoded)
         if key not in self._made:
-            dtype, shape, stride = told
+            dtype, shape, stride = encoded
             with self._mode:
                 self._made[key] = torch.empty_strided(shape, stride, dtype=getattr(torch, dtype))
         return self._made[key]
 
 
-def _decode_value(told: Mapping[str, Any], formats: Formats) -> Any:
-    ((kind, content),) = told.items()
+def _decode_value(encoded: Mapping[str, Any], formats: Formats) -> Any:
+    ((kind, content),) = encoded.items()
     if kind == "tensor":
         return formats.tensor(content)
     if kind == "none":
@@ -86,16 +86,18 @@ def _decode_value(told: Mapping[str, Any], formats: Formats) -> Any:
     return values if kind == "list" else tuple(values)
 
 
-def decode_metadata(told: Mapping[str, Any], formats: Formats) -> dict[str, Any]:
+def decode_metadata(encoded: Mapping[str, Any], formats: Formats) -> dict[str, Any]:
     """Return the metadata that `encode_metadata` has written."""
     meta: dict[str, Any] = {}
-    if "nn_module_stack" in told:
-        meta["nn_module_stack"] = {key: (path, kind) for key, path, kind in told["nn_module_stack"]}
-    if "source_fn_stack" in told:
-        meta["source_fn_stack"] = [tuple(each) for each in told["source_fn_stack"]]
-    if "torch_fn" in told:
-        meta["torch_fn"] = tuple(told["torch_fn"])
-    if "val" in told:
-        meta["val"] = _decode_value(told["val"], formats)
-    meta |= {name: told[name] for name in NODE_METADATA if name in told}
+    if "nn_module_stack" in encoded:
+        meta["nn_module_stack"] = {
+            key: (path, kind) for key, path, kind in encoded["nn_module_stack"]
+        }
+    if "source_fn_stack" in encoded:
+        meta["source_fn_stack"] = [tuple(each) for each in encoded["source_fn_stack"]]
+    if "torch_fn" in encoded:
+        meta["torch_fn"] = tuple(encoded["torch_fn"])
+    if "val" in encoded:
+        meta["val"] = _decode_value(encoded["val"], formats)
+    meta |= {name: encoded[name] for name in NODE_METADATA if name in encoded}
     return meta

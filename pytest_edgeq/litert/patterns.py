@@ -1,4 +1,4 @@
-"""The conv-bn patterns that the converter's quantizer and torchao look for in trained graphs."""
+"""Shims for the conv-bn patterns of the converter's quantizer and torchao."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def pattern_modules() -> Iterator[None]:
     """
-    Hand torchao modules for the conv-bn patterns of the converter's quantizer.
+    Pass torchao modules as the conv-bn patterns of the converter's quantizer.
 
-    With a QAT config litert-torch 0.10.0 hands it functions, which torch.export refuses (`Expected
+    With a QAT config litert-torch 0.10.0 passes functions, which torch.export refuses (`Expected
     mod to be an instance of torch.nn.Module, got <class 'function'>`; torch 2.13, torchao 0.18.0).
     """
     import torch
@@ -44,12 +44,12 @@ def pattern_modules() -> Iterator[None]:
 @contextlib.contextmanager
 def ordered_partitions() -> Iterator[None]:
     """
-    Give annotators the nodes at the borders of a pattern in one order, the last of the graph first.
+    Sort the inputs and outputs of matched patterns, the last of the graph first.
 
-    torch 2.13 gives them in the order of a set, which is that of their addresses. litert-torch
-    0.10.0 annotates the first two inputs of a GRU at the node that takes both, so that the second
-    replaces the first, and equal conversions gave two different files. So the sequence, which
-    comes first in the graph, is given last.
+    torch 2.13 orders them as a set, by their addresses. litert-torch 0.10.0 annotates the first two
+    inputs of a GRU at the node that reads both, so that the second replaces the first, and equal
+    conversions produced two different files. So the sequence, which is first in the graph, comes
+    last.
     """
     with quiet():
         pt2e_quantizer_utils = converter_module("quantize.pt2e_quantizer_utils")
@@ -59,8 +59,8 @@ def ordered_partitions() -> Iterator[None]:
         places = {node: place for place, node in enumerate(graph.nodes)}
         partitions = find(graph, *args, **kwargs)
         for each in (partition for kind in partitions.values() for partition in kind):
-            for border in (each.input_nodes, each.output_nodes, each.params):
-                border.sort(key=places.__getitem__, reverse=True)
+            for nodes in (each.input_nodes, each.output_nodes, each.params):
+                nodes.sort(key=places.__getitem__, reverse=True)
         return partitions
 
     with replaced(pt2e_quantizer_utils, get_source_partitions=found):
@@ -70,11 +70,11 @@ def ordered_partitions() -> Iterator[None]:
 @contextlib.contextmanager
 def patterns_of_trained(prepared: torch.fx.GraphModule) -> Iterator[None]:
     """
-    Let torchao look for its patterns of trained conv-bn pairs only where there may be one.
+    Skip torchao's search of trained conv-bn pairs if there is none.
 
-    Wherever a batch norm is left, trained or not, its `convert_pt2e` exports 96 patterns one by
-    one, which takes a minute (torchao 0.18.0). All of them scale the weight by the root of the
-    variance, which depends on constants alone: a graph without such a root has none of them.
+    If any batch norm is left, trained or not, its `convert_pt2e` exports 96 patterns one by one,
+    which takes a minute (torchao 0.18.0). All of them scale the weight by the root of the variance,
+    which depends only on constants: a graph without such a root matches none of them.
     """
     import torch
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_edgeq.litert.annotations import is_constant, mend_annotations
+from pytest_edgeq.litert.annotations import is_constant, normalize_annotations
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import configs_as_set
 from pytest_edgeq.litert.exported import (
     drop_dropouts,
     drop_guards,
+    duplicate_shared_weights,
     number_paddings,
-    part_shared_weights,
 )
 from pytest_edgeq.litert.libraries import converter_module, pt2e_module
 from pytest_edgeq.litert.patterns import (
@@ -21,7 +21,7 @@ from pytest_edgeq.litert.patterns import (
 )
 from pytest_edgeq.litert.simulated import (
     fold_constants,
-    keep_floats_apart,
+    isolate_float_ops,
     share_scales,
     unfold_weights,
 )
@@ -43,7 +43,7 @@ def pt2e_preset(name: str) -> Any:
 
 
 def is_pt2e_quantizer(candidate: object) -> bool:
-    """Whether it is a torchao PT2E `Quantizer` instance; imports nothing unless it might be."""
+    """Return whether it is a torchao PT2E `Quantizer`; avoids imports where possible."""
     if not any(hasattr(candidate, name) for name in ("annotate", "transform_for_annotation")):
         return False
     with quiet():
@@ -56,29 +56,30 @@ def prepare_pt2e(
     exported: torch.fx.GraphModule, quantizer: Any, *, qat: bool = False
 ) -> torch.fx.GraphModule:
     """
-    Insert the observers that a quantizer asks for; `qat` keeps batch norms apart for training.
+    Insert a quantizer's observers; `qat` keeps batch norms separate for training.
 
-    Its annotations are made fit before, see `mend_annotations`.
-    Nodes whose result nobody uses go first: strict export leaves them in (a transformer's position
-    ids), and the converter's annotator for ADD stumbles over them (`IndexError: list index out of
-    range`; torch 2.13, litert-torch 0.10.0). What else must be met, see `exported.py`.
+    Its annotations are normalized before, see `normalize_annotations`.
+
+    Nodes without users are eliminated first: strict export keeps them (a transformer's position
+    ids), and the converter's annotator for ADD fails on them (`IndexError: list index out of
+    range`; torch 2.13, litert-torch 0.10.0). For further rewrites see `exported.py`.
 
     Raises:
-        RefusedError: What the quantizer asks for has no effect, or cannot be had.
+        RefusedError: A setting of the quantizer has no effect, or is impossible.
     """
     with quiet():
         quantize_pt2e = pt2e_module("quantize_pt2e")
         Quantizer = pt2e_module("quantizer").Quantizer
 
-        class Mended(Quantizer):  # type: ignore[misc, valid-type] # it ships no types
+        class NormalizingQuantizer(Quantizer):  # type: ignore[misc, valid-type] # it ships no types
             def transform_for_annotation(self, model: Any) -> Any:
                 return quantizer.transform_for_annotation(model)
 
             def annotate(self, model: Any) -> Any:
                 with configs_as_set(), pattern_modules(), ordered_partitions():
                     annotated = quantizer.annotate(model)
-                # torchao ignores the result and reads the graph that it gave.
-                mend_annotations(model)
+                # torchao ignores the result and reads the graph that it passed.
+                normalize_annotations(model)
                 return annotated
 
             def validate(self, model: Any) -> None:
@@ -90,12 +91,12 @@ def prepare_pt2e(
         exported.graph.eliminate_dead_code()
         number_paddings(exported)
         if not qat:
-            # What is trained must stay one, and drops out.
-            part_shared_weights(exported)
+            # In training, shared weights stay shared, and dropouts are needed.
+            duplicate_shared_weights(exported)
             drop_dropouts(exported)
         exported.recompile()
         prepare = quantize_pt2e.prepare_qat_pt2e if qat else quantize_pt2e.prepare_pt2e
-        prepared: torch.fx.GraphModule = prepare(exported, Mended())
+        prepared: torch.fx.GraphModule = prepare(exported, NormalizingQuantizer())
         return prepared
 
 
@@ -105,19 +106,19 @@ def _observers(prepared: torch.nn.Module) -> list[tuple[str, Any]]:
         ObserverBase = pt2e_module("observer").ObserverBase
     return [
         (name, module)
-        # Where tensors share parameters, one observer stands under several names.
+        # Tensors that share parameters have one observer under several names.
         for name, module in prepared.named_modules(remove_duplicate=False)
         if isinstance(module, (ObserverBase, FakeQuantizeBase))
     ]
 
 
 def holds_observers(model: torch.nn.Module) -> bool:
-    """Whether a model was prepared for PT2E quantization and not converted yet."""
+    """Return whether a model was prepared by PT2E and not converted yet."""
     return any(_observers(graph) for graph in _graphs(model))
 
 
 def holds_quantization(model: torch.nn.Module) -> bool:
-    """Whether a graph holds PT2E quantize or dequantize nodes, as `convert_pt2e` leaves them."""
+    """Return whether a graph has quantize or dequantize nodes of PT2E."""
     return any(
         "quantized_decomposed" in str(node.target)
         for graph in _graphs(model)
@@ -132,7 +133,7 @@ def _graphs(model: torch.nn.Module) -> list[torch.fx.GraphModule]:
 
 
 def needs_data(prepared: torch.fx.GraphModule) -> bool:
-    """Whether any parameters of a prepared graph are not fixed before it sees data."""
+    """Return whether any parameters of a prepared graph depend on data."""
     with quiet():
         FixedQParamsFakeQuantize = pt2e_module("fake_quantize").FixedQParamsFakeQuantize
         FixedQParamsObserver = pt2e_module("observer").FixedQParamsObserver
@@ -141,7 +142,7 @@ def needs_data(prepared: torch.fx.GraphModule) -> bool:
 
 
 def _static_activations(prepared: torch.fx.GraphModule) -> list[tuple[str, Any]]:
-    """Observers on what is computed, by the name of the node observed; weights stand apart."""
+    """Return the static observers of activations, by the observed node."""
     observers = dict(_observers(prepared))
     found = []
     for node in prepared.graph.nodes:
@@ -155,12 +156,12 @@ def _static_activations(prepared: torch.fx.GraphModule) -> list[tuple[str, Any]]
 
 
 def uncalibrated(prepared: torch.fx.GraphModule) -> list[str]:
-    """Names of the activations whose observers have seen no data."""
-    return [name for name, each in _static_activations(prepared) if _is_blind(each)]
+    """Return the names of the activations whose observers have seen no data."""
+    return [name for name, each in _static_activations(prepared) if _saw_no_data(each)]
 
 
-def _is_blind(observer: Any) -> bool:
-    # A fake quantizer observes through the observer it holds.
+def _saw_no_data(observer: Any) -> bool:
+    # A fake quantizer has an observer of its own.
     watcher = getattr(observer, "activation_post_process", observer)
     low = getattr(watcher, "min_val", None)
     return low is not None and (low.numel() == 0 or bool(low.isinf().any()))
@@ -181,13 +182,13 @@ def finish_pt2e(prepared: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def finish_converted(converted: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Make what `convert_pt2e` gives fit for the converter, in place."""
+    """Rewrite a result of `convert_pt2e` for the converter, in place."""
     # An exported graph cannot be switched by .eval(); its flag alone makes the converter warn that
     # it "is converted in training mode" (litert-torch 0.10.0, harmless).
     converted.training = False
     unfold_weights(converted)
     share_scales(converted)
     fold_constants(converted)
-    keep_floats_apart(converted)
+    isolate_float_ops(converted)
     drop_guards(converted)
     return converted

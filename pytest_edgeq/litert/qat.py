@@ -1,4 +1,4 @@
-"""Quantization-aware training of exported graphs: torchao's fake quantizers, and batch norms."""
+"""Quantization-aware training of exported graphs: fake quantizers and batch norms."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pytest_edgeq.litert.configs import RefusedError, op_name, replaced
 from pytest_edgeq.litert.exported import DROPOUTS, inline_contexts
 from pytest_edgeq.litert.libraries import pt2e_module
 from pytest_edgeq.litert.pt2e_graphs import (
-    _is_blind,
     _observers,
+    _saw_no_data,
     finish_converted,
     finish_pt2e,
     prepare_pt2e,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 
-# Where a prepared graph keeps the momentum and the eps of its batch norms, by running mean.
+# Metadata of a prepared graph: momentum and eps of its batch norms, by running mean.
 _BATCH_NORMS = "edgeq_batch_norms"
 
 # Arguments of aten.batch_norm: input, weight, bias, running mean, running variance, training,
@@ -35,21 +35,21 @@ _MEAN, _VARIANCE, _TRAINING, _MOMENTUM, _EPS = 3, 4, 5, 6, 7
 
 def prepare_qat(exported: torch.fx.GraphModule, quantizer: Any) -> torch.fx.GraphModule:
     """
-    Insert the fake quantizers that a quantizer asks for.
+    Insert a quantizer's fake quantizers.
 
     Returns:
         The graph, in eval mode; its `train()` and `eval()` switch batch norms and dropouts.
 
     Raises:
-        RefusedError: What the quantizer asks for has no effect, or cannot be had; or a layer that
-            is called several times has a batch norm behind it.
+        RefusedError: A setting of the quantizer has no effect, or is impossible; or a layer that is
+            called several times is followed by a batch norm.
     """
     _refuse_shared_weights(exported)
     settings = {
         node.args[_MEAN].target: (node.args[_MOMENTUM], node.args[_EPS])
         for node in _batch_norms(exported)
     }
-    with _fusing_what_is_annotated(), _trying_what_is_there():
+    with _fusing_annotated(), _trying_present_convs():
         prepared = prepare_pt2e(exported, quantizer, qat=True)
     prepared.meta[_BATCH_NORMS] = settings
     _restore_batch_norms(prepared, settings)
@@ -59,7 +59,7 @@ def prepare_qat(exported: torch.fx.GraphModule, quantizer: Any) -> torch.fx.Grap
 
 
 def _refuse_shared_weights(exported: torch.fx.GraphModule) -> None:
-    """Of calls that share a weight, torchao 0.18.0 folds the first one's batch norm into all."""
+    """Refuse shared weights: torchao 0.18.0 folds the first batch norm into all."""
     for norm in _batch_norms(exported):
         layer = norm.args[0]
         constants = [n for n in getattr(layer, "args", ())[1:2] if n.op == "get_attr"]
@@ -74,7 +74,7 @@ def _refuse_shared_weights(exported: torch.fx.GraphModule) -> None:
 
 
 def trains_quantization(prepared: torch.fx.GraphModule) -> bool:
-    """Whether any fake quantizer was inserted whose parameters come from training."""
+    """Return whether any fake quantizer's parameters come from training."""
     with quiet():
         FakeQuantizeBase = pt2e_module("fake_quantize").FakeQuantizeBase
         FixedQParamsFakeQuantize = pt2e_module("fake_quantize").FixedQParamsFakeQuantize
@@ -85,7 +85,7 @@ def trains_quantization(prepared: torch.fx.GraphModule) -> bool:
 
 
 def not_finite(prepared: torch.fx.GraphModule) -> list[str]:
-    """Names of the tensors of a trained graph that hold NaN, or infinity where none belongs."""
+    """Return the names of a trained graph's tensors with NaN or invalid infinities."""
     import torch
 
     with quiet():
@@ -100,16 +100,16 @@ def not_finite(prepared: torch.fx.GraphModule) -> list[str]:
     return [
         name
         for name, tensor in (*prepared.named_parameters(), *prepared.named_buffers())
-        # An observer without data stands at infinity.
+        # An observer without data is initialized to infinity.
         if not bool((~tensor.isnan() if id(tensor) in watching else torch.isfinite(tensor)).all())
     ]
 
 
 def unseen(prepared: torch.fx.GraphModule) -> tuple[list[str], int]:
-    """Names of the tensors whose fake quantizers saw no data, and how many are watched in all."""
+    """Return the tensors whose fake quantizers saw no data, and the number of all."""
     watched = dict(_observers(prepared))
     nodes = [n for n in prepared.graph.nodes if n.op == "call_module" and n.target in watched]
-    return [n.args[0].name for n in nodes if _is_blind(watched[n.target])], len(nodes)
+    return [n.args[0].name for n in nodes if _saw_no_data(watched[n.target])], len(nodes)
 
 
 def finish_qat(prepared: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -117,7 +117,7 @@ def finish_qat(prepared: torch.fx.GraphModule) -> torch.fx.GraphModule:
     settings = prepared.meta.pop(_BATCH_NORMS)
     _switch(prepared, training=False)
     _restore_batch_norms(prepared, settings)
-    with _folding_with(settings), _trying_what_is_there():
+    with _folding_with(settings), _trying_present_convs():
         converted = finish_pt2e(prepared)
         _fold_the_rest(converted)
     return converted
@@ -125,10 +125,10 @@ def finish_qat(prepared: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 def own_graph(graph: torch.nn.Module, *, trains: bool = False) -> torch.fx.GraphModule:
     """
-    Copy a graph that the user has exported, or has prepared or converted by PT2E.
+    Copy a graph that the user has exported, prepared or converted.
 
     Returns:
-        The copy; if it is prepared in eval mode, and as `prepare_qat` gives it.
+        The copy; a prepared one in eval mode, as from `prepare_qat`.
     """
     with quiet():
         own: Any = copy.deepcopy(graph)
@@ -142,7 +142,7 @@ def own_graph(graph: torch.nn.Module, *, trains: bool = False) -> torch.fx.Graph
 
 
 def float_side(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Copy a graph that PT2E has prepared or converted, without its observers and rounding."""
+    """Copy a graph prepared or converted by PT2E, without observers and rounding."""
     own = own_graph(graph)
     observers = dict(_observers(own))
     for node in list(own.graph.nodes):
@@ -153,14 +153,14 @@ def float_side(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def finish_own(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """As `finish_qat` or `finish_pt2e`, of what `own_graph` gave."""
+    """Finish a graph of `own_graph`, as `finish_qat` or `finish_pt2e`."""
     if not _observers(graph):
         return finish_converted(graph)
     return finish_qat(graph) if trains_quantization(graph) else finish_pt2e(graph)
 
 
 def _batch_norms(graph: torch.fx.GraphModule) -> list[Any]:
-    """Nodes of batch norms that keep statistics; one without them never leaves train mode."""
+    """Return the nodes of batch norms that keep statistics, and so can be switched."""
     import torch
 
     return [
@@ -172,10 +172,10 @@ def _batch_norms(graph: torch.fx.GraphModule) -> list[Any]:
 
 def _restore_batch_norms(graph: torch.fx.GraphModule, settings: dict[str, Any]) -> None:
     """
-    Give batch norms their momentum and eps back.
+    Restore momentum and eps of batch norms.
 
-    torchao 0.18.0 puts its patterns' own in their place (`TODO: allow setting eps`): 0.1 and 1e-5,
-    whatever the model has, and its graph computes something else without a word.
+    torchao 0.18.0 silently replaces them by its patterns' own (`TODO: allow setting eps`): 0.1 and
+    1e-5, whatever the model has.
     """
     import torch
 
@@ -189,7 +189,7 @@ def _restore_batch_norms(graph: torch.fx.GraphModule, settings: dict[str, Any]) 
 
 
 def _settle(norm: Any, settings: dict[str, Any]) -> float:
-    """Give one batch norm its own momentum and eps; returns the eps."""
+    """Restore momentum and eps of one batch norm, and return the eps."""
     momentum, eps = settings[norm.args[_MEAN].target]
     norm.args = (*norm.args[:_MOMENTUM], momentum, eps, *norm.args[_EPS + 1 :])
     return float(eps)
@@ -197,10 +197,10 @@ def _settle(norm: Any, settings: dict[str, Any]) -> float:
 
 def _make_switchable(graph: torch.fx.GraphModule) -> None:
     """
-    Let `train()` and `eval()` work on an exported graph, which torchao forbids.
+    Enable `train()` and `eval()` of an exported graph, which torchao forbids.
 
     Its own switch (torchao 0.18.0, `allow_exported_model_train_eval`) rewrites by pattern, and
-    leaves each dropout with p=0.5 and each batch norm with momentum 0.1 and eps 1e-5.
+    sets each dropout to p=0.5 and each batch norm to momentum 0.1 and eps 1e-5.
     """
 
     def train(self: torch.fx.GraphModule, mode: bool = True) -> torch.fx.GraphModule:
@@ -227,13 +227,13 @@ def _switch(graph: torch.fx.GraphModule, *, training: bool) -> None:
 
 
 @contextlib.contextmanager
-def _fusing_what_is_annotated() -> Iterator[None]:
+def _fusing_annotated() -> Iterator[None]:
     """
-    Let torchao make the training pattern of a conv and its batch norm only where it can undo it.
+    Restrict torchao's fusion of conv and batch norm to annotated pairs.
 
-    torchao 0.18.0 makes it for every pair (`TODO: only fuse if conv and bn are both configured to
-    be quantized`) and undoes it only where the weight was quantized and nothing stands between the
-    two. Elsewhere a dozen ops that scale weights would stay in the file.
+    torchao 0.18.0 fuses every pair (`TODO: only fuse if conv and bn are both configured to be
+    quantized`) and undoes it only where the weight was quantized and nothing lies between the two.
+    Elsewhere a dozen ops that scale weights would stay in the file.
     """
     with quiet():
         qat_utils = pt2e_module("qat_utils")
@@ -261,17 +261,17 @@ def _fusing_what_is_annotated() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _trying_what_is_there() -> Iterator[None]:
+def _trying_present_convs() -> Iterator[None]:
     """
-    Spare the patterns of convolutions that a graph does not have.
+    Skip the patterns of convolutions that a graph does not have.
 
-    torchao 0.18.0 traces some thirty for each of four kinds, whatever the graph holds: three
-    quarters of the ten seconds that a small model takes.
+    torchao 0.18.0 traces some thirty for each of four kinds, whatever the graph has: three quarters
+    of the ten seconds for a small model.
     """
     with quiet():
         qat_utils = pt2e_module("qat_utils")
 
-    def if_there(helper: Callable[..., Any]) -> Callable[..., Any]:
+    def if_present(helper: Callable[..., Any]) -> Callable[..., Any]:
         def try_pattern(graph: torch.fx.GraphModule, conv: Any, *args: Any, **kwargs: Any) -> Any:
             kinds = {str(n.target).split(".")[1] for n in graph.graph.nodes if _is_conv(n)}
             return helper(graph, conv, *args, **kwargs) if conv.__name__ in kinds else graph
@@ -279,15 +279,15 @@ def _trying_what_is_there() -> Iterator[None]:
         return try_pattern
 
     helpers = ("_fuse_conv_bn_qat_helper", "_fold_conv_bn_qat_helper")
-    with replaced(qat_utils, **{name: if_there(getattr(qat_utils, name)) for name in helpers}):
+    with replaced(qat_utils, **{name: if_present(getattr(qat_utils, name)) for name in helpers}):
         yield
 
 
 def _move_outputs_behind_batch_norms(graph: torch.fx.GraphModule) -> None:
     """
-    An output that a quantizer annotates on a conv is that of the conv with its batch norm folded.
+    Move a quantizer's output annotation of a conv to its batch norm.
 
-    Without training the two are one before any quantizer sees them.
+    Without training the two are fused before any quantizer sees them.
     """
     for norm in _batch_norms(graph):
         conv = norm.args[0]
@@ -333,7 +333,7 @@ def _folding_with(settings: dict[str, Any]) -> Iterator[None]:
 
 
 def _fold_the_rest(converted: torch.fx.GraphModule) -> None:
-    """Fold the batch norms of convolutions that stay in float, as it is done without training."""
+    """Fold the batch norms of convolutions in float, as without training."""
     with quiet():
         fold_bn_weights_into_conv_node = pt2e_module("utils").fold_bn_weights_into_conv_node
     for norm in _batch_norms(converted):

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 def load_recipe(recipe: str | Path | Recipe) -> Recipe:
     """
-    Give a recipe's rules from our preset's name, a `.json` path or the list itself.
+    Return a recipe's rules from a preset's name, a `.json` path or a list.
 
     Raises:
         FileNotFoundError: The path does not exist.
-        ValueError: The file is not JSON, there is no rule in it, or a rule says something that the
-            library does not know.
+        ValueError: The file is not JSON, there is no rule in it, or a rule has an entry that the
+            library does not support.
         TypeError: The content is not a list of dicts.
     """
     where = "recipe"
@@ -56,7 +56,7 @@ def load_recipe(recipe: str | Path | Recipe) -> Recipe:
     if not rules:
         raise ValueError(f"{where} has no rule: nothing would be quantized")
     try:
-        # What the library's own functions give holds enums.
+        # Recipes from the library's own functions have enums.
         plain: Recipe = json.loads(json.dumps(rules))
     except TypeError as error:
         raise TypeError(f"{where}: a rule is not plain data: {error}") from None
@@ -72,7 +72,7 @@ def _recipe_quantizer(float_tflite: bytes, recipe: Recipe) -> Any:
 
 @contextlib.contextmanager
 def _refusals(what: str) -> Iterator[None]:
-    """Say whose error it is: ai-edge-quantizer raises whatever it stumbles over."""
+    """Name the library in its errors: ai-edge-quantizer raises errors of any class."""
     try:
         yield
     except Exception as error:
@@ -95,7 +95,7 @@ def calibrate_recipe(
     Collect the ranges that a recipe needs, by running the float `.tflite`.
 
     Returns:
-        What `quantize_recipe` wants, None where the recipe needs no calibration.
+        The ranges for `quantize_recipe`, or None if the recipe needs no calibration.
     """
     if not _recipe_quantizer(float_tflite, recipe).need_calibration:
         return None
@@ -106,15 +106,15 @@ def calibrate_recipe(
             for sample in stream:
                 native.call("calibrate", add_sample, signature, dict(sample))
         return native.call("calibrate", end_calibration)
-    calibration = _Calibration(float_tflite, recipe, threads)
+    calibration = _RecipeCalibration(float_tflite, recipe, threads)
     for signature, stream in samples.items():
         for sample in stream:
             calibration.add(signature, sample)
     return calibration.ranges()
 
 
-class _Calibration:
-    """Collects ranges, one sample at a time."""
+class _RecipeCalibration:
+    """A calibration that collects ranges, one sample at a time."""
 
     def __init__(self, float_tflite: bytes, recipe: Recipe, threads: int) -> None:
         self._manager = recipe_module("recipe_manager").RecipeManager()
@@ -137,11 +137,11 @@ class _Calibration:
 @contextlib.contextmanager
 def _no_progress_bar() -> Iterator[None]:
     """
-    Keep progress bars out of the captured output of tests.
+    Suppress progress bars in the captured output of tests.
 
     ai-edge-quantizer 0.10.0 draws them on stderr for 100 operations or tensors and more.
     `Calibrator.calibrate`, called once a sample, has no option for it, and `Quantizer.quantize`
-    does not hand its `enable_progress_bar` on to the transformations.
+    does not pass its `enable_progress_bar` to the transformations.
     """
     bars = recipe_module("utils.progress_utils")
     original = bars.ProgressBar
@@ -153,18 +153,18 @@ def _no_progress_bar() -> Iterator[None]:
         yield
 
 
-_running: list[_Calibration] = []
-"""The calibration that runs in this process for another one."""
+_running: list[_RecipeCalibration] = []
+"""The calibration in progress for another process."""
 
 
 def begin_calibration(float_tflite: bytes, recipe: Recipe, threads: int) -> None:
-    """Begin to collect ranges for another process."""
-    _running[:] = [_Calibration(float_tflite, recipe, threads)]
+    """Start to collect ranges for another process."""
+    _running[:] = [_RecipeCalibration(float_tflite, recipe, threads)]
 
 
 def add_sample(signature: str, sample: Mapping[str, npt.NDArray[np.generic]]) -> None:
     """
-    Add a sample to the calibration that runs.
+    Add a sample to the calibration in progress.
 
     Raises:
         RuntimeError: The library refuses it, or another process has ended the calibration.
@@ -175,14 +175,14 @@ def add_sample(signature: str, sample: Mapping[str, npt.NDArray[np.generic]]) ->
 
 
 def end_calibration() -> Any:
-    """Return the ranges that were collected."""
+    """Return the collected ranges."""
     return _running.pop().ranges()
 
 
 def _that_can_run(step: str, native: Native | None) -> Native | None:
-    """Return the other process, unless this one has code in the libraries that it lacks."""
+    """Return the other process, unless it lacks rules registered in this one."""
     if native is not None and (foreign := registered_by_others()):
-        native.stays(step, f"{foreign[0]} was registered by other code")
+        native.runs_here(step, f"{foreign[0]} was registered by other code")
         return None
     return native
 
@@ -192,20 +192,20 @@ def biases_of_any_rank() -> Iterator[None]:
     """
     Quantize a bias along its channels, whatever its shape.
 
-    ai-edge-quantizer 0.10.0 takes every bias for one-dimensional and writes its scales along
-    dimension 0. A bias that litert-torch 0.10.0 folds of an ADD behind the layer has the shape
-    (1, 1, 1, channels), as of a transposed convolution in front of a batch norm or of a linear
-    layer on NHWC behind LayerScale: no interpreter opens the file (`num_scales must be 1 for
-    per-layer quantization, or 1 for per-axis quantization, but got 12`).
+    ai-edge-quantizer 0.10.0 assumes that every bias has one dimension and writes its scales along
+    dimension 0. A bias that litert-torch 0.10.0 folds from an ADD behind the layer has the shape
+    (1, 1, 1, channels), for instance of a transposed convolution before a batch norm or of a linear
+    layer on NHWC before LayerScale: no interpreter opens the file (`num_scales must be 1 for per-
+    layer quantization, or 1 for per-axis quantization, but got 12`).
     """
     library = recipe_module("algorithms.uniform_quantize.uniform_quantize_tensor")
     quantize = library.symmetric_quantize_bias_tensor
 
     def along_channels(bias: npt.NDArray[Any], *args: Any, **kwargs: Any) -> Any:
-        made = quantize(bias.reshape(-1), *args, **kwargs)
-        along = None if made.quantized_dimension is None else bias.ndim - 1
-        codes = made.quantized_data.reshape(bias.shape)
-        return dataclasses.replace(made, quantized_dimension=along, quantized_data=codes)
+        quantized = quantize(bias.reshape(-1), *args, **kwargs)
+        along = None if quantized.quantized_dimension is None else bias.ndim - 1
+        codes = quantized.quantized_data.reshape(bias.shape)
+        return dataclasses.replace(quantized, quantized_dimension=along, quantized_data=codes)
 
     with replaced(library, symmetric_quantize_bias_tensor=along_channels):
         yield
@@ -219,7 +219,7 @@ def quantize_recipe(
     if native is not None:
         return native.call("quantize", quantize_recipe, float_tflite, recipe, calibration)
     quantizer = _recipe_quantizer(float_tflite, recipe)
-    # Its report of sizes and times goes to standard output.
+    # Its report of sizes and times is written to standard output.
     with (
         quiet(),
         contextlib.redirect_stdout(io.StringIO()),

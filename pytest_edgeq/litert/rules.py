@@ -1,4 +1,4 @@
-"""The rules of a recipe: what they may say, and which ops of a file they are for."""
+"""The rules of a recipe: their checks, and the ops that they match."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _SHOWN = 8
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScopedOp:
     """
-    An op of the float file as rules see it.
+    An op of the float file with the name and scope that rules match.
 
     Attributes:
         name: In the schema, for instance `TRANSPOSE_CONV`; `INPUT` and `OUTPUT` stand for the
-            borders of a subgraph.
-        scope: What a rule's regex is searched in: the names of the op's outputs, each with a `;`
-            behind it; of `OUTPUT` those of its inputs.
+            inputs and outputs of a subgraph.
+        scope: The text that a rule's regex is searched in: the names of the op's outputs, each
+            followed by a `;`; for `OUTPUT` those of its inputs.
         where: For texts.
     """
 
@@ -45,7 +45,7 @@ class Rule:
     One rule of a recipe, checked.
 
     Attributes:
-        content: Its dict, as JSON would hold it.
+        content: Its dict, as in JSON.
         place: For texts: `rule 2 of 3`.
     """
 
@@ -53,13 +53,13 @@ class Rule:
     place: str
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """The rule itself, for texts."""
         return f"  rule: {json.dumps(self.content)}"
 
     @property
     def quantizes(self) -> bool:
-        """Whether it asks for anything but float."""
+        """Whether it quantizes, rather than leaves in float."""
         return bool(self.content["algorithm_key"] != _NO_QUANTIZE)
 
     @property
@@ -69,12 +69,12 @@ class Rule:
 
     @property
     def may_pass_over(self) -> bool:
-        """Whether it asks for small weights to be left in float."""
+        """Whether it leaves small weights in float."""
         config = self.content.get("op_config", {})
         return self.quantizes and bool(config.get("min_weight_elements"))
 
     def matches(self, op: ScopedOp) -> bool:
-        """Whether an op is of the rule's kind and within its scope."""
+        """Return whether an op is of the rule's kind and within its scope."""
         wanted = self.content["operation"]
         return (wanted in (_ALL, _library_name(op.name))) and bool(
             re.search(self.content["regex"], op.scope)
@@ -83,7 +83,7 @@ class Rule:
 
 @functools.cache
 def _library_names() -> dict[str, str]:
-    """The library's own names of operations by those of the schema."""
+    """Return the library's own names of operations, by those of the schema."""
     from ai_edge_litert.schema_py_generated import BuiltinOperator
 
     known = recipe_module("utils.tfl_flatbuffer_utils").TFL_OP_CODE_TO_NAME
@@ -108,11 +108,11 @@ def _library_name(schema_name: str) -> str | None:
 
 def check_rules(recipe: Sequence[Mapping[str, Any]], where: str) -> list[Rule]:
     """
-    Check what the rules say, without a model.
+    Check the rules of a recipe, without a model.
 
     Raises:
         ValueError: A key, an operation, an algorithm or a config that the library does not know;
-            it would be passed over in silence (a key), or match nothing (an operation).
+            it would be ignored silently (a key), or match nothing (an operation).
     """
     rules = []
     for number, content in enumerate(recipe, 1):
@@ -133,8 +133,8 @@ def _check_rule(rule: Rule) -> None:
         re.compile(regex)
     except (re.error, TypeError) as error:
         raise _refused(rule, f"regex {regex!r} is none: {error}") from None
-    _check_word(rule, "operation", rule.content, qtyping.TFLOperationName)
-    _check_word(rule, "algorithm_key", rule.content, manager.AlgorithmName)
+    _check_enum(rule, "operation", rule.content, qtyping.TFLOperationName)
+    _check_enum(rule, "algorithm_key", rule.content, manager.AlgorithmName)
     if not rule.quantizes:
         return
     config = rule.content["op_config"]
@@ -144,7 +144,7 @@ def _check_rule(rule: Rule) -> None:
     # Without it the library raises a bare KeyError.
     _check_keys(rule, "op_config", config, fields, ("weight_tensor_config",))
     _check_flags(rule, "op_config", config, "explicit_dequantize", "skip_checks")
-    _check_word(rule, "compute_precision", config, qtyping.ComputePrecision)
+    _check_enum(rule, "compute_precision", config, qtyping.ComputePrecision)
     for tensor in ("weight_tensor_config", "activation_tensor_config"):
         if tensor in config:
             _check_tensor(rule, tensor, config[tensor], qtyping)
@@ -162,48 +162,48 @@ def _check_tensor(rule: Rule, place: str, config: Any, qtyping: ModuleType) -> N
     if not isinstance(config, Mapping):
         raise _refused(rule, f"{place}: expected a dict, got {config!r}")
     fields = tuple(each.name for each in dataclasses.fields(qtyping.TensorQuantizationConfig))
-    # `block_size` is the older way to write a blockwise granularity. Keys that it does not know the
-    # library takes for parameters of the algorithm (0.6 to 0.11), so that a slip has no effect.
+    # `block_size` is the older way to write a blockwise granularity. The library treats unknown
+    # keys as parameters of the algorithm (0.6 to 0.11), so that a misspelt one has no effect.
     _check_keys(rule, place, config, (*fields, "block_size"), ("num_bits",))
     bits = config["num_bits"]
     if type(bits) is not int:
         raise _refused(rule, f"{place}: num_bits: expected an integer, got {bits!r}")
     _check_flags(rule, place, config, "symmetric")
-    _check_word(rule, "granularity", config, qtyping.QuantGranularity)
-    _check_word(rule, "dtype", config, qtyping.TensorDataType)
+    _check_enum(rule, "granularity", config, qtyping.QuantGranularity)
+    _check_enum(rule, "dtype", config, qtyping.TensorDataType)
 
 
 def _check_keys(
     rule: Rule,
     place: str,
-    given: Mapping[str, Any],
+    entries: Mapping[str, Any],
     known: Sequence[str],
     required: Sequence[str],
 ) -> None:
     within = f"{place}: " if place else ""
-    for key in given:
+    for key in entries:
         if key not in known:
             raise _refused(
                 rule,
                 f"{within}unknown key {key!r}{nearest(str(key), known)}\n"
                 f"  known: {', '.join(known)}",
             )
-    missing = [key for key in required if key not in given]
+    missing = [key for key in required if key not in entries]
     if missing:
         raise _refused(rule, f"{within}{' and '.join(map(repr, missing))} missing")
 
 
-def _check_flags(rule: Rule, place: str, given: Mapping[str, Any], *names: str) -> None:
+def _check_flags(rule: Rule, place: str, entries: Mapping[str, Any], *names: str) -> None:
     for name in names:
-        if not isinstance(given.get(name, False), bool):
-            raise _refused(rule, f"{place}: {name}: expected true or false, got {given[name]!r}")
+        if not isinstance(entries.get(name, False), bool):
+            raise _refused(rule, f"{place}: {name}: expected true or false, got {entries[name]!r}")
 
 
-def _check_word(rule: Rule, name: str, given: Mapping[str, Any], words: Any) -> None:
+def _check_enum(rule: Rule, name: str, entries: Mapping[str, Any], words: Any) -> None:
     known = [word.value for word in words]
-    if name not in given or given[name] in known:
+    if name not in entries or entries[name] in known:
         return
-    word = str(given[name])
+    word = str(entries[name])
     # The schema's name where the library has one of its own: TRANSPOSE_CONV is CONV_2D_TRANSPOSE.
     own = _library_names().get(word) if name == "operation" else None
     near = nearest_op if name == "operation" else nearest
@@ -212,22 +212,22 @@ def _check_word(rule: Rule, name: str, given: Mapping[str, Any], words: Any) -> 
 
 
 def _refused(rule: Rule, why: str) -> ValueError:
-    return ValueError(f"{rule.place}: {why}\n{rule.told}")
+    return ValueError(f"{rule.place}: {why}\n{rule.text}")
 
 
 def match_rules(rules: Sequence[Rule], ops: Sequence[ScopedOp]) -> list[int | None]:
     """
-    Tell which rule each op is quantized by.
+    Return the rule that quantizes each op.
 
-    The last rule wins that matches an op and whose config the library supports for it. A rule all
-    of whose ops are taken by later ones is sound: it says what the rest would get.
+    The last rule that matches an op and whose config the library supports for it has priority. A
+    rule all of whose ops are matched by later ones is valid.
 
     Returns:
-        The index of the rule for each op, None where no rule applies.
+        The index of the rule for each op, None if no rule applies.
 
     Raises:
-        ValueError: A rule that matches no op, or is supported for none of those that it matches;
-            or a rule that should win at an op and that the library puts behind an earlier one.
+        ValueError: A rule that matches no op, or is supported for none of those that it matches; or
+            a rule that should have priority and that the library overrides by an earlier one.
     """
     matched: list[list[ScopedOp]] = [[] for _ in rules]
     supported = [False for _ in rules]
@@ -251,36 +251,36 @@ def match_rules(rules: Sequence[Rule], ops: Sequence[ScopedOp]) -> list[int | No
 
 
 def _supports(rule: Rule, op: ScopedOp) -> bool:
-    """Whether the library would quantize an op by a rule, or leave it in float as the rule says."""
+    """Return whether the library can apply a rule to an op."""
     if not rule.quantizes:
         return True
     return _library_name(op.name) in _operations(json.dumps(rule.content))
 
 
 def _unsupported(rule: Rule, what: str) -> ValueError:
-    """The library does not support a rule's config for what it is to quantize."""
+    """Return the error for a rule whose config the library does not support."""
     content = json.dumps(rule.content)
     supported = ", ".join(_operations(content)) or "no operation"
-    # Of all kinds this one is supported with most configs, and so has most to say of the rest.
+    # FULLY_CONNECTED is supported with most configs, and so has the most specific errors.
     words = _refusal(content, what if rule.names_an_operation else "FULLY_CONNECTED")
-    # The policy's own words are a dump of the config.
-    said = f"\n  {words}" if words and "was not found in the policy" not in words else ""
+    # The policy's own message is a dump of the config.
+    reason = f"\n  {words}" if words and "was not found in the policy" not in words else ""
     return _refused(
         rule,
         f"ai-edge-quantizer does not support this config for {what if what != _ALL else 'any op'}; "
-        f"it does for {supported}{said}",
+        f"it does for {supported}{reason}",
     )
 
 
 @functools.lru_cache(maxsize=256)
 def _operations(rule: str) -> tuple[str, ...]:
-    """The operations that the library supports a rule's config for."""
+    """Return the operations for which the library supports a rule's config."""
     names = [word.value for word in recipe_module("qtyping").TFLOperationName]
     return tuple(name for name in names if name != _ALL and _refusal(rule, name) is None)
 
 
 def _refusal(rule: str, operation: str) -> str | None:
-    """Why the library does not support a rule's config for an operation; None where it does."""
+    """Return the library's reason against a rule for an operation, or None."""
     content = json.loads(rule)
     qtyping = recipe_module("qtyping")
     config = qtyping.OpQuantizationConfig.from_dict(content["op_config"])
@@ -297,12 +297,11 @@ def _check_precedence(
     rules: Sequence[Rule], ops: Sequence[ScopedOp], winners: Sequence[int | None]
 ) -> None:
     """
-    Hold the library to its own words: "later one has higher priority".
+    Check that the library implements "later one has higher priority".
 
-    It files rules under their regex (0.4 to 0.11): a rule takes the place of the first one with the
-    same regex, so that rules between the two win over it; and a rule for `*` throws the earlier
-    ones with its regex away, those too that it does not replace because they are for ops that it
-    does not support.
+    It stores rules by their regex (0.4 to 0.11): a rule replaces the first one with the same regex,
+    so that rules between the two override it; and a rule for `*` removes the earlier ones with its
+    regex, also those for ops that it does not support.
     """
     qtyping = recipe_module("qtyping")
     manager = recipe_module("recipe_manager").RecipeManager()
@@ -317,21 +316,21 @@ def _check_precedence(
         expected = (_NO_QUANTIZE, None) if winner is None else configs[winner]
         if expected == actual or expected[0] == actual[0] == _NO_QUANTIZE:
             continue
-        assert winner is not None  # the library takes no rule that does not match
+        assert winner is not None  # the library applies no rule that does not match
         rule = rules[winner]
         twins = [
             other.place.split(", ")[-1]
             for other in rules
             if other is not rule and other.content["regex"] == rule.content["regex"]
         ]
-        taken = "leaves it in float" if actual[0] == _NO_QUANTIZE else "takes another"
+        outcome = "leaves it in float" if actual[0] == _NO_QUANTIZE else "takes another"
         raise _refused(
             rule,
-            f"stands last among the rules for {op.where}, and ai-edge-quantizer {taken}: it files "
-            f"rules with one regex together ({' and '.join(twins)} has the same), and a rule for "
-            "'*' throws the earlier ones with its regex away. Write this rule's regex differently "
-            f"({'(' + rule.content['regex'] + ')'!r} means the same), or take it out if the file "
-            "is meant so",
+            f"stands last among the rules for {op.where}, and ai-edge-quantizer {outcome}: it "
+            f"files rules with one regex together ({' and '.join(twins)} has the same), and a rule "
+            "for '*' throws the earlier ones with its regex away. Write this rule's regex "
+            f"differently ({'(' + rule.content['regex'] + ')'!r} means the same), or take "
+            "it out if the file is meant so",
         )
 
 
@@ -357,7 +356,7 @@ def _no_match(rule: Rule, ops: Sequence[ScopedOp]) -> ValueError:
     return _refused(
         rule,
         f"{why}\n  It is searched in the names of an op's outputs; those of the last op are the "
-        f"model's own. There are:\n{told_ops(likely)}",
+        f"model's own. There are:\n{listed_ops(likely)}",
     )
 
 
@@ -366,8 +365,8 @@ def _likeness(regex: str, op: ScopedOp) -> float:
     return matcher.find_longest_match().size / max(len(regex), 1)
 
 
-def told_ops(ops: Sequence[ScopedOp]) -> str:
-    """The first few ops with their scopes, one a line."""
+def listed_ops(ops: Sequence[ScopedOp]) -> str:
+    """List the first few ops with their scopes, one a line."""
     scopes = [op.scope if len(op.scope) <= 160 else f"{op.scope[:160]}…" for op in ops]
     rows = [f"    {op.where}: {scope}" for op, scope in zip(ops, scopes, strict=True)]
     more = [f"    … and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []

@@ -19,12 +19,12 @@ def settings_of(quantizer: Any) -> dict[str, str]:
         return {}
     try:
         return {path.lstrip("."): text for path, text in _flat("", quantizer)}
-    except _UnknownError:
+    except _UnknownSettingError:
         return {"settings": "unknown"}
 
 
-class _UnknownError(Exception):
-    """A value that no text stands for."""
+class _UnknownSettingError(Exception):
+    """A value without a text form."""
 
 
 def _flat(path: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -47,11 +47,14 @@ def _text(value: Any) -> str:
     if isinstance(value, type) and _is_known(value):
         return value.__name__
     if isinstance(value, functools.partial):
-        given = (*map(_text, value.args), *(f"{k}={_text(v)}" for k, v in value.keywords.items()))
-        return f"{_text(value.func)}({', '.join(given)})"
+        arguments = (
+            *map(_text, value.args),
+            *(f"{k}={_text(v)}" for k, v in value.keywords.items()),
+        )
+        return f"{_text(value.func)}({', '.join(arguments)})"
     if type(value).__name__ == "PartialWrapper":  # of torchao: a partial and further callables
         return _text(value.p) if not value.callable_args else _text(None)
-    raise _UnknownError
+    raise _UnknownSettingError
 
 
 def _is_known(kind: type) -> bool:

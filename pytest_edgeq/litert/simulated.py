@@ -1,4 +1,4 @@
-"""The graph that PT2E gives, with quantize and dequantize nodes, on its way to the converter."""
+"""Rewrite the quantized graph of PT2E for the converter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 
-# Names of torch's ops with a weight, and what becomes of them.
+# Names of torch's ops with a weight, and the ops to which they are lowered.
 _FAMILIES = {
     "conv1d": ("CONV_2D", "DEPTHWISE_CONV_2D"),
     "conv2d": ("CONV_2D", "DEPTHWISE_CONV_2D"),
@@ -25,7 +25,7 @@ _FAMILIES = {
     "linear": ("FULLY_CONNECTED",),
 }
 
-_TAKES_WEIGHTS = (*_FAMILIES, "conv3d", "addmm", "mm", "matmul", "embedding")
+_WEIGHTED = (*_FAMILIES, "conv3d", "addmm", "mm", "matmul", "embedding")
 
 # Ops that return the values of their operand, perhaps in another shape; dropouts in eval mode.
 _SAME_VALUES = {
@@ -34,21 +34,21 @@ _SAME_VALUES = {
     *DROPOUTS,
 }
 
-# Ends the name of a weight that was rounded here.
+# Suffix of a weight that was rounded here.
 _ROUNDED = "_rounded"
 
 
 def fold_constants(simulated: torch.fx.GraphModule) -> None:
     """
-    Round the constants for which the converter must choose the codes itself, and take their nodes.
+    Replace quantized constants by rounded ones where the converter chooses codes.
 
     The values that the graph computes with stay the same, to the bit.
 
     litert-torch 0.10.0 cannot write a bias that the graph quantizes to int32 (`Failed to export
-    flatbuffer`), but gives each bias of an op that it quantizes the scale input × weight, the only
-    one that kernels take. And it reverses the weight of a transposed convolution twice, which
-    nothing quantized gets through, so that the op stays in float without a word; a weight that is
-    a plain constant it quantizes by itself, with a scale for each output channel.
+    flatbuffer`), but assigns each bias of an op that it quantizes the scale input × weight, the
+    only one that kernels support. And it reverses the weight of a transposed convolution twice,
+    which it cannot do with a quantized one, so that the op silently stays in float; a weight that
+    is a plain constant it quantizes itself, with a scale for each output channel.
 
     Raises:
         RefusedError: A bias with another scale than input × weight.
@@ -59,11 +59,11 @@ def fold_constants(simulated: torch.fx.GraphModule) -> None:
         if len(node.args) > 2 and _is_quantized_constant(node.args[2]):
             _check_bias_scale(simulated, node)
             _fold(simulated, node, 2)
-        borders = [node.args[0], *_behind_activations(node)]
+        neighbours = [node.args[0], *_users_behind_relus(node)]
         if (
             _family(node) == ("TRANSPOSE_CONV",)
             and _is_quantized_constant(node.args[1])
-            and all(_is_dequantized(each) or _is_quantize(each) for each in borders)
+            and all(_is_dequantized(each) or _is_quantize(each) for each in neighbours)
         ):
             _fold(simulated, node, 1)
     simulated.graph.eliminate_dead_code()
@@ -72,7 +72,7 @@ def fold_constants(simulated: torch.fx.GraphModule) -> None:
 
 def unfold_weights(simulated: torch.fx.GraphModule) -> None:
     """
-    Write weights that are stored as integers as the floats that they stand for, which are rounded.
+    Replace weights stored as integers by their dequantized values, which are quantized.
 
     torchao's `convert_pt2e` folds them by default, and the converter refuses such a graph
     (`'stablehlo.uniform_dequantize' op operand #0 must be ranked tensor of per-tensor integer`;
@@ -93,8 +93,8 @@ def unfold_weights(simulated: torch.fx.GraphModule) -> None:
         with simulated.graph.inserting_before(node):
             floats = simulated.graph.get_attr(name)
             codes = simulated.graph.call_function(rounds[node.target], (floats, *node.args[1:]))
-        for made in (floats, codes):
-            made.meta.update(node.meta)
+        for added in (floats, codes):
+            added.meta.update(node.meta)
         node.update_arg(0, codes)
     simulated.graph.eliminate_dead_code()
     simulated.recompile()
@@ -102,12 +102,13 @@ def unfold_weights(simulated: torch.fx.GraphModule) -> None:
 
 def share_scales(simulated: torch.fx.GraphModule) -> None:
     """
-    Quantize a tensor with one scale on both sides of an op that changes none of its values.
+    Quantize a tensor with one scale on both sides of a no-op.
 
     litert-torch 0.10.0 removes such an op (a dropout, `detach`, `clone`, `squeeze` of `unsqueeze`),
     and of the two quantize nodes keeps the first for the tensor and the second for the bias of the
     layer behind: the bias is read in another scale than it was written in (0.8 dB, no warning).
-    Where the shape changes, a RESHAPE stays in the file, and a QUANTIZE behind it.
+
+    If the shape changes, a RESHAPE stays in the file, and a QUANTIZE behind it.
     """
     for node in simulated.graph.nodes:
         if not _is_dequantized(node) or not _changes_nothing(node.args[0].args[0]):
@@ -115,7 +116,7 @@ def share_scales(simulated: torch.fx.GraphModule) -> None:
         source = node.args[0].args[0]
         while _changes_nothing(source):
             source = source.args[0]
-        # Of one dtype and one range of codes; channels have scales of their own.
+        # Of one dtype and one range of codes, per tensor.
         if (
             _is_dequantized(source)
             and _quantized_shape(source) == _quantized_shape(node)
@@ -129,7 +130,7 @@ def share_scales(simulated: torch.fx.GraphModule) -> None:
 
 
 def _quantized_shape(dequantize: Any) -> tuple[int, ...] | None:
-    """Return the shape of the value that is quantized in front; None where the graph lacks it."""
+    """Return the shape of the quantized value; None if the graph lacks it."""
     value = dequantize.args[0].args[0].meta.get("val")
     return None if value is None else tuple(value.shape)
 
@@ -143,19 +144,18 @@ def _changes_nothing(node: Any) -> bool:
     return op_name(node) in _SAME_VALUES and all(each is torch.float32 for each in dtypes)
 
 
-def keep_floats_apart(simulated: torch.fx.GraphModule) -> None:
+def isolate_float_ops(simulated: torch.fx.GraphModule) -> None:
     """
-    Bar the converter from quantizing ops that are to take floats.
+    Prevent the converter from quantizing ops that should compute in float.
 
     Between two quantized tensors litert-torch 0.10.0 quantizes an op whether it was annotated or
-    not, its weight by itself; and one whose weight alone was annotated it gives an integer input
-    and a float output, which no kernel takes. It knows a barrier that it takes out in the end.
+    not, and its weight by itself; and an op with only its weight annotated gets an integer input
+    and a float output, which no kernel supports. It has a barrier op that it removes in the end.
 
-    A convolution or a linear layer takes floats, too, where a quantizer passed over it. Of a
-    transposed convolution, which no config reaches, that cannot be told from wanting all in int8.
-
-    And so does what joins tensors of different scales: the converter would give them all the scale
-    of the first, and clip the others.
+    Convolutions and linear layers that a quantizer skipped are to stay in float, too. Transposed
+    convolutions, which no config reaches, cannot be distinguished from those to be quantized. Joins
+    of tensors with different scales are isolated as well: the converter would use the scale of the
+    first for all, and clip the others.
     """
     with quiet():
         optimization_barrier_op = converter_module(
@@ -172,17 +172,17 @@ def keep_floats_apart(simulated: torch.fx.GraphModule) -> None:
         for operand in node.all_input_nodes:
             if _is_dequantized(operand) and not _is_quantized_constant(operand):
                 with simulated.graph.inserting_before(node):
-                    # Of a barrier for one tensor it cannot read the result.
+                    # It cannot read the result of a barrier for one tensor.
                     both = ([operand, operand],)
                     barrier = simulated.graph.call_function(optimization_barrier_op, both)
-                    apart = simulated.graph.call_function(operator.getitem, (barrier, 0))
-                apart.meta.update(operand.meta)
-                node.replace_input_with(operand, apart)
+                    isolated = simulated.graph.call_function(operator.getitem, (barrier, 0))
+                isolated.meta.update(operand.meta)
+                node.replace_input_with(operand, isolated)
     simulated.recompile()
 
 
 def copied_graph(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return a copy with nodes of its own, and with the tensors of the original."""
+    """Return a copy with nodes of its own, which shares the original's tensors."""
     return _copied(module, {}, {})
 
 
@@ -217,11 +217,11 @@ def _copied(
 
 def copied_to_run(simulated: torch.nn.Module) -> torch.nn.Module:
     """
-    Return a copy of a quantized graph that gives the same results, to the bit, in less time.
+    Return a faster copy of a quantized graph with results equal to the bit.
 
     Its weights are rounded once, not at each call, and activations in place: torch 2.13 allocates
     seven tensors to round one and to scale it back, which for large ones takes longer than the
-    convolution before them. What is no graph is returned as it is.
+    convolution before them. Anything but a graph is returned unchanged.
     """
     import torch
 
@@ -243,7 +243,7 @@ def copied_to_run(simulated: torch.nn.Module) -> torch.nn.Module:
 def _quantize_in_place(
     values: torch.Tensor, scale: float, zero_point: int, low: int, high: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Compute what `quantized_decomposed.quantize_per_tensor` does, in the same steps."""
+    """Compute `quantized_decomposed.quantize_per_tensor`, in the same steps."""
     codes = values.float() * (1.0 / scale)  # torch, too, rounds half precision as float32
     return codes.round_().add_(zero_point).clamp_(low, high).to(dtype)
 
@@ -258,7 +258,7 @@ def _dequantize_in_place(
     *,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Compute what `quantized_decomposed.dequantize_per_tensor` does, in the same steps."""
+    """Compute `quantized_decomposed.dequantize_per_tensor`, in the same steps."""
     del low, high, dtype
     import torch
 
@@ -278,14 +278,14 @@ def without_rounding(simulated: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def in_float(simulated: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return a copy of a quantized graph that rounds no activation; codes of weights are floats."""
+    """Return a copy of a quantized graph without rounding; weights keep their codes' values."""
     plain = copied_graph(simulated)
     unfold_weights(plain)
     return without_rounding(plain)
 
 
 def activation_scales(simulated: torch.fx.GraphModule) -> set[tuple[float, int]]:
-    """Return scale and zero point of each tensor that a quantized graph rounds as a whole."""
+    """Return scale and zero point of each tensor quantized per tensor."""
     nodes = [node for node in simulated.graph.nodes if op_name(node) == "quantize_per_tensor"]
     found = set()
     for node in nodes:
@@ -297,7 +297,7 @@ def activation_scales(simulated: torch.fx.GraphModule) -> set[tuple[float, int]]
 
 
 def constants_of(simulated: torch.fx.GraphModule) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return a quantized graph's floating-point constants and what is computed from them."""
+    """Return a graph's floating-point constants, with and without rounding."""
     import torch
 
     rounded: dict[torch.fx.Node, Any] = {}
@@ -308,8 +308,8 @@ def constants_of(simulated: torch.fx.GraphModule) -> list[tuple[torch.Tensor, to
         elif node.op == "call_function" and all(each in rounded for each in node.all_input_nodes):
             with torch.no_grad():
                 rounded[node] = _called(node, rounded)
-                held = _is_quantize(node) or op_name(node).startswith("dequantize_per_")
-                exact[node] = exact[node.args[0]] if held else _called(node, exact)
+                is_qdq = _is_quantize(node) or op_name(node).startswith("dequantize_per_")
+                exact[node] = exact[node.args[0]] if is_qdq else _called(node, exact)
     return [
         (value.detach(), exact[node].detach())
         for node, value in rounded.items()
@@ -327,7 +327,7 @@ def _called(node: Any, values: Mapping[Any, Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return arguments with lists of their own, as torch's ops do not take those of its graphs."""
+    """Return arguments as plain lists, because torch's ops refuse those of its graphs."""
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -337,37 +337,37 @@ def _plain(value: Any) -> Any:
 
 def is_static(simulated: torch.fx.GraphModule) -> bool:
     """
-    Whether a quantized graph rounds any activation.
+    Return whether a quantized graph rounds any activation.
 
-    Such a graph the converter must be told to convert in its STATIC mode; DYNAMIC is for weights.
+    Such a graph must be converted in the converter's STATIC mode; DYNAMIC is for weights.
     """
     return any(_is_quantize(n) and not is_constant(n.args[0]) for n in simulated.graph.nodes)
 
 
 def holds_weights_alone(simulated: torch.fx.GraphModule) -> bool:
     """
-    Whether any op has a quantized weight and takes floats.
+    Return whether any op has a quantized weight and a float input.
 
-    The converter's STATIC mode leaves such an op in float without a word (litert-torch 0.10.0).
-    Its DYNAMIC mode takes it, and the ops that are quantized statically as well; all that differs
-    for those is that the file's inputs and outputs stay in float, with QUANTIZE and DEQUANTIZE.
+    The converter's STATIC mode silently leaves such an op in float (litert-torch 0.10.0). Its
+    DYNAMIC mode quantizes it, and the ops that are quantized statically as well; for those, only
+    the file's inputs and outputs stay in float, with QUANTIZE and DEQUANTIZE.
     """
     return any(map(_has_weight_alone, simulated.graph.nodes))
 
 
 def _has_weight_alone(node: Any) -> bool:
-    if op_name(node) not in _TAKES_WEIGHTS:
+    if op_name(node) not in _WEIGHTED:
         return False
     constants = [each for each in node.all_input_nodes if _is_quantized_constant(each)]
     operands = [each for each in node.all_input_nodes if _is_dequantized(each)]
-    # What was set to be dynamic may stand behind what is static.
+    # A dynamic op may follow a static one.
     return bool(constants) and (len(constants) == len(operands) or WEIGHT_ALONE in node.meta)
 
 
 def _has_float_weight(node: Any) -> bool:
     if op_name(node) not in ("conv1d", "conv2d", "linear"):
         return False
-    between = any(map(_is_quantize, _behind_activations(node)))
+    between = any(map(_is_quantize, _users_behind_relus(node)))
     return between and is_constant(node.args[1]) and not _is_quantized_constant(node.args[1])
 
 
@@ -378,7 +378,7 @@ def _joins_scales(node: Any) -> bool:
 
 
 def quantized_weights(simulated: torch.fx.GraphModule) -> set[tuple[str, str]]:
-    """Module path and TFLite op of what has a quantized weight, where all alike there have one."""
+    """Return module path and TFLite op of layers whose weights are all quantized."""
     found: dict[tuple[str, str], bool] = {}
     for node in simulated.graph.nodes:
         stack = list(node.meta.get("nn_module_stack", {}).values())
@@ -391,10 +391,10 @@ def quantized_weights(simulated: torch.fx.GraphModule) -> set[tuple[str, str]]:
 
 
 def modules_left_in_float(simulated: torch.fx.GraphModule) -> set[str]:
-    """Return the paths of the modules for whose ops a config of None was set."""
+    """Return the paths of the modules with a config of None."""
     nodes = [node for node in simulated.graph.nodes if node.meta.get(LEFT_IN_FLOAT)]
     stacks = [list(node.meta.get("nn_module_stack", {}).values()) for node in nodes]
-    # A function that the model itself calls says nothing of the others.
+    # A function called by the model itself does not apply to its other ops.
     return {stack[-1][0] for stack in stacks if stack} - {""}
 
 
@@ -407,7 +407,7 @@ def _is_quantize(node: Any) -> bool:
 
 
 def _is_dequantized(node: Any) -> bool:
-    """Whether it is what a quantize and a dequantize node give."""
+    """Return whether a node is a dequantize of a quantize node."""
     return op_name(node).startswith("dequantize_per_") and _is_quantize(node.args[0])
 
 
@@ -415,16 +415,16 @@ def _is_quantized_constant(node: Any) -> bool:
     return _is_dequantized(node) and is_constant(node.args[0].args[0])
 
 
-def _behind_activations(node: Any) -> list[Any]:
-    """What uses an op's result; a ReLU, which is fused, stands for what uses its own."""
+def _users_behind_relus(node: Any) -> list[Any]:
+    """Return the users of an op's result, skipping ReLUs, which are fused."""
     users = []
     for user in node.users:
-        users += _behind_activations(user) if op_name(user) in ("relu", "relu_") else [user]
+        users += _users_behind_relus(user) if op_name(user) in ("relu", "relu_") else [user]
     return users
 
 
 def _value(graph: torch.fx.GraphModule, node: Any) -> Any:
-    """Compute the value of a node whose operands, in lists too, are constants."""
+    """Compute the value of a node whose operands, also in lists, are constants."""
     import torch
 
     if node.op == "get_attr":
@@ -458,20 +458,20 @@ def _check_bias_scale(graph: torch.fx.GraphModule, node: Any) -> None:
         value = _value(graph, value) if isinstance(value, torch.fx.Node) else value
         return torch.as_tensor(value, dtype=torch.float64).reshape(-1)
 
-    taken, weight, bias = node.args[:3]
+    source, weight, bias = node.args[:3]
     where = f"{node.name} ({node.target})"
-    if not (_is_dequantized(taken) and _is_dequantized(weight)):
+    if not (_is_dequantized(source) and _is_dequantized(weight)):
         raise RefusedError(
             f"{where}: its bias is annotated as int32, but its input or its weight is not "
             "quantized: annotate all three, or leave the bias out"
         )
-    wanted, given = scale(taken) * scale(weight), scale(bias)
+    wanted, actual = scale(source) * scale(weight), scale(bias)
     # float32 rounds a product by 6e-8 of it.
-    if wanted.shape != given.expand_as(wanted).shape or not torch.allclose(
-        given.expand_as(wanted), wanted, rtol=1e-6, atol=0
+    if wanted.shape != actual.expand_as(wanted).shape or not torch.allclose(
+        actual.expand_as(wanted), wanted, rtol=1e-6, atol=0
     ):
         raise RefusedError(
-            f"{where}: its bias is annotated with scale {float(given[0]):.6g}, but kernels take "
+            f"{where}: its bias is annotated with scale {float(actual[0]):.6g}, but kernels take "
             f"input × weight only, {float(wanted[0]):.6g}: derive it with DerivedQuantizationSpec "
             "from the edges of both, or leave the bias out"
         )

@@ -1,4 +1,4 @@
-"""Constants on their way into the file: two shims over the converter."""
+"""Shims for the converter's handling of constants."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def true_constants() -> Iterator[None]:
     """
-    See to it that the converter writes the model's own constants, and leaves the model its own.
+    Make the converter write the model's own constants, and not modify the model.
 
     litert-torch 0.10.0, `backend/inline_consts.py`: a constant whose memory is not contiguous (a
-    transposed buffer, weights in channels-last layout) is copied, the copy's address taken for the
+    transposed buffer, weights in channels-last layout) is copied, the copy's address used as the
     key of a cache, and the copy freed. The next one of the same shape often gets the same address
-    and so the values of the one before: the file holds one layer's weights twice, without a word.
-    Here each copy lives until the conversion has ended.
+    and so the values of the one before: the file silently contains one layer's weights twice. Here
+    each copy lives until the conversion has ended.
 
-    In the same place infinite values are clamped to the largest finite ones within the model's own
-    memory, so that an attention mask of −inf is another one after the conversion. Here within a
-    copy.
+    In the same place infinite values are clamped to the largest finite ones in the model's own
+    memory, so that an attention mask of −inf is changed by the conversion. Here a copy is clamped.
     """
     if converter_module().__name__ == "ai_edge_torch":
-        # 0.7.1 goes by way of TensorFlow, and keeps no such cache.
+        # 0.7.1 converts by TensorFlow, and has no such cache.
         yield
         return
     inline_consts = converter_module("backend.inline_consts")

@@ -1,4 +1,4 @@
-"""Weights that torch has quantized already, written into the float `.tflite` of the same model."""
+"""Write weights quantized by torch into the float `.tflite` of the same model."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ class QuantizedWeight:
         codes: int8, in the weight's shape, whatever the bits.
         scales: float32, one for the tensor, for each channel along `axis`, or for each block.
         zero_points: int64, as many as scales.
-        values: float32, what the codes stand for.
+        values: float32, the dequantized codes.
         bits: Of a code as stored in a file: 2, 4 or 8.
-        axis: Along which the channels lie; None for one scale.
+        axis: Axis of the channels; None for one scale.
         block: Codes along the last axis that share a scale; 0 for all of a channel's.
-        dynamic: The op quantizes its activations at run time; else the weight is dequantized.
+        dynamic: Whether the op quantizes its activations at run time; else the weight is
+            dequantized.
     """
 
     name: str
@@ -44,13 +45,13 @@ class QuantizedWeight:
 
     @property
     def meaning(self) -> tuple[Any, ...]:
-        """Equal for weights that are stored alike."""
+        """A key, equal for weights that are stored alike."""
         parts = (self.codes, self.scales, self.zero_points)
         arrays = tuple(array.tobytes() for array in parts)
         return (*arrays, self.bits, self.axis, self.block, self.dynamic)
 
 
-# A constant is known by its shape and its bytes.
+# A constant is identified by its shape and its bytes.
 _Key: TypeAlias = tuple[Any, ...]
 _Placed: TypeAlias = dict[_Key, QuantizedWeight]
 
@@ -59,26 +60,26 @@ def write_weights(
     float_tflite: bytes, weights: Iterable[QuantizedWeight]
 ) -> tuple[bytes, tuple[str, ...]]:
     """
-    Replace the float weights of a file by the codes that they came from.
+    Replace the float weights of a file by their codes.
 
-    A constant of the file is known by its values: they must be a weight's, or a multiple of it for
-    each row. Blocks behind a DEQUANTIZE, which its kernels do not know, are stored as the rows of a
-    longer matrix, with a RESHAPE behind them.
+    A constant of the file is identified by its values: they must be a weight's, or a multiple of it
+    for each row. Blocks behind a DEQUANTIZE, which its kernels do not support, are stored as the
+    rows of a longer matrix, with a RESHAPE behind them.
 
     Returns:
-        The file, and the names of the weights that are nowhere in it, or stand at an op that takes
-        no quantized weight; in that case the file is the float one.
+        The file, and the names of the weights that are nowhere in it, or belong to an op without
+        kernels for quantized weights; in that case the file is the float one.
 
     Raises:
         ValueError: Two layers with equal values are quantized differently.
     """
     known: _Placed = {}
     for weight in weights:
-        twin = known.setdefault(_key(weight.values), weight)
-        if twin.meaning != weight.meaning:
+        same_values = known.setdefault(_key(weight.values), weight)
+        if same_values.meaning != weight.meaning:
             raise ValueError(
-                f"{twin.name} and {weight.name} hold the same values, which the file stores once, "
-                "but are quantized differently: give both one config, or leave one in float"
+                f"{same_values.name} and {weight.name} hold the same values, which the file stores "
+                "once, but are quantized differently: give both one config, or leave one in float"
             )
     model = recipe_module("utils.tfl_flatbuffer_utils").read_model(float_tflite)
     placed, missing = _place(model, known)
@@ -95,7 +96,7 @@ def _key(values: npt.NDArray[np.float32]) -> _Key:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """One use of a float constant; `in_place` where the op's kernels take it in integers, too."""
+    """One use of a float constant; `in_place` if the op's kernels support integers."""
 
     subgraph: Any
     index: int
@@ -118,14 +119,14 @@ def _constants(model: Any) -> Iterator[_Use]:
                     continue
                 values = get_tensor_data(tensor, model.buffers)
                 if values is not None:
-                    # Kernels that have int2 weights have those of every width.
+                    # Kernels that support int2 weights support every width.
                     facts = facts_of(kind)
                     in_place = "int2" in facts.dynamic and operand in facts.weights
                     yield _Use(subgraph, index, tensor, values, in_place)
 
 
 def _place(model: Any, known: Mapping[_Key, QuantizedWeight]) -> tuple[_Placed, tuple[str, ...]]:
-    """What the file's constants are to be, and the names of the weights without a place."""
+    """Return the file's new constants, and the names of weights without a place."""
     placed: _Placed = {}
     found: set[_Key] = set()
     misplaced: set[_Key] = set()
@@ -146,18 +147,18 @@ def _place(model: Any, known: Mapping[_Key, QuantizedWeight]) -> tuple[_Placed, 
 
 def _scaled(weight: QuantizedWeight, values: npt.NDArray[np.float32]) -> QuantizedWeight | None:
     """
-    Give a weight with its rows multiplied, if that is what the values are, else None.
+    Return a weight with its rows multiplied to match values, or None.
 
-    The converter folds what follows a layer into its weights: a batch norm, the scale of an
-    attention. The codes stay as they are, and the scales take the factors.
+    The converter folds the ops behind a layer into its weights: a batch norm, the scale of an
+    attention. The codes are unchanged, and the scales are multiplied by the factors.
     """
     if values.shape != weight.values.shape or values.ndim != 2:
         return None
-    # The first row tells nearly all apart at a small cost.
+    # The first row distinguishes nearly all at a small cost.
     if _factors(weight.values[:1], values[:1]) is None:
         return None
     factors = _factors(weight.values, values)
-    # One number a row can always be had by a factor: several must agree before it is believed.
+    # One number a row always matches by some factor: several must agree.
     if factors is None or np.count_nonzero(values) < len(values) + 8:
         return None
     flipped = factors < 0
@@ -183,7 +184,7 @@ def _scaled(weight: QuantizedWeight, values: npt.NDArray[np.float32]) -> Quantiz
 def _factors(
     before: npt.NDArray[np.float32], after: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.float32] | None:
-    """By what each row was multiplied; None where it is not the same for all of a row."""
+    """Return the factor of each row, or None if a row has several."""
     row = np.arange(len(before))
     largest = np.abs(before).argmax(axis=1)
     divisor = before[row, largest]
@@ -196,7 +197,7 @@ def _factors(
 def _reshape_blocks(
     model: Any, placed: Mapping[_Key, QuantizedWeight]
 ) -> Iterator[tuple[_Key, QuantizedWeight]]:
-    """Put every dequantized weight in blocks as rows before a RESHAPE; give all weights anew."""
+    """Store dequantized weights in blocks as rows before a RESHAPE; yield all weights."""
     for key, weight in placed.items():
         if weight.dynamic or not weight.block:
             yield key, weight
@@ -234,7 +235,7 @@ def _insert_reshape(model: Any, subgraph: Any, tensor: Any, block: int) -> None:
 
 
 def _plan(model: Any, placed: Mapping[_Key, QuantizedWeight]) -> dict[str, Any]:
-    """What is to become of each weight tensor, in the words of the library."""
+    """Return the library's transformations of each weight tensor."""
     qtyping = recipe_module("qtyping")
     parameters = {key: _parameters(weight) for key, weight in placed.items()}
     plan: dict[str, Any] = {}
@@ -254,7 +255,7 @@ def _plan(model: Any, placed: Mapping[_Key, QuantizedWeight]) -> dict[str, Any]:
 def _parameters(weight: QuantizedWeight) -> Any:
     scales, zero_points = weight.scales, weight.zero_points
     if weight.block:
-        # The library stores them in the shape that they come in: one row of blocks a channel.
+        # The library keeps their shape: one row of blocks a channel.
         scales = scales.reshape(weight.codes.shape[0], -1)
     return recipe_module("qtyping").UniformQuantParams(
         num_bits=weight.bits,

@@ -414,7 +414,7 @@ class AgainstTorch:
         ):
             return
         place, divergence = found
-        self._runner = self._form.apart().runner("builtin", keep=True)
+        self._runner = self._form.clone().runner("builtin", keep=True)
         for each in samples[: place + 1] if self._form.is_stateful else samples[place : place + 1]:
             self._run(self._form, each.sample)
         self.divergence = self._locate(samples[place].sample, samples[place].expected, divergence)
@@ -437,7 +437,7 @@ class AgainstTorch:
         self.is_rounded = bool(coded) and all(coded)
         if not self.is_rounded:
             return samples
-        edge, names = self._quantized.edge.apart(), list(self._quantized.input_names)
+        edge, names = self._quantized.edge.clone(), list(self._quantized.input_names)
         allowed = []
         for each in samples:
             codes = edge.run(names, each.sample.arrays(), "builtin")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pytest_edgeq.tflite.boundary import code_range, qparams
 from pytest_edgeq.tflite.constants import Constant, read_constant
-from pytest_edgeq.tflite.differences import Claim, claim_of, explain
+from pytest_edgeq.tflite.differences import ConstantPair, explain, pair_of
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.ops import INPUT_AT
 from pytest_edgeq.tflite.roles import roles_of
@@ -67,14 +67,14 @@ def check_stored_weight(
         # A folded difference of two parameters is as exact as the larger one.
         tolerance += np.abs(reference).max(initial=0.0) * 2.0**-24
         floats = replace(stored, values=actual)
-        claim = claim_of(op_name, floats, reference, tolerance)
+        claim = pair_of(op_name, floats, reference, tolerance)
         return () if claim.holds.all() else (f"the weight ({stored.dtype}): " + explain(claim),)
     if not (np.isfinite(stored.scales).all() and (stored.scales > 0).all()):
         return ("the weight has a scale that is zero, negative or not finite",)
     target = reference / stored.scales
     # Half a step, and the float32 rounding of the value and the quotient.
     rounded = FOLDED + (_BFLOAT16 if _in_blocks(stored) else 0)
-    claim = claim_of(op_name, stored, target, 0.5 + np.abs(target) * rounded)
+    claim = pair_of(op_name, stored, target, 0.5 + np.abs(target) * rounded)
     if not claim.holds.all():
         return ("the weight's codes: " + explain(claim),)
     if kept is None:
@@ -98,7 +98,7 @@ def half_spacing(dtype: str, reference: Array) -> Array:
         return np.spacing(np.abs(reference).astype(np.float16)).astype(np.float64) / 2
 
 
-def _beyond(stored: Constant, claim: Claim, kept: Callable[[], bool]) -> list[str]:
+def _beyond(stored: Constant, claim: ConstantPair, kept: Callable[[], bool]) -> list[str]:
     """Return a finding on values beyond their scale, unless the quantizer clips."""
     over = np.maximum(claim.target - claim.high, claim.low - claim.target)
     wrong = over > claim.tolerance
@@ -176,7 +176,7 @@ def _costs_a_bit(lost: Array, steps: Array, high: Array) -> bool:
     return bool(np.square(lost).mean() + 1 / 12 > 4 * wider**2 / 12)
 
 
-def _unused_range(stored: Constant, claim: Claim) -> list[str]:
+def _unused_range(stored: Constant, claim: ConstantPair) -> list[str]:
     """
     Return a finding on codes that use less than half of their range.
 
@@ -237,7 +237,7 @@ def check_bias(
         if not np.issubdtype(stored.values.dtype, np.floating):
             return (f"the bias is {stored.dtype} without a scale",)
         slack = slack + half_spacing(stored.dtype, reference)
-        claim = claim_of(_BIAS, stored, reference, slack)
+        claim = pair_of(_BIAS, stored, reference, slack)
         return () if claim.holds.all() else (f"the bias ({stored.dtype}): " + explain(claim),)
     if input_scale is None or weight_scales is None:
         raise ValueError("check_bias: a quantized bias needs input_scale and weight_scales")
@@ -280,7 +280,7 @@ def _bias_codes(
             f"{product.flat[worst]:.4g} (input scale × weight scale)"
         )
     tolerance = 0.5 + np.abs(target) * _ROUNDED_PRODUCT + slack / product
-    claim = claim_of(_BIAS, exact, target, np.where(limited, np.inf, tolerance))
+    claim = pair_of(_BIAS, exact, target, np.where(limited, np.inf, tolerance))
     if not claim.holds.all():
         found.append("the bias's codes: " + explain(claim))
     return found

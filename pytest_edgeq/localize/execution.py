@@ -111,7 +111,7 @@ class Execution:
     def clone(self, runtime: str) -> Execution:
         """Return a copy with interpreters of its own."""
         other = copy.copy(self)
-        other._file, other._form = self._file.apart(), self._form.apart()
+        other._file, other._form = self._file.clone(), self._form.clone()
         other._runner = other._file.runner(runtime, keep=True)
         other._whole = other._form.runner("builtin", keep=True)
         other._groups = {}
@@ -208,8 +208,8 @@ class Execution:
             if hybrid is None or each.position != hybrid_position(self._file.graph, each.op):
                 continue
             floats = contiguous(values[each.op.inputs[each.position]], np.float32)
-            if hybrid.takes(floats.shape) and floats.size == inputs[each.name].size:
-                quantized, found = hybrid.look(floats)
+            if hybrid.accepts(floats.shape) and floats.size == inputs[each.name].size:
+                quantized, found = hybrid.fake_quantize_with_halves(floats)
                 seen[each.name] = quantized.reshape(inputs[each.name].shape)
                 halves[each.op.index] = floats, found
         made = rounded.run(seen)

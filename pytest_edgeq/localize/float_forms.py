@@ -335,7 +335,7 @@ def by_name(ours: Signature, theirs: Signature, side: str) -> dict[int, int]:
     """
     Pair inputs or outputs by name if all names match, else by position.
 
-    A different number of them is reported by `same.border_differences`.
+    A different number of them is reported by `same.io_differences`.
     """
     one, two = getattr(ours, side), getattr(theirs, side)
     names = {border.name: border.tensor.index for border in two}
@@ -376,9 +376,9 @@ def _names(made: EdgeFile) -> dict[tuple[int, int], str]:
 def _float_file(quantized: QuantizedModel, sample: Sample) -> EdgeFile | None:
     """Return the flow's float file, or the converted reference; None if neither."""
     if quantized.float_edge is not None:
-        return quantized.float_edge.apart()
+        return quantized.float_edge.clone()
     if quantized.flow == "float":
-        return (quantized.origin or quantized.edge).apart()
+        return (quantized.origin or quantized.edge).clone()
     make = quantized.float_file
     if make is None:
         return None

@@ -763,7 +763,7 @@ class Localizer:
         allowed = 2 * output.bound * size
         if worst > allowed and made.halves is not None:
             hybrid_input, halves = made.halves
-            tied = self._execution.hybrids[made.op.index].ties(hybrid_input, halves)
+            tied = self._execution.hybrids[made.op.index].rounding_ambiguity(hybrid_input, halves)
             allowed += tied * output.peak_weight
         return worst / allowed - 1 if allowed else (math.inf if worst else -1.0)
 

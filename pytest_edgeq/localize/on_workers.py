@@ -95,7 +95,7 @@ class OpsJob:
 
 class _OpsRunner:
     def __init__(self, job: OpsJob, model: OpenModel) -> None:
-        self._job, self._model = job, model.quantized.apart()
+        self._job, self._model = job, model.quantized.clone()
         self._runner: SampleRunner | None = None
         if job.compares:
             self._runner = SampleRunner(self._model, model.runtime)

@@ -12,7 +12,7 @@ from pytest_edgeq.numerics.findings import WRONG_QPARAMS, Finding
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.constants import Constant, read_constant
-from pytest_edgeq.tflite.differences import claim_of, explain
+from pytest_edgeq.tflite.differences import explain, pair_of
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.ops import QDQ
 from pytest_edgeq.tflite.roles import StoredTensor, role_of
@@ -109,5 +109,5 @@ def _how(op: Op, ours: Constant, theirs: Constant) -> str | None:
     if ours.zero_points is not None:
         target = target - ours.zero_points
     tolerance = 0.25 if ours.scales is not None else 0.0
-    text = explain(claim_of(op.name, ours, target, tolerance, exact=True))
+    text = explain(pair_of(op.name, ours, target, tolerance, exact=True))
     return text.replace("the reference's", "the flow's").replace("the reference gives", "it gave")

@@ -17,7 +17,7 @@ from pytest_edgeq.tflite.conformance import (
     BIAS_SCALE,
     OUTPUT_SCALE,
     SAME_SCALE,
-    hands_on,
+    passes_codes_through,
     violations_of,
 )
 from pytest_edgeq.tflite.constants import read_constant
@@ -143,7 +143,7 @@ def changed_input(graph: OpGraph, op: Op, scale: float, written: float) -> Findi
     """
     producer = graph.subgraphs[op.subgraph].producer
     maker = producer.get(op.inputs[INPUT_AT[op.name]])
-    while maker is not None and maker.inputs[0] in producer and hands_on(graph, maker):
+    while maker is not None and maker.inputs[0] in producer and passes_codes_through(graph, maker):
         maker = producer[maker.inputs[0]]
     whose = "its input" if maker is None else "its output"
     text = (

@@ -124,7 +124,7 @@ class _GraftFinder:
     def _has_only_float_constants(self, graft: Graft) -> bool:
         """Whether only float constants differ, which the converter may fold differently."""
         return (
-            not graft.takes_kind
+            not graft.replaces_kind
             and not graft.operands
             and all(
                 self._theirs.tensors[graft.donor.inputs[place]].is_floating_point

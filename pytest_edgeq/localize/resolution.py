@@ -132,7 +132,7 @@ def _coded(
     """Yield the wanted tensors with one scale, inputs first."""
     quantized, subgraph = localizer.quantized, localizer.subgraph
     edge, names, arrays = quantized.edge, quantized.input_names, sample.arrays()
-    codes, inputs = edge.encode(names, arrays), edge.by_border(names, arrays)
+    codes, inputs = edge.encode(names, arrays), edge.by_input_name(names, arrays)
     for border in edge.signature.inputs:
         if border.tensor.index in wanted and code_limits(border.tensor) is not None:
             whole = edge.layouts.to_file(border, inputs[border.name])

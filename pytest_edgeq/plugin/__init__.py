@@ -2,11 +2,12 @@
 The plugin: hooks and fixtures only.
 
 It is loaded into every pytest run where pytest-edgeq is installed, so until tests are collected it
-imports the options alone: the memory comes with the first test that runs, and torch, numpy and the
-converter with the fixture.
+imports only the options: the baselines are imported with the first test that runs, and torch, numpy
+and the converter with the fixture.
+
 All state is in `config.stash`.
-What a test claimed travels as plain data on its report, because only reports survive the crash of
-an xdist worker.
+What a test claimed is attached to its report as plain data, because only reports survive the crash
+of an xdist worker.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.edgeq import Edgeq
     from pytest_edgeq.tflite.runtimes import Runtime
 
-# pytest takes the hooks and fixtures of a plugin from its top module.
+# pytest reads the hooks and fixtures of a plugin from its top module.
 __all__ = [
     "HookSpecs",
     "edgeq",
@@ -83,9 +84,9 @@ __all__ = [
 ]
 
 _NEEDED = ("torch", "torchao", "litert-torch", "ai-edge-litert")
-"""Distributions that the header names where they are missing, too."""
+"""Distributions that the header names even if they are missing."""
 
-# --- options and what the run says first --------------------------------------------------------
+# --- options and the header of the run ----------------------------------------------------------
 
 
 class HookSpecs:
@@ -94,12 +95,13 @@ class HookSpecs:
     @staticmethod
     def pytest_edgeq_runtimes(config: pytest.Config) -> Mapping[str, Runtime] | None:
         """
-        Give runtimes of your own: a dict of name → runner.
+        Return runtimes of your own: a dict of name → runner.
 
-        Called once, while pytest is being configured and in each worker of pytest-xdist by itself,
-        so it must stand in a plugin or in a conftest.py that pytest reads before it collects.
-        Results of several plugins are merged. A name is valid wherever a runtime is named.
-        `pytest_edgeq.tflite.runtimes.Runtime` says what a runner is.
+        Called once, while pytest is being configured, and in each worker of pytest-xdist by itself,
+        so it must be in a plugin or in a conftest.py that pytest reads before it collects. Results
+        of several plugins are merged. A name is valid wherever a runtime is named.
+
+        `pytest_edgeq.tflite.runtimes.Runtime` is the protocol of a runner.
         """
 
 
@@ -116,7 +118,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # After the plugins that register others while they are configured.
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Resolve the options, so that a wrong one stops the run at once; register the marker."""
+    """Resolve the options, to refuse invalid ones at once, and register the marker."""
     config.addinivalue_line("markers", MARKER)
     runtimes = config.stash[runtimes_key] = _registered(config)
     settings = config.stash[settings_key] = options.resolve(config, runtimes)
@@ -156,7 +158,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _cache_dir(config: pytest.Config, settings: options.Settings) -> Path | None:
-    """Return the directory of the conversion cache; None where it is off."""
+    """Return the directory of the conversion cache; None if it is off."""
     if settings.cache == "off":
         return None
     if settings.cache_dir is not None:
@@ -168,7 +170,7 @@ def _cache_dir(config: pytest.Config, settings: options.Settings) -> Path | None
 
 
 def _registered(config: pytest.Config) -> Runtimes:
-    """Ask the plugins for runtimes, and merge them."""
+    """Return the merged runtimes of all plugins."""
     hook = config.hook.pytest_edgeq_runtimes
     results = hook(config=config)
     merged: dict[str, Runtime] = {}
@@ -196,7 +198,7 @@ def _registered(config: pytest.Config) -> Runtimes:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Return the effective settings and the versions, which are read without an import."""
+    """Return the effective settings and the versions, without importing libraries."""
     from pytest_edgeq.versions import producer, untried
 
     settings = config.stash[settings_key]
@@ -220,7 +222,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def _target_headers(config: pytest.Config) -> list[str]:
-    """Name the targets; the one that all tests run on is started, to say what it is."""
+    """Describe the targets; start the one that all tests run on."""
     runtimes, settings = config.stash[runtimes_key], config.stash[settings_key]
     lines = []
     for name, target in runtimes.targets.items():
@@ -268,15 +270,14 @@ def edgeq(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Edgeq]:
     """
-    Quantize a model, run it beside torch, and remember what was accepted.
+    Quantize a model, compare it with torch, and check baselines.
 
-    It may be used in fixtures of any scope; what it measures is booked on the test that is
-    running.
+    It may be used in fixtures of any scope; its measurements are recorded for the running test.
     """
     from pytest_edgeq.edgeq import Edgeq
     from pytest_edgeq.quantize.cache.log import CacheLog
 
-    # Otherwise Python scans all objects of the libraries when it exits, which takes 2 to 3 s.
+    # Otherwise Python scans all objects of the libraries at exit, for 2 to 3 s.
     atexit.register(gc.freeze)
     config = request.config
     settings = config.stash[settings_key]
@@ -309,7 +310,7 @@ def edgeq(
 @pytest.fixture(scope="session")
 def edgeq_quantizer(request: pytest.FixtureRequest) -> object:
     """
-    Give one quantizer at a time: a test that asks for it runs once under each.
+    Return one quantizer at a time; its tests run once with each.
 
     They are those of the marker `edgeq(quantizers=[…])`, else of `--edgeq-quantizers`, else of the
     ini option `edgeq_quantizers`, else the default preset.
@@ -318,7 +319,7 @@ def edgeq_quantizer(request: pytest.FixtureRequest) -> object:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Check the marker; run the test once under each quantizer if it asks for one."""
+    """Check the marker; parametrize the test with quantizers if it uses them."""
     config = metafunc.config
     marks = _marks(metafunc.definition)
     if "edgeq_quantizer" in metafunc.fixturenames and not _parametrized(metafunc):
@@ -330,7 +331,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pycollect_makeitem() -> Generator[None, object, object]:
-    """Check that quantizers that a test is marked with are used, also those of `pytest.param`."""
+    """Check that quantizers in markers are used, also those of `pytest.param`."""
     made = yield
     for item in made if isinstance(made, list) else ():
         if isinstance(item, pytest.Function):
@@ -342,7 +343,7 @@ def pytest_pycollect_makeitem() -> Generator[None, object, object]:
 
 
 def _parametrized(metafunc: pytest.Metafunc) -> bool:
-    """Tell whether the test gives `edgeq_quantizer` its values by itself."""
+    """Return whether the test parametrizes `edgeq_quantizer` itself."""
     argnames = [
         mark.args[0] if mark.args else mark.kwargs.get("argnames", ())
         for mark in metafunc.definition.iter_markers("parametrize")
@@ -361,7 +362,7 @@ def _marks(item: pytest.Item) -> Marks:
 
 @contextlib.contextmanager
 def _refusing(item: pytest.Item) -> Generator[None]:
-    """Fail as pytest does for its own markers: a message for this file, without a traceback."""
+    """Fail with a message for this file, without a traceback, as for pytest's markers."""
     try:
         yield
     except pytest.UsageError as error:
@@ -369,7 +370,7 @@ def _refusing(item: pytest.Item) -> Generator[None]:
 
 
 def _runtime(config: pytest.Config) -> str:
-    """Tell the kernels that the running test is to use."""
+    """Return the runtime of the running test."""
     item = config.stash[running_key]
     marked = None if item is None else _marks(item).runtime
     return config.stash[settings_key].runtime_beside(marked)
@@ -380,7 +381,7 @@ def _runtime(config: pytest.Config) -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
-    """Book what is measured meanwhile on this test."""
+    """Record measurements during setup for this test."""
     artifacts = item.config.stash[artifacts_key]
     if artifacts is not None:
         artifacts.begin(item)
@@ -391,14 +392,14 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    """Book what is claimed meanwhile on this test."""
+    """Record claims during the call for this test."""
     with _running(item, "call"):
         return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
-    """Book what is measured meanwhile on this test."""
+    """Record measurements during teardown for this test."""
     with _running(item, "teardown"):
         return (yield)
 
@@ -414,14 +415,14 @@ def _running(item: pytest.Item, phase: Phase) -> Iterator[None]:
         stash[running_key] = None
 
 
-# --- what became of it --------------------------------------------------------------------------
+# --- reports ------------------------------------------------------------------------------------
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Put what the test did and claimed on its reports; shorten the traceback of our errors."""
+    """Attach the test's records to its report; shorten tracebacks of our errors."""
     config = item.config
     hidden = False
     message = None

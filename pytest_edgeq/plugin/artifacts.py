@@ -1,4 +1,4 @@
-"""Keep what shows the failure of a test, in the process that runs it."""
+"""Write bundles that show the failures of tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Artifacts:
-    """Writes the bundle of each test that fails."""
+    """Writer of the bundle of each failed test."""
 
     def __init__(self, config: pytest.Config, directory: Path) -> None:
         self._rootdir = config.rootpath
@@ -25,7 +25,7 @@ class Artifacts:
         self._phases: list[PhaseReport] = []
 
     def begin(self, item: pytest.Item) -> None:
-        """Forget the test before, and what an earlier run kept of this one."""
+        """Forget the previous test, and remove an earlier bundle of this one."""
         from pytest_edgeq.report.bundle import remove_bundle
 
         self._phases = []
@@ -35,7 +35,7 @@ class Artifacts:
     def take(
         self, item: pytest.Item, report: pytest.TestReport, error: BaseException | None
     ) -> None:
-        """Take a report; write the bundle if it is of a failure, and name it there."""
+        """Add a report; write the bundle of a failure."""
         self._phases.append(phase_report(report, "", self._rootdir))
         if report.failed:
             self._keep(item, report, error)

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from pytest_edgeq.baselines.collected import CollectedModule
 
 OUTPUT = "edgeq_collected"
-"""Key of what a worker of pytest-xdist sends when it ends."""
+"""Key of the output that a worker of pytest-xdist sends at its end."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Note modules of which nothing is collected."""
+    """Record modules without collected tests."""
     report = yield
     if isinstance(collector, pytest.File) and not report.passed:
         why = "it was skipped" if report.skipped else "it could not be collected"
@@ -40,13 +40,13 @@ def pytest_make_collect_report(
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None]:
-    """Note all tests before any are deselected."""
+    """Record all tests before any are deselected."""
     config.stash[collected_key] = list(items)
     return (yield)
 
 
 def collected_in(session: pytest.Session) -> list[CollectedModule]:
-    """Describe what this process collected of the modules that have baselines."""
+    """Return the collected tests of this process, for modules with baselines."""
     from pytest_edgeq.baselines.collected import collected_modules
 
     config = session.config
@@ -77,7 +77,7 @@ def collected_in(session: pytest.Session) -> list[CollectedModule]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Send the controller what this worker of pytest-xdist collected."""
+    """Send the collected tests of this pytest-xdist worker to the controller."""
     config = session.config
     if hasattr(config, "workeroutput") and memory_key in config.stash:
         config.workeroutput[OUTPUT] = collected_in(session)

@@ -31,7 +31,7 @@ _MARKUP: Mapping[Severity | None, dict[str, bool]] = {
 
 
 class Controller:
-    """Collects reports, looks for obsolete baselines, writes the record, prints the summary."""
+    """Receiver of all reports: finds obsolete baselines, writes the record and the summary."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -45,7 +45,7 @@ class Controller:
         self._targets: dict[str, Mapping[str, Any]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take one report, of this process or of a worker."""
+        """Add one report, of this process or of a worker."""
         if self._log is None:
             from pytest_edgeq.baselines.obsolete import RunLog
 
@@ -68,17 +68,17 @@ class Controller:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take what a worker collected; one that crashed has sent nothing."""
+        """Add the collected tests of a worker; one that crashed has sent none."""
         output = getattr(node, "workeroutput", {})
         if OUTPUT in output:
             self._collected.append(output[OUTPUT])
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Look for obsolete baselines, delete them if asked to, and write the record."""
+        """Find obsolete baselines, delete them if requested, and write the record."""
         if self._log is not None:
             self._outcome = self._judge_baselines(session, self._log)
         settings = self._config.stash[settings_key]
-        # A later step of CI finds its file, though no test could be collected.
+        # A later step of CI needs its file, even if no test could be collected.
         if self._log is not None or settings.writes_views:
             self._run = self._finished_run()
             self._messages = write_views(self._run, settings)
@@ -117,7 +117,7 @@ class Controller:
         )
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the models, and the baselines that were written, that differ or are obsolete."""
+        """Print the models, and new, different and obsolete baselines."""
         if self._run is None:
             return
         from pytest_edgeq.baselines.summary import Line, summarize
@@ -156,13 +156,13 @@ class Controller:
                 terminalreporter.line(text)
 
     def _annotates(self) -> bool:
-        """Whether GitHub reads the output, and no other plugin annotates it."""
+        """Return whether GitHub reads the output, and no other plugin annotates it."""
         on_github = os.environ.get("GITHUB_ACTIONS") == "true"
         return on_github and not self._config.pluginmanager.hasplugin(_ANNOTATOR)
 
 
 def phase_report(report: pytest.TestReport, worker: str, rootdir: Path) -> PhaseReport:
-    """Return what a report says of models and baselines."""
+    """Return the records of models and baselines in a report."""
     from pytest_edgeq.report.run import PhaseReport
 
     return PhaseReport(
@@ -179,7 +179,7 @@ def phase_report(report: pytest.TestReport, worker: str, rootdir: Path) -> Phase
 
 
 def failure_of(report: pytest.TestReport, rootdir: Path) -> Failure | None:
-    """Return why a phase failed; None where it did not."""
+    """Return why a phase failed; None if it passed."""
     if not report.failed:
         return None
     crash = getattr(report.longrepr, "reprcrash", None)
@@ -201,7 +201,7 @@ def failure_of(report: pytest.TestReport, rootdir: Path) -> Failure | None:
 
 
 def shown_path(path: Path, rootdir: Path) -> str:
-    """Return a path with slashes, relative to rootdir where it can be."""
+    """Return a path with slashes, relative to rootdir if possible."""
     return (path.relative_to(rootdir) if path.is_relative_to(rootdir) else path).as_posix()
 
 

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def writes_html(config: pytest.Config) -> bool:
-    """Whether pytest-html is installed and was asked for a report."""
+    """Return whether pytest-html is installed and writes a report."""
     is_there = config.pluginmanager.hasplugin("html")
     return is_there and config.getoption("htmlpath", None) is not None
 
 
 def add_extras(report: pytest.TestReport, journal: PhaseJournal) -> None:
-    """Add the pictures of what a phase compared to its report."""
+    """Add the pictures of a phase's comparisons to its report."""
     extras = list(_extras(journal))
     if extras:
         report.__dict__["extras"] = [*getattr(report, "extras", []), *extras]
@@ -40,8 +40,8 @@ def _extras(journal: PhaseJournal) -> Iterator[dict[str, Any]]:
 
                 sqnr_db = float(sample["sqnr_db"])
                 told = f"sample {sample['index']}, input {position}: {sqnr_db:.1f} dB"
-                # No `extras.png`: pytest-html 4.2 encodes the extras of a test that is run again
-                # twice, and warns of the result.
+                # No `extras.png`: pytest-html 4.2 encodes the extras of a rerun test twice, and
+                # warns of the result.
                 yield extras.html(
                     f'<figure><img src="{png_url(picture)}" alt="{told}">'
                     f"<figcaption>{told}</figcaption></figure>"

@@ -1,5 +1,5 @@
 """
-Separate what the libraries log to stderr from what a test wrote there.
+Separate the libraries' log from a test's own output to stderr.
 
 They write from native code, to the descriptor, so pytest has captured it together with the test's
 own output. Nothing is redirected meanwhile: the lines are recognized in the finished report, so
@@ -13,8 +13,8 @@ from collections.abc import Generator, Sequence
 
 import pytest
 
-# ai-edge-litert 2.3.0, litert-torch 0.10.0, torch 2.13, tensorflow 2.21. Errors are no part of it:
-# they stay beside the test's own output.
+# ai-edge-litert 2.3.0, litert-torch 0.10.0, torch 2.13, tensorflow 2.21. Errors are not included:
+# they stay in the test's own output.
 _LOGGED = re.compile(
     # absl, in the converter, TensorFlow and LiteRT; torch's Python writes in the same form
     r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR"
@@ -33,7 +33,7 @@ _CAPTURED = "Captured stderr "
 
 
 class LibraryOutput:
-    """Moves the libraries' log from the captured stderr of a report to a section of its own."""
+    """Report hook that moves the libraries' log to a section of its own."""
 
     def __init__(self, *, is_verbose: bool) -> None:
         self._is_verbose = is_verbose
@@ -42,8 +42,8 @@ class LibraryOutput:
     def pytest_runtest_makereport(
         self, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Show the log of a library's own failure in any case."""
-        # As the documentation of `Edgeq` says of what torch, the converter or the kernels refuse.
+        """Separate the log, and show it for a library's own failure."""
+        # Refusals of torch, the converter or the kernels, as documented in `Edgeq`.
         is_refused = call.excinfo is not None and issubclass(call.excinfo.type, RuntimeError)
         report = yield
         report.sections = self._separated(report.sections, is_shown=is_refused)
@@ -59,7 +59,7 @@ class LibraryOutput:
             if rest or not logged:
                 separated.append((title, rest))
             if logged:
-                # pytest chooses what it shows by the words `stderr` and `teardown` in the title.
+                # pytest selects sections by the words `stderr` and `teardown` in the title.
                 told = f"edgeq: stderr of the libraries, {title.removeprefix(_CAPTURED)}"
                 count = f"{len(logged)} line{'s' if len(logged) > 1 else ''}, shown by -v"
                 shown = is_shown or self._is_verbose
@@ -68,7 +68,7 @@ class LibraryOutput:
 
 
 def split_output(content: str) -> tuple[str, list[str]]:
-    """Return captured output without the libraries' log, and the lines of that."""
+    """Return captured output without the libraries' log, and the lines of the log."""
     rest: list[str] = []
     logged: list[str] = []
     for line in content.splitlines(keepends=True):

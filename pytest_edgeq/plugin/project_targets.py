@@ -1,4 +1,4 @@
-"""The targets that a project's ini names, for the command line."""
+"""The targets of a project's ini, for the command line."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pytest_edgeq.plugin.options import target_options
 
 
 class _Reader:
-    """Takes what the ini says, before any test is collected."""
+    """A plugin that reads the ini before any test is collected."""
 
     def __init__(self) -> None:
         self.found: tuple[dict[str, tuple[str, ...]], int] | None = None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config: pytest.Config) -> int:
-        """Read the options; pytest ends with this."""
+        """Read the options, and end pytest."""
         self.found = target_options(config)
         return 0
 
 
 def project_targets() -> tuple[dict[str, tuple[str, ...]], int]:
     """
-    Return the targets of the project in the working directory, as its tests would have them.
+    Return the targets of the project in the working directory.
 
     Raises:
-        RuntimeError: pytest refuses the ini; it has said why on stderr.
+        RuntimeError: pytest refuses the ini; the reason is on stderr.
     """
     reader = _Reader()
     code = pytest.main(["-p", "no:cacheprovider"], plugins=[reader])

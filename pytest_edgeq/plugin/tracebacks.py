@@ -1,4 +1,4 @@
-"""Shorten the traceback of an error of pytest-edgeq to the user's line and the message."""
+"""Shorten tracebacks of pytest-edgeq's errors to the user's line and message."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PLUGIN = Path(__file__).parent
 
 
 def shows_all(config: pytest.Config) -> bool:
-    """Whether the user asked for whole tracebacks, or for a debugger that walks through them."""
+    """Return whether the user wants whole tracebacks, or a debugger."""
     style = config.getoption("tbstyle")
     return style in ("long", "native") or bool(
         config.getoption("fulltrace") or config.getoption("usepdb")
@@ -21,16 +21,15 @@ def shows_all(config: pytest.Config) -> bool:
 
 
 def is_own_error(excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
-    """Whether this package raised the error, and not the user's own code in a callback."""
+    """Return whether this package raised the error, not a callback of the user."""
     return _is_own(Path(_entries(excinfo.tb)[-1].tb_frame.f_code.co_filename))
 
 
 def hide_library_frames(excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
     """
-    Remove from an error of this package its frames and the errors that it was raised from.
+    Remove the frames and causes of an error of this package from its traceback.
 
-    An export that fails has a chain of 190 lines of torch in front of the message that says what to
-    do.
+    An export that fails has a chain of 190 lines of torch before the message with the fix.
 
     Returns:
         Whether another library's error was hidden.

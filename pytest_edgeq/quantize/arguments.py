@@ -36,12 +36,12 @@ def make_request(
     train: Any = None,
 ) -> Request:
     """
-    Check what `edgeq.quantize` was given.
+    Check the arguments of `edgeq.quantize`.
 
     Raises:
         TypeError: The model is not a module, or a sample input not a tensor.
         ValueError: The model is in train mode, prepared or quantized already; no sample inputs; a
-            signature is missing or not known.
+            signature is missing or unknown.
     """
     if name is not None and not isinstance(name, str):
         raise TypeError(f"name: expected a string, got {name!r}")
@@ -95,7 +95,7 @@ def make_request(
 
 
 def _signatures(model: Any, sample_inputs: Any) -> dict[str, Any] | None:
-    """Models by signature; None where there is one signature without a name."""
+    """Return the models by signature; None for one signature without a name."""
     named = isinstance(sample_inputs, Mapping) and not any(map(is_tensor, sample_inputs.values()))
     if isinstance(model, Mapping):
         if not named or not sample_inputs:
@@ -108,29 +108,29 @@ def _signatures(model: Any, sample_inputs: Any) -> dict[str, Any] | None:
     return dict.fromkeys(sample_inputs, model) if named and sample_inputs else None
 
 
-def _by_signature(what: str, given: Any, signatures: Mapping[str, Any]) -> Mapping[str, Any]:
-    if given is None:
+def _by_signature(what: str, values: Any, signatures: Mapping[str, Any]) -> Mapping[str, Any]:
+    if values is None:
         return dict.fromkeys(signatures)
-    if not isinstance(given, Mapping):
+    if not isinstance(values, Mapping):
         raise TypeError(
             f"{what}: with several signatures expected a dict by signature {list(signatures)}, got "
-            f"{type(given).__name__}"
+            f"{type(values).__name__}"
         )
-    _require_same(what, given, "sample_inputs", signatures)
-    return given
+    _require_same(what, values, "sample_inputs", signatures)
+    return values
 
 
-def _require_same(what: str, given: Iterable[str], other: str, known: Iterable[str]) -> None:
-    given, known = list(given), list(known)
-    if set(given) != set(known):
-        hint = "".join(nearest(key, known) for key in given if key not in known)
+def _require_same(what: str, keys: Iterable[str], other: str, known: Iterable[str]) -> None:
+    keys, known = list(keys), list(known)
+    if set(keys) != set(known):
+        hint = "".join(nearest(key, known) for key in keys if key not in known)
         raise ValueError(
-            f"{what} has the signatures {given}, {other} {known}: they must be the same{hint}"
+            f"{what} has the signatures {keys}, {other} {known}: they must be the same{hint}"
         )
 
 
 def _args_and_kwargs(inputs: Any) -> tuple[Any, Any]:
-    """The sample inputs of one signature: as a sample is written."""
+    """Split the sample inputs of one signature, written as a sample."""
     if isinstance(inputs, Mapping):
         return None, inputs
     if isinstance(inputs, tuple) and len(inputs) == 2 and isinstance(inputs[1], Mapping):
@@ -173,8 +173,8 @@ def _entry(
     spec = SampleSpec.of_inputs(
         args, kwargs, parameters_of(model).positional, dynamic=options["dynamic_shapes"] is not None
     )
-    # torch.export (2.13) makes one input of a tensor that is given twice, and the file then never
-    # reads the second.
+    # torch.export (2.13) merges two inputs that are the same tensor, and the file then never reads
+    # the second.
     args = tuple(value.clone() for value in args)
     kwargs = {name: value.clone() for name, value in kwargs.items()}
     return Entry(key, model, args, kwargs, spec, name=name, graph=graph, **options)
@@ -224,7 +224,7 @@ def _check_model(model: Any, label: str) -> None:
 
 
 def _check_names(model: torch.nn.Module, kwargs: Iterable[str], label: str) -> None:
-    """Refuse names that torch.fx (2.13) writes into a graph's code, which is then none."""
+    """Refuse names that torch.fx (2.13) would write into a graph as invalid code."""
     for name in kwargs:
         if not name.isidentifier() or keyword.iskeyword(name):
             raise ValueError(

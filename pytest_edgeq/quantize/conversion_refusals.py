@@ -1,4 +1,4 @@
-"""What export, quantizers and converters refuse, what it means, and the way out."""
+"""Explain errors of export, quantizers and converters: cause and fix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_edgeq import litert
 from pytest_edgeq.names import readable
 from pytest_edgeq.versions import producer, requirement, untried
 
-# By who refuses, where its words are not known.
+# By library, if its message is unknown.
 _HINTS = {
     "torch.export": "its forward runs on the sample inputs, and fails while torch traces it",
     "the quantizer": (
@@ -39,7 +39,7 @@ _BY_VALUES = (
     "no sizes or indices that come from a tensor's values (.item(), x[x > 0])"
 )
 
-# What the words of torch.export mean (torch 2.13).
+# Known messages of torch.export (torch 2.13).
 _OF_TRACES = (
     (re.compile("[Dd]ata-dependent"), _BY_VALUES),
     (
@@ -48,7 +48,7 @@ _OF_TRACES = (
     ),
 )
 
-# What the converter's own words mean (litert-torch 0.10.0).
+# Known messages of the converter (litert-torch 0.10.0).
 _KNOWN = (
     (re.compile("ConcretizationTypeError|NonConcreteBooleanIndexError"), _BY_VALUES),
     # It lowers no output that is None.
@@ -72,7 +72,7 @@ _KNOWN = (
     ),
 )
 
-# How it fails on a size that dynamic_shapes leave open, which it reads as -2^63 or a tracer.
+# Its errors for a dynamic size, which it reads as -2^63 or a tracer.
 _OPEN_SIZE = re.compile("JitTracer|-9223372036854775808|-18446744073709551616|RankedTensorType")
 
 _OPEN = (
@@ -80,7 +80,7 @@ _OPEN = (
     'no dynamic_shapes, but a signature for each size: sample_inputs={{"one": …, "two": …}}'
 )
 
-# The same, of a graph that a quantizer has annotated.
+# Known messages of the converter for a graph that a quantizer has annotated.
 _OF_ANNOTATIONS = (
     (
         re.compile("'(tuple|list)' object has no attribute"),
@@ -88,7 +88,7 @@ _OF_ANNOTATIONS = (
         "parts by indices or slices in the model (x[:, 0] in place of x.unbind(1)), or quantize by "
         "a recipe (recipe_static_wi8_ai8)",
     ),
-    # The model is one that it lowers; what a quantizer annotated is not.
+    # It lowers the model, but not with the quantizer's annotations.
     (
         re.compile(
             "quantization parameters violate|failed to verify that .* must have same element type"
@@ -98,7 +98,7 @@ _OF_ANNOTATIONS = (
         "float by a subclass of the quantizer that overrides annotate, or quantize by a recipe "
         "(recipe_static_wi8_ai8)",
     ),
-    # It hands on NCHW what is NHWC by then, or cannot turn what it dequantizes.
+    # It passes a NHWC tensor on as NCHW, or cannot permute a dequantized one.
     (
         re.compile("broadcast a dimension of length|Attempting to convert non-NHWC compatible"),
         "litert-torch confuses NCHW and NHWC at an op that the quantizer put between two "
@@ -107,14 +107,14 @@ _OF_ANNOTATIONS = (
     ),
 )
 
-# torchao 0.18.0 asserts that both results of a GRU are used, or reads users that are not there.
+# torchao 0.18.0 asserts that both results of a GRU are used, or reads users that do not exist.
 _GRU = (
     "its annotator of nn.GRU ({}) fails where the last state is not used, and where it is an "
     "output: quantize by a recipe (recipe_static_wi8_ai8)"
 )
 _OF_GRU = ("expecting GRU to have two outputs", "list index out of range")
 
-# TRANSPOSE_CONV pads as VALID or SAME does, and litert-torch 0.10.0 knows no more.
+# TRANSPOSE_CONV and litert-torch 0.10.0 support the paddings VALID and SAME only.
 _TRANSPOSED = (
     "transposed convolutions whose padding it cannot lower: {}. It lowers those without padding, "
     "and those with kernel_size = stride + 2 · padding and no output_padding, such as "
@@ -132,14 +132,14 @@ def refusal(
     is_annotated: bool = False,
     strict_export: bool = True,
 ) -> str:
-    """Our hint, then the library's own message, then the option that may be why."""
+    """Return a hint, the library's message, and an option that may matter."""
     tried = list(tried)
     for traced in tried:
         own = _own_error(traced)
         if own is not None:
             return (
-                f"{name}: its forward fails on the sample inputs ({_told_inputs(traced)})\n"
-                f"cause: {_words(own)}\n"
+                f"{name}: its forward fails on the sample inputs ({_input_text(traced)})\n"
+                f"cause: {_shortened(own)}\n"
                 "fix: give inputs that the model takes in eval mode; no quantizer is involved"
                 f"{_as_floats(traced)}"
             )
@@ -156,25 +156,25 @@ _NOT_STRICT = (
 def _hinted(
     name: str, who: str, error: Exception, tried: Sequence[litert.Traced], *, is_annotated: bool
 ) -> str:
-    """Return our hint, then the library's own message, of a model that runs on its samples."""
+    """Return a hint and the library's message, if the model runs."""
     if who == "the converter" and any(map(_is_export, _frames(error))):
         who = "torch.export"
     if who == "torch.export":
         return _untraceable(name, error, tried)
-    # Symptoms are searched for in whole messages, of which the middle may not be printed.
-    message, words = _message(error), _words(error)
+    # Symptoms are searched in whole messages; the printed ones may be shortened.
+    message, words = _message(error), _shortened(error)
     if (innermost := _innermost(error)) is not error:
         message += f"\n{_message(innermost)}"
-        words += f"\ncause: {_words(innermost)}"
+        words += f"\ncause: {_shortened(innermost)}"
     if who.startswith("calibration"):
-        broken = [told for traced in tried for told in _not_a_number(traced.model)]
+        broken = [text for traced in tried for text in _not_a_number(traced.model)]
         if broken:
             return (
                 f"{name}: its weights hold NaN: {', '.join(broken[:4])}"
                 f"{', …' if len(broken) > 4 else ''}: load a checkpoint that is whole\n{words}"
             )
     if who == "the quantizer" and any(symptom in message for symptom in _OF_GRU):
-        recurrent = [told for traced in tried for told in _named(traced.model, torch.nn.GRU)]
+        recurrent = [text for traced in tried for text in _named(traced.model, torch.nn.GRU)]
         if recurrent:
             return f"{who} refuses {name}: {_GRU.format(', '.join(recurrent))}\n{words}"
     if "legalize operation 'mhlo.convolution'" in message:
@@ -182,7 +182,7 @@ def _hinted(
         if unknown:
             return f"{who} refuses {name}: {_TRANSPOSED.format(', '.join(unknown))}\n{words}"
     if who == "the converter" and _OPEN_SIZE.search(message):
-        sizes = [told for traced in tried for told in _open_sizes(traced)]
+        sizes = [text for traced in tried for text in _open_sizes(traced)]
         if sizes:
             return f"{who} refuses {name}: {_OPEN.format(', '.join(sizes))}\n{words}"
     meanings = (*_KNOWN, *(_OF_ANNOTATIONS if is_annotated else ()))
@@ -216,12 +216,12 @@ def _untraceable(name: str, error: Exception, tried: Sequence[litert.Traced]) ->
         code = frame.f_code
         source = linecache.getline(code.co_filename, line, frame.f_globals).strip()
         lines.append(f"at {code.co_filename}:{line}, in {code.co_name}: {source}")
-    # Behind the first paragraph torch tells how to debug it.
-    return "\n".join([*lines, _words(innermost).partition("\n\n")[0]])
+    # After the first paragraph torch explains how to debug it.
+    return "\n".join([*lines, _shortened(innermost).partition("\n\n")[0]])
 
 
 def _frames(error: BaseException) -> list[tuple[types.FrameType, int]]:
-    """Return the frames that a chain of errors has passed, each with its line, innermost last."""
+    """Return the frames of a chain of errors, each with its line, innermost last."""
     frames: list[tuple[types.FrameType, int]] = []
     each: BaseException | None = error
     while each is not None:
@@ -231,13 +231,13 @@ def _frames(error: BaseException) -> list[tuple[types.FrameType, int]]:
 
 
 def _is_export(frame: tuple[types.FrameType, int]) -> bool:
-    """Whether it is the call of `torch.export.export`, which traces the model's forward."""
+    """Return whether a frame is the call of `torch.export.export`."""
     code = frame[0].f_code
     return code.co_name == "export" and code.co_filename == torch.export.__file__
 
 
 def _is_own(frame: tuple[types.FrameType, int], packages: Collection[str]) -> bool:
-    """Whether a frame runs the model's own code."""
+    """Return whether a frame runs the model's own code."""
     file = Path(frame[0].f_code.co_filename)
     if str(frame[0].f_globals.get("__name__")).partition(".")[0] in packages:
         return True
@@ -249,7 +249,7 @@ _OURS, _STANDARD = Path(__file__).parents[1], sysconfig.get_path("stdlib")
 
 
 def _open_sizes(traced: litert.Traced) -> Iterator[str]:
-    """Name the axes whose length is left open, by the input."""
+    """Yield the dynamic axes, by input."""
     if traced.dynamic_shapes is None:
         return
     program = litert.export(traced, runs=False)
@@ -261,12 +261,12 @@ def _open_sizes(traced: litert.Traced) -> Iterator[str]:
 
 
 def _before(error: BaseException) -> BaseException | None:
-    """Return the error that another one was raised from, or while which was handled."""
+    """Return the error from which another was raised, or during whose handling."""
     return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """Return the error that a chain of errors began with."""
+    """Return the first error of a chain."""
     while before := _before(error):
         error = before
     return error
@@ -282,19 +282,19 @@ def _own_error(traced: litert.Traced) -> Exception | None:
     return None
 
 
-def _told_inputs(traced: litert.Traced) -> str:
-    """What it is given: dtype and shape of each."""
-    given = [*((f"args_{i}", each) for i, each in enumerate(traced.args)), *traced.kwargs.items()]
+def _input_text(traced: litert.Traced) -> str:
+    """Format the sample inputs: dtype and shape of each."""
+    inputs = [*((f"args_{i}", each) for i, each in enumerate(traced.args)), *traced.kwargs.items()]
     return ", ".join(
         f"{name}: {str(each.dtype).removeprefix('torch.')} {'×'.join(map(str, each.shape))}"
         if isinstance(each, torch.Tensor)
         else f"{name}: {type(each).__name__}"
-        for name, each in given
+        for name, each in inputs
     )
 
 
 def _as_floats(traced: litert.Traced) -> str:
-    """A hint where no input is of the dtype that the weights have: images as they were read."""
+    """Return a hint if weights are floats and all inputs integers, such as images."""
     dtypes = [each.dtype for each in (*traced.args, *traced.kwargs.values())]
     floats = any(weight.is_floating_point() for weight in traced.model.parameters())
     if not floats or any(dtype.is_floating_point for dtype in dtypes):
@@ -303,7 +303,7 @@ def _as_floats(traced: litert.Traced) -> str:
 
 
 def _not_a_number(model: torch.nn.Module) -> Iterator[str]:
-    """Parameters and buffers that hold NaN, and how many; infinities may be a mask's."""
+    """Yield the parameters and buffers with NaN, and how many."""
     for name, values in (*model.named_parameters(), *model.named_buffers()):
         count = int(torch.isnan(values).sum())
         if count:
@@ -311,19 +311,19 @@ def _not_a_number(model: torch.nn.Module) -> Iterator[str]:
 
 
 def _named(model: torch.nn.Module, kind: type[torch.nn.Module]) -> Iterator[str]:
-    """Names of the modules of a kind."""
+    """Yield the names of the modules of a class."""
     for name, module in model.named_modules():
         if isinstance(module, kind):
             yield readable(name) or "the model itself"
 
 
 def _unknown_transposed(model: torch.nn.Module) -> Iterator[str]:
-    """Names of the transposed convolutions that the converter does not lower."""
+    """Yield the names of the transposed convolutions that the converter cannot lower."""
     layers = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
     for name, layer in model.named_modules():
         if not isinstance(layer, layers):
             continue
-        # Transposed convolutions take no padding by name.
+        # The padding of a transposed convolution is never a string.
         paddings = [int(each) for each in layer.padding]
         sizes = zip(layer.kernel_size, layer.stride, paddings, layer.output_padding, strict=True)
         if any(
@@ -337,8 +337,8 @@ def _message(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _words(error: BaseException) -> str:
-    """Return the class and the message of an error, without the middle of what is long."""
+def _shortened(error: BaseException) -> str:
+    """Return class and message of an error, shortened in the middle."""
     lines = [
         line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} … {line[-_LONGEST // 2 :]}"
         for line in _message(error).splitlines()

@@ -1,4 +1,4 @@
-"""The `prebuilt` flow: a `.tflite` made elsewhere, and what it should compute."""
+"""The `prebuilt` flow: a `.tflite` file made elsewhere, and its references."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.compare.foreign import FileReference, is_keras, looks_like_session
-from pytest_edgeq.compare.quantized import Counterpart, QuantizedModel, Reference
+from pytest_edgeq.compare.quantized import QuantizedModel, Reference, SignatureReference
 from pytest_edgeq.compare.reference import (
     as_module,
     as_tensor,
@@ -41,27 +41,29 @@ def load_prebuilt(
     float_tflite: TflitePath | bytes | None = None,
 ) -> QuantizedModel:
     """
-    Open a file, and the float file beside it, and put them together with the references.
+    Open a file with its float file and its references.
 
     Raises:
-        FileNotFoundError, ValueError, TypeError: As `Edgeq.load` says.
+        FileNotFoundError, ValueError, TypeError: As `Edgeq.load`.
     """
     build = session.runtimes.builder(foreign=True)
     graph = OpGraph.read(tflite, build)
 
     def opened(content: TflitePath | bytes) -> EdgeFile:
         other = OpGraph.read(content, build)
-        # Of another layout it says nothing.
-        own = layout if _has_borders_of(other, graph) else None
+        # The layout does not apply to a file with other inputs or outputs.
+        own = layout if _has_io_of(other, graph) else None
         return EdgeFile(other, runtimes=session.runtimes, layout=own, foreign=True)
 
     float_edge = None if float_tflite is None else opened(float_tflite)
     if float_edge is not None:
-        _check_borders(graph, float_edge.graph, name)
-    given = float_edge if reference is None else reference
+        _check_io(graph, float_edge.graph, name)
+    given_reference = float_edge if reference is None else reference
     references = {
         key: _reference(as_module(each), opened, key)
-        for key, each in _by_signature(given, [s.key for s in graph.signatures], name).items()
+        for key, each in _by_signature(
+            given_reference, [s.key for s in graph.signatures], name
+        ).items()
     }
     for each in references.values():
         _check_reference(each, name)
@@ -89,8 +91,8 @@ def load_prebuilt(
         name=name,
         flow="prebuilt",
         float_edge=float_edge,
-        counterparts={
-            each.key: _counterpart(each, edge.layouts, references.get(each.key), name, session)
+        references={
+            each.key: _reference_of(each, edge.layouts, references.get(each.key), name, session)
             for each in graph.signatures
         },
         runtime=session.runtime,
@@ -101,46 +103,46 @@ def load_prebuilt(
 
 
 def _reference(
-    given: Any, opened: Callable[[TflitePath | bytes], EdgeFile], key: str | None
+    source: Any, opened: Callable[[TflitePath | bytes], EdgeFile], key: str | None
 ) -> Callable[..., Any]:
-    """Return what is called for a signature: what was given, or the file that it names."""
-    owner = getattr(given, "__self__", None)
-    if isinstance(owner, QuantizedModel) and given == owner.run and owner.edge.is_stateful:
-        # `run` starts anew at each call, samples are a stream.
-        given = owner
-    if isinstance(given, QuantizedModel):
-        given = given.edge.apart()
-    elif isinstance(given, (str, bytes, os.PathLike)):
-        given = opened(given)
-    if not isinstance(given, EdgeFile):
-        reference: Callable[..., Any] = given
+    """Return the reference of a signature: a callable, or the file that it names."""
+    owner = getattr(source, "__self__", None)
+    if isinstance(owner, QuantizedModel) and source == owner.run and owner.edge.is_stateful:
+        # `run` resets the state at each call, but samples are a stream.
+        source = owner
+    if isinstance(source, QuantizedModel):
+        source = source.edge.clone()
+    elif isinstance(source, (str, bytes, os.PathLike)):
+        source = opened(source)
+    if not isinstance(source, EdgeFile):
+        reference: Callable[..., Any] = source
         return reference
-    known = [each.key for each in given.graph.signatures]
-    if len(known) == 1 or given.key is not None or key is None:
-        return FileReference(given)
+    known = [each.key for each in source.graph.signatures]
+    if len(known) == 1 or source.key is not None or key is None:
+        return FileReference(source)
     if key not in known:
         raise ValueError(
             f"reference: the file has no signature {key!r}{nearest(key, map(str, known))}; it has "
             f"{known}"
         )
-    return FileReference(given.at(key))
+    return FileReference(source.at(key))
 
 
 def _form_among(files: Sequence[FileReference], graph: OpGraph) -> EdgeFile | None:
-    """Return the file whose ops can be compared with those of a graph, if all are that file."""
+    """Return the float file among references, if all references are that one."""
     first = files[0].edge
     same = all(each.edge.graph is first.graph and each.is_float for each in files)
-    if not same or not _has_borders_of(first.graph, graph):
+    if not same or not _has_io_of(first.graph, graph):
         return None
     return EdgeFile(first.graph, runtimes=first.runtimes, layout=first.layout, foreign=True)
 
 
-def _has_borders_of(graph: OpGraph, other: OpGraph) -> bool:
-    """Whether two files have the same signatures, with the same inputs and outputs."""
+def _has_io_of(graph: OpGraph, other: OpGraph) -> bool:
+    """Return whether two files have the same signatures, inputs and outputs."""
     ours, theirs = (
         {
             signature.key: [
-                sorted((border.name, border.tensor.shape_signature) for border in side)
+                sorted((io_tensor.name, io_tensor.tensor.shape_signature) for io_tensor in side)
                 for side in (signature.inputs, signature.outputs)
             ]
             for signature in each.signatures
@@ -150,11 +152,11 @@ def _has_borders_of(graph: OpGraph, other: OpGraph) -> bool:
     return ours == theirs
 
 
-def _check_borders(graph: OpGraph, float_graph: OpGraph, name: str) -> None:
+def _check_io(graph: OpGraph, float_graph: OpGraph, name: str) -> None:
     """Refuse a float file with other signatures, or other inputs or outputs."""
     for signature in graph.signatures:
-        ours = _borders(signature)
-        theirs = [_borders(each) for each in float_graph.signatures if each.key == signature.key]
+        ours = _io_tensors(signature)
+        theirs = [_io_tensors(each) for each in float_graph.signatures if each.key == signature.key]
         if theirs != [ours]:
             where = "" if signature.key is None else f" of the signature {signature.key!r}"
             raise ValueError(
@@ -164,9 +166,10 @@ def _check_borders(graph: OpGraph, float_graph: OpGraph, name: str) -> None:
             )
 
 
-def _borders(signature: Signature) -> tuple[list[str], list[str]]:
+def _io_tensors(signature: Signature) -> tuple[list[str], list[str]]:
     inputs, outputs = (
-        sorted(border.name for border in each) for each in (signature.inputs, signature.outputs)
+        sorted(io_tensor.name for io_tensor in each)
+        for each in (signature.inputs, signature.outputs)
     )
     return inputs, outputs
 
@@ -216,7 +219,7 @@ def _check_reference(reference: Any, name: str) -> None:
 
 
 def _in_float(reference: Callable[..., Any]) -> torch.nn.Module | None:
-    """Return the torch module of a reference, as it computes in float; None where there is none."""
+    """Return the torch module of a reference without quantization, or None."""
     if not quantizes_by_itself(reference):
         return torch_module(reference)
     if isinstance(reference, torch.fx.GraphModule) and litert.holds_quantization(reference):
@@ -224,32 +227,32 @@ def _in_float(reference: Callable[..., Any]) -> torch.nn.Module | None:
     return None
 
 
-def _counterpart(
+def _reference_of(
     signature: Signature,
     layouts: Layouts,
     reference: Callable[..., Any] | None,
     name: str,
     session: Session,
-) -> Counterpart:
+) -> SignatureReference:
     names: tuple[str, ...] = ()
     positional, keeps_names = 0, False
     if reference is not None:
         known = parameters_of(reference)
         names, positional = (*known.positional, *known.keyword_only), len(known.positional)
-        keeps_names = known.takes_any_name and known.takes_any_position
-        inputs = [border.name for border in signature.inputs]
-        if known.takes_any_name and not keeps_names and set(known.positional) <= set(inputs):
+        keeps_names = known.accepts_any_name and known.accepts_any_position
+        inputs = [io_tensor.name for io_tensor in signature.inputs]
+        if known.accepts_any_name and not keeps_names and set(known.positional) <= set(inputs):
             names += tuple(each for each in inputs if each not in names)
     spec = SampleSpec.of_signature(signature, names, positional, layouts, keeps_names=keeps_names)
     module = None if reference is None else _in_float(reference)
     if module is None:
-        return Counterpart(spec, reference)
+        return SignatureReference(spec, reference)
 
     def traced(sample: Sample) -> litert.Traced:
-        # Of one tensor that stands for two inputs torch.export makes one.
+        # torch.export merges two inputs that are the same tensor.
         args = tuple(as_tensor(each).clone() for each in sample.args)
         kwargs = {key: as_tensor(each).clone() for key, each in sample.kwargs.items()}
         return litert.Traced(module, args, kwargs)
 
     key = signature.key or "serving_default"
-    return Counterpart(spec, reference, float_file=float_file(name, key, session, traced))
+    return SignatureReference(spec, reference, float_file=float_file(name, key, session, traced))

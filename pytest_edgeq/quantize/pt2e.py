@@ -1,7 +1,7 @@
 """
 The `pt2e` flow: export, prepare, calibrate, convert, lower to `.tflite`.
 
-Each step is torchao's or the converter's own; see `litert/` for what must be met on the way.
+Each step is torchao's or the converter's own; `litert/` works around their bugs.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
     Quantize a model with a PT2E quantizer.
 
     Raises:
-        ValueError: No or bad calibration data for a static quantizer, observers that saw none of
-            it, a training that never ran the graph or broke it, annotations without effect or
-            that no kernel takes, or nothing quantized.
+        ValueError: No or bad calibration data for a static quantizer, observers without data, a
+            training that never ran the graph or broke it, annotations without effect or without a
+            kernel, or nothing quantized.
         RuntimeError: torch.export or the converter refuses the model.
     """
     session, strict, train = request.session, request.strict_export, request.train
@@ -52,8 +52,8 @@ def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
             entry.key: _simulate(_Preparation(entry, quantizer, strict, session))
             for entry in request.entries
         }
-    alone = any(each.weights_alone for each in simulations.values())
-    static = any(each.static for each in simulations.values()) and not alone
+    weights_alone = any(each.weights_alone for each in simulations.values())
+    static = any(each.static for each in simulations.values()) and not weights_alone
     traced = {entry.key: entry.traced() for entry in request.entries}
     tflite = _refuse_clearly(
         request.name,
@@ -77,26 +77,26 @@ def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
         strict_export="refused by torch.export" if refused else str(strict),
     )
     annotated = frozenset().union(*(each.annotated for each in simulations.values()))
-    _tell_left_in_float(quantized, annotated)
+    _warn_left_in_float(quantized, annotated)
     return quantized
 
 
 def _in_float(
     entry: Entry, request: Request, simulation: Simulation
 ) -> Callable[[Sample], litert.Traced]:
-    """Give the model without quantization: after training it is in the graph alone."""
+    """Return a function that returns the model without quantization, also after training."""
     own = entry.graph is not None and litert.trains_quantization(entry.graph)
 
-    def give(_: Sample) -> litert.Traced:
+    def in_float(_: Sample) -> litert.Traced:
         if request.train is None and not own:
             return entry.traced()
         return entry.traced(litert.without_rounding(simulation.graph()))
 
-    return give
+    return in_float
 
 
-def _tell_left_in_float(quantized: QuantizedModel, annotated: Container[tuple[str, str]]) -> None:
-    """Warn of ops whose weight the quantizer annotated and which the converter left in float."""
+def _warn_left_in_float(quantized: QuantizedModel, annotated: Container[tuple[str, str]]) -> None:
+    """Warn of ops left in float though the quantizer annotated their weight."""
     left = [
         entry.where
         for entry in quantized.op_dtypes
@@ -112,7 +112,7 @@ def _tell_left_in_float(quantized: QuantizedModel, annotated: Container[tuple[st
 
 class _Preparation:
     """
-    A model on its way to observers; exported and annotated when that is asked for.
+    A model that is exported and annotated on demand.
 
     Attributes:
         preset: The name of the preset, if it is one.
@@ -137,7 +137,7 @@ class _Preparation:
             if is_exported(entry.model):
                 graph = litert.own_graph(entry.model)
             else:
-                # Not made where its key is stored: samples that come later must not depend on it.
+                # Seeded, because a stored key skips it: later samples must not depend on it.
                 with seeded(self.session.seed):
                     program, self.strict_refusal = _export(entry, strict=self.strict)
                 with litert.quiet():
@@ -151,13 +151,13 @@ class _Preparation:
 
     @functools.cached_property
     def key(self) -> str:
-        """The key of the graph as it is before any sample."""
+        """The key of the graph before any sample."""
         graph = self.graph
         return self.session.cache.graph_key(graph, self.strict, self.strict_refusal)
 
 
 def _instance(quantizer: Any) -> Any:
-    """Make the quantizer of a preset; another is given back."""
+    """Return the quantizer of a preset; another one unchanged."""
     return litert.pt2e_preset(quantizer) if isinstance(quantizer, str) else quantizer
 
 
@@ -168,7 +168,7 @@ def _simulate(preparation: _Preparation) -> Simulation:
     make_key = functools.partial(cache.prepared_key, entry.name, lambda: preparation.key)
     key = traced_key = None
     if entry.graph is None:
-        # Annotators read more of an exported model than its trace shows.
+        # Annotators read more of an exported model than its trace contains.
         if preparation.preset is not None and preparation.strict and not is_exported(entry.model):
             with session.progress.step("export", entry.name):
                 traced_key = cache.traced_key(entry.traced(), preparation.preset)
@@ -185,7 +185,7 @@ def _simulate(preparation: _Preparation) -> Simulation:
 
 
 def _calibrate(preparation: _Preparation, samples: Iterator[Sample]) -> tuple[Simulation, bool]:
-    """Run the samples through the observers; also tell whether there were any that needed them."""
+    """Run the samples through the observers; also return whether they were needed."""
     entry, prepared = preparation.entry, preparation.graph
     needs_data = litert.needs_data(prepared)
     warned: list[Warned] = []
@@ -197,24 +197,24 @@ def _calibrate(preparation: _Preparation, samples: Iterator[Sample]) -> tuple[Si
             for index, sample in enumerate(samples):
                 call = functools.partial(call_reference, prepared, sample)
                 what = f"calibration sample {index}"
-                with warnings_kept() as told:
+                with warnings_kept() as kept:
                     _refuse_clearly(entry.name, what, call, [entry.traced()])
-                warned += told
+                warned += kept
         else:
-            # Observers of weights look at them when the graph runs; fixed ones need nothing.
+            # Observers of weights read them when the graph runs; fixed ones need nothing.
             with warnings_kept() as warned:
                 call_reference(prepared, entry.sample)
-    blind = litert.uncalibrated(prepared)
-    if blind:
+    uncalibrated = litert.uncalibrated(prepared)
+    if uncalibrated:
         raise ValueError(
-            f"{entry.name}: {len(blind)} activation(s) were never calibrated: "
-            f"{', '.join(blind[:5])}. Converted so, their scale would be meaningless; calibrate "
-            "with samples that reach these parts of the model"
+            f"{entry.name}: {len(uncalibrated)} activation(s) were never calibrated: "
+            f"{', '.join(uncalibrated[:5])}. Converted so, their scale would be meaningless; "
+            "calibrate with samples that reach these parts of the model"
         )
     finish = litert.finish_pt2e if entry.graph is None else litert.finish_own
     simulated = _refuse_clearly(entry.name, "the quantizer", lambda: finish(prepared))
-    made = _simulation(simulated, preparation.strict_refusal, dict.fromkeys(warned))
-    return made, needs_data
+    simulation = _simulation(simulated, preparation.strict_refusal, dict.fromkeys(warned))
+    return simulation, needs_data
 
 
 def _simulation(
@@ -240,7 +240,7 @@ def _train(
     strict: bool,
     train: Callable[[torch.fx.GraphModule], Any],
 ) -> Simulation:
-    """As `_simulate`; the user's function trains the graph instead of samples calibrating it."""
+    """Train the graph by the user's function, and return the quantized graph."""
     refusal = None
     if entry.graph is not None:
         prepared = litert.own_graph(entry.graph, trains=True)
@@ -265,7 +265,7 @@ def _train(
 def _graph_to_train(
     entry: Entry, progress: Progress, *, strict: bool
 ) -> tuple[torch.fx.GraphModule, str | None]:
-    """Return the exported graph of a model, and why strict export refused it, if it did."""
+    """Return a model's exported graph, and why strict export refused it."""
     if is_exported(entry.model):
         return litert.own_graph(entry.model, trains=True), None
     with progress.step("export", entry.name):
@@ -306,18 +306,19 @@ def _check_trained(name: str, prepared: torch.fx.GraphModule, answer: Any) -> No
 
 def _export_with_free_batch(entry: Entry, *, strict: bool) -> torch.export.ExportedProgram | None:
     """
-    Export for training: batches of any size, whatever the file's own is to be.
+    Export for training, with a dynamic batch size.
 
     Returns:
-        None where the user names the dynamic shapes, where the inputs do not begin with one batch,
-        or where the model fixes its size.
+        None if the user names the dynamic shapes, if the inputs have no common batch, or if the
+            model
+        fixes its size.
     """
     tensors = (*entry.args, *entry.kwargs.values())
     if entry.dynamic_shapes is not None or len({t.shape[:1] for t in tensors}) != 1:
         return None
     if tensors[0].dim() == 0:
         return None
-    # Two of each, because torch.export takes a batch of one for a constant.
+    # Two of each, because torch.export treats a batch of one as a constant.
     twice = dataclasses.replace(
         entry,
         args=tuple(torch.cat([t, t]) for t in entry.args),
@@ -330,7 +331,7 @@ def _export_with_free_batch(entry: Entry, *, strict: bool) -> torch.export.Expor
     try:
         exported = litert.export(twice.traced(), strict=strict, trains=True)
     except Exception:
-        # Whatever it was, the export of the samples as they are tells it, or does without.
+        # Whatever it was, the export with the samples' own batch reports it, or succeeds.
         return None
     values = [
         n.meta["val"]
@@ -343,7 +344,7 @@ def _export_with_free_batch(entry: Entry, *, strict: bool) -> torch.export.Expor
 def _export(
     entry: Entry, *, strict: bool, trains: bool = False
 ) -> tuple[torch.export.ExportedProgram, str | None]:
-    """Export a model; if strict export refuses it non-strictly, and return why it does."""
+    """Export a model, non-strictly if strict export refuses it; return its reason."""
     export = functools.partial(litert.export, entry.traced(), trains=trains)
 
     def not_strict() -> torch.export.ExportedProgram:
@@ -389,12 +390,12 @@ def _refuse_clearly(
     try:
         return step()
     except litert.RefusedError as refused:
-        # Says all there is to say.
+        # Its text is complete.
         raise ValueError(f"{name}: {refused}") from None
     except CrashedConversionError:
         raise
     except Exception as error:
-        # Whatever it was, the user gets it whole, with the hint first.
+        # Any error is reported in full, after a hint.
         raise _refused(name, who, error, tried, strict_export=strict_export) from error
 
 

@@ -1,5 +1,5 @@
 """
-The `recipe` flow: convert the float model, then quantize the file by ai-edge-quantizer's rules.
+The `recipe` flow: convert the model, then quantize the file by a recipe.
 
 Without a recipe it is the `float` flow: the conversion alone.
 """
@@ -28,7 +28,7 @@ def quantize_recipe(request: Request, recipe: list[dict[str, Any]] | None) -> Qu
 
     Raises:
         ValueError: No or bad calibration data for a static recipe; a rule that matches no op, or
-            leaves in float what it is for; nothing quantized.
+            leaves its ops in float; nothing quantized.
         RuntimeError: The converter refuses the model, the library the recipe, or the kernels the
             float file that calibrates.
     """
@@ -53,7 +53,7 @@ def quantize_recipe(request: Request, recipe: list[dict[str, Any]] | None) -> Qu
                 float_tflite, recipe, streams, threads=threads, native=native
             )
         except (RuntimeError, ValueError):
-            # Where the kernels refuse the float file, this says which op it is, and the way out.
+            # If the kernels refuse the float file, this raises an error with the op and the fix.
             float_edge.runner("xnnpack")
             raise
 
@@ -76,10 +76,11 @@ def quantize_recipe(request: Request, recipe: list[dict[str, Any]] | None) -> Qu
             lambda: litert.quantize_recipe(float_tflite, recipe, ranges, native),
         )
     edge = request.edge(tflite)
-    _check_taken(rules, ops, winners, _outcomes(float_edge.graph, edge))
+    _check_applied(rules, ops, winners, _outcomes(float_edge.graph, edge))
     left_in_float = frozenset(
         entry.module
-        for entry, winner in zip(float_edge.op_dtypes, winners, strict=False)  # borders come last
+        # The scopes of inputs and outputs follow those of the ops.
+        for entry, winner in zip(float_edge.op_dtypes, winners, strict=False)
         if winner is not None and not rules[winner].quantizes and entry.module is not None
     )
     return request.finish(
@@ -89,7 +90,7 @@ def quantize_recipe(request: Request, recipe: list[dict[str, Any]] | None) -> Qu
 
 def convert(request: Request, signatures: Mapping[str, litert.Traced], **options: Any) -> bytes:
     """
-    Convert float models, and say whose error it is.
+    Convert float models, and name the library that refuses them.
 
     Raises:
         RuntimeError: torch.export or the converter refuses the model.
@@ -97,17 +98,17 @@ def convert(request: Request, signatures: Mapping[str, litert.Traced], **options
     try:
         return request.session.convert(request.name, signatures, **options)
     except CrashedConversionError:
-        raise  # it says all there is to say
+        raise  # its text is complete
     except Exception as error:
-        # Export and lowering in one call: whatever it was, the user gets it whole.
-        told = refusal(request.name, "the converter", error, signatures.values())
-        raise RuntimeError(told) from error
+        # Export and lowering in one call: any error is reported in full.
+        text = refusal(request.name, "the converter", error, signatures.values())
+        raise RuntimeError(text) from error
 
 
 def _by_name(
     entry: Entry, float_edge: EdgeFile, samples: Iterable[Sample]
 ) -> Iterator[Mapping[str, np.ndarray[Any, Any]]]:
-    """Encode samples as the float file takes them."""
+    """Encode samples for the float file."""
     names = [spec.name for spec in entry.spec.inputs]
     view = float_edge.at(entry.key)
     for sample in samples:
@@ -115,7 +116,7 @@ def _by_name(
 
 
 def scoped_ops(edge: EdgeFile) -> list[litert.ScopedOp]:
-    """Every op of the float file, then its borders, as rules see them."""
+    """Return the float file's ops, inputs and outputs with the scopes that rules match."""
     graph = edge.graph
     scoped = []
     for op, entry in zip(graph.ops, edge.op_dtypes, strict=True):
@@ -124,8 +125,8 @@ def scoped_ops(edge: EdgeFile) -> list[litert.ScopedOp]:
         scoped.append(litert.ScopedOp(op.name, scope, entry.where))
     for subgraph in graph.subgraphs:
         place = f"subgraph {subgraph.index}" if len(graph.subgraphs) > 1 else "the model"
-        for name, border in (("INPUT", subgraph.inputs), ("OUTPUT", subgraph.outputs)):
-            scope = _scope(subgraph.tensors[i].name for i in border)
+        for name, indices in (("INPUT", subgraph.inputs), ("OUTPUT", subgraph.outputs)):
+            scope = _scope(subgraph.tensors[i].name for i in indices)
             scoped.append(litert.ScopedOp(name, scope, f"the {name.lower()} of {place}"))
     return scoped
 
@@ -136,16 +137,16 @@ def _scope(names: Iterable[str]) -> str:
 
 def _outcomes(graph: OpGraph, edge: EdgeFile) -> list[str]:
     """
-    What became of each op of the float file, in the order of `scoped_ops`: a scheme.
+    Return the scheme of each op of the float file after quantization.
 
-    Quantization puts ops in between, and keeps the names of the ops' outputs, which the library
-    requires to be unique.
+    They are in the order of `scoped_ops`. Quantization inserts ops, and keeps the names of the ops'
+    outputs, which the library requires to be unique.
     """
     entries: dict[str, OpDtypes] = {}
     for op, entry in zip(edge.graph.ops, edge.op_dtypes, strict=True):
         entries |= {edge.graph.tensor(op, i).name: entry for i in op.outputs}
     outcomes = [
-        # What gives nothing (it writes a variable) has nothing to be quantized.
+        # An op without outputs (it writes a variable) has nothing to quantize.
         entries[graph.tensor(op, op.outputs[0]).name].scheme if op.outputs else "integer"
         for op in graph.ops
     ]
@@ -160,21 +161,21 @@ def _outcomes(graph: OpGraph, edge: EdgeFile) -> list[str]:
     return outcomes
 
 
-def _check_taken(
+def _check_applied(
     rules: Sequence[litert.Rule],
     ops: Sequence[litert.ScopedOp],
     winners: Sequence[int | None],
     outcomes: Sequence[str],
 ) -> None:
     """
-    Hold the file to the rules that it was quantized by.
+    Check that the file conforms to the rules that quantized it.
 
-    A rule for one operation promises each op that it applies to; a rule for `*` what the library
-    supports, and so that anything is quantized at all. Left alone are ops on integers, and small
-    weights where the rule asks for that.
+    A rule for one operation must apply to each op that it matches; a rule for `*` to the ops that
+    the library supports, at least one. Exempt are ops on integers, and small weights where the rule
+    exempts them.
 
     Raises:
-        ValueError: A rule left in float what it promises.
+        ValueError: A rule left in float what it should quantize.
     """
     for index, rule in enumerate(rules):
         applied = [
@@ -194,8 +195,8 @@ def _check_taken(
             "\n".join(
                 [
                     f"{rule.place}: {done} of the {len(applied)} ops that it applies to",
-                    rule.told,
-                    litert.told_ops(shown),
+                    rule.text,
+                    litert.listed_ops(shown),
                     "  The library passes over ops that have nothing to quantize by this rule: a "
                     "dynamic or weight-only rule needs a constant weight, a static one floating-"
                     "point activations. Narrow the rule's regex, or let a no_quantize rule for "

@@ -12,7 +12,7 @@ import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.compare.executors.session_executor import SessionExecutor
-from pytest_edgeq.compare.quantized import Counterpart, FloatFile, QuantizedModel
+from pytest_edgeq.compare.quantized import FloatFile, QuantizedModel, SignatureReference
 from pytest_edgeq.compare.reference import module_tree
 from pytest_edgeq.compare.samples import Sample, SampleSpec, read_samples
 from pytest_edgeq.errors import CrashedConversionError
@@ -28,23 +28,23 @@ from pytest_edgeq.tflite.modules import ModulePaths, SignatureModules
 from pytest_edgeq.tflite.ops import QDQ
 
 _KEPT = 4
-"""Calibration samples that are kept, to compare the losses of others with."""
+"""Calibration samples that are kept, to compare the losses of others with theirs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
     """
-    What the `edgeq` fixture fixes for every model.
+    Settings of the `edgeq` fixture, common to all models.
 
     Attributes:
-        runtime: Gives the runtime that is effective now.
+        runtime: Return the current default runtime.
         threads: Cores that may be used.
         seed: Of the random number generators while a model is quantized.
         directory: Where files are written; None makes a temporary folder when needed.
-        runtimes: What files can be run on.
-        localize_seconds: How long a check that fails may look for the layer to blame.
+        runtimes: The runtimes of the session.
+        localize_seconds: Time limit for a failed check to find the layer to blame.
         cache: Runs the steps of conversions, or reads their results.
-        progress: Told of the steps that may take long.
+        progress: Receives the steps that may take long.
         native: Return the process that runs native steps of a model's conversion, by the model's
             name; None for this one.
         executor: Measures samples elsewhere.
@@ -62,7 +62,7 @@ class Session:
     executor: SessionExecutor = field(default_factory=SessionExecutor)
 
     def convert(self, name: str, signatures: Mapping[str, litert.Traced], **options: Any) -> bytes:
-        """Convert as `ConversionCache.convert` does, and report it."""
+        """Convert as `ConversionCache.convert`, and report progress."""
         with self.progress.step("convert", name):
             return self.cache.convert(name, signatures, native=self.native(name), **options)
 
@@ -70,20 +70,20 @@ class Session:
 @dataclass(slots=True)
 class Entry:
     """
-    One signature that is asked for, checked.
+    One requested signature, checked.
 
     Attributes:
         key: The signature's name in the file.
         model: In eval mode.
         args: Positional sample inputs.
         kwargs: Keyword sample inputs.
-        spec: What they say that a sample must be.
-        calibration: As the user gave it; read at most once.
-        name: For texts: the model's, with the signature behind it where there are several.
+        spec: Inputs that a sample must have, from the sample inputs.
+        calibration: The user's samples; read at most once.
+        name: For texts: the model's, followed by the signature if there are several.
         quantizer: For texts.
         graph: The graph that the user has prepared or converted by PT2E, if the model is one; then
             `model` is this graph without observers and rounding.
-        ledger: Digests of the calibration samples read, to meet them again among the evaluated.
+        ledger: Digests of the calibration samples, to recognize them in the evaluation.
         kept: A few of these samples, drawn from all.
     """
 
@@ -106,7 +106,7 @@ class Entry:
         return Sample(self.args, self.kwargs)
 
     def traced(self, model: torch.nn.Module | None = None) -> litert.Traced:
-        """What the converter is given: the model, or what a flow made of it."""
+        """Return the converter's input: the model, or a flow's copy of it."""
         model = self.model if model is None else model
         return litert.Traced(model, self.args, self.kwargs, self.dynamic_shapes)
 
@@ -146,7 +146,7 @@ class Request:
         strict_export: Whether PT2E flows export strictly.
         name: Of the model.
         quantizer: For texts.
-        session: What holds for every model.
+        session: Settings common to all models.
         train: Trains the graph of a QAT quantizer, if given.
     """
 
@@ -159,7 +159,7 @@ class Request:
 
     def edge(self, tflite: bytes) -> EdgeFile:
         """
-        Open a file that the models were converted to.
+        Open a file to which the models were converted.
 
         Raises:
             RuntimeError: No interpreter opens it.
@@ -176,16 +176,16 @@ class Request:
                 runtimes=self.session.runtimes,
             )
         except ValueError as error:
-            said = str(error).partition("says ")[2].partition("; build")[0] or str(error)
+            message = str(error).partition("says ")[2].partition("; build")[0] or str(error)
             raise RuntimeError(
                 f"{self.name}: expected a file that interpreters open, got one that they refuse: "
-                f"{said}\ncause: converter and quantizer wrote it so, without an error: a fault "
+                f"{message}\ncause: converter and quantizer wrote it so, without an error: a fault "
                 "upstream. Seen where a recipe quantizes a constant that two ops take in two ways\n"
                 "fix: leave such ops in float by a rule of no_quantize, or quantize by PT2E"
             ) from error
 
     def float_file(self, key: str, traced: Callable[[Sample], litert.Traced]) -> FloatFile:
-        """Return the float file of a signature, to be converted when it is asked for."""
+        """Return the float file of a signature, converted on demand."""
         return float_file(self.name, key, self.session, traced)
 
     def finish(
@@ -201,24 +201,24 @@ class Request:
         strict_export: str | None = None,
     ) -> QuantizedModel:
         """
-        Check the finished file and put it together with its references.
+        Check the finished file and combine it with its references.
 
         Raises:
             RuntimeError: The runtime cannot allocate or run the file.
-            ValueError: Nothing in it is quantized, or two outputs came out with one name.
+            ValueError: Nothing in it is quantized, or two outputs have the same name.
         """
         if flow != "float":
             _check_something_is_quantized(edge, self)
-        counterparts: dict[str | None, Counterpart] = {}
+        references: dict[str | None, SignatureReference] = {}
         for index, entry in enumerate(self.entries):
             view = edge.at(entry.key)
             if float_edge is not None:
                 _check_outputs_are_kept(view, float_edge.at(entry.key), entry.name)
             _check_output_names(view, entry.name)
-            # Conversion succeeds for files that no kernel takes; better now than in the first run.
+            # Conversion succeeds for files that no kernel runs: fail now, not at the first run.
             names = [spec.name for spec in entry.spec.inputs]
             view.run(names, entry.sample.arrays(), self.session.runtime())
-            counterparts[entry.key] = Counterpart(
+            references[entry.key] = SignatureReference(
                 entry.spec,
                 entry.model,
                 simulated[index] if simulated else None,
@@ -230,7 +230,7 @@ class Request:
             edge,
             name=self.name,
             flow=flow,
-            counterparts=counterparts,
+            references=references,
             runtime=self.session.runtime,
             float_edge=float_edge,
             directory=self.session.directory,
@@ -255,30 +255,30 @@ class Request:
 def float_file(
     name: str, key: str, session: Session, traced: Callable[[Sample], litert.Traced]
 ) -> FloatFile:
-    """Return the float file of a signature, to be converted when it is asked for."""
+    """Return the float file of a signature, converted on demand."""
 
-    def convert(given: litert.Traced) -> bytes:
+    def convert(inputs: litert.Traced) -> bytes:
         try:
             with seeded(session.seed), frozen_heap():
-                return session.convert(name, {key: given})
+                return session.convert(name, {key: inputs})
         except CrashedConversionError:
-            raise  # it says all there is to say
+            raise  # its text is complete
         except Exception as error:
-            # Export and lowering in one call: whatever it was, the user gets it whole.
-            raise RuntimeError(refusal(name, "the converter", error, [given])) from error
+            # Export and lowering in one call: any error is reported in full.
+            raise RuntimeError(refusal(name, "the converter", error, [inputs])) from error
 
     return FloatFile(traced, convert)
 
 
 def _check_outputs_are_kept(edge: EdgeFile, float_edge: EdgeFile, name: str) -> None:
     """
-    Refuse a file that a recipe gave more outputs than the model has.
+    Refuse a file to which a recipe added outputs.
 
-    ai-edge-quantizer 0.10.0, for some outputs that other ops read, too (a GRU's last state): it
-    adds a requantized one, leaves the old one in, and the signature names but one.
+    ai-edge-quantizer 0.10.0, for some outputs with other consumers (a GRU's last state), adds a
+    requantized output and keeps the old one, and the signature names only one of them.
     """
-    before = [border.tensor.name for border in float_edge.signature.outputs]
-    after = [border.tensor.name for border in edge.signature.outputs]
+    before = [io_tensor.tensor.name for io_tensor in float_edge.signature.outputs]
+    after = [io_tensor.tensor.name for io_tensor in edge.signature.outputs]
     if len(after) != len(before):
         raise ValueError(
             f"{name}: ai-edge-quantizer made {len(after)} outputs ({', '.join(after)}) of the "
@@ -290,14 +290,14 @@ def _check_outputs_are_kept(edge: EdgeFile, float_edge: EdgeFile, name: str) -> 
 
 def _check_output_names(edge: EdgeFile, name: str) -> None:
     outputs = edge.signature.outputs
-    nameless = [border for border in outputs if border.name == border.tensor.name]
-    # Of outputs with one name the last is named; where none is, the tensors bear the names.
+    nameless = [io_tensor for io_tensor in outputs if io_tensor.name == io_tensor.tensor.name]
+    # Of outputs with equal names the last is named; without any, the tensors have the names.
     if 0 < len(nameless) < len(outputs):
         raise ValueError(
             f"{name}: of {len(outputs)} outputs the file names "
             f"{len(outputs) - len(nameless)}, so {len(nameless)} could never be read. The "
             "converter joins the keys of nested outputs with '_', and two keys came out the "
-            f"same ({', '.join(border.tensor.name for border in outputs)}); rename one"
+            f"same ({', '.join(io_tensor.tensor.name for io_tensor in outputs)}); rename one"
         )
 
 

@@ -1,4 +1,4 @@
-"""Which flow a quantizer belongs to."""
+"""Choose the flow of a quantizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_edgeq.quantize.torchao import quantize_torchao
 
 def describe(quantizer: Any) -> str:
     """
-    Name a quantizer in texts, and refuse what is none before anything is converted.
+    Return the name of a quantizer in texts, or refuse an invalid one.
 
     Raises:
         ValueError: A string that is no preset and no `.json` path.
@@ -36,7 +36,7 @@ def describe(quantizer: Any) -> str:
         return type(quantizer).__name__
     hint = "; instantiate it" if isinstance(quantizer, type) else ""
     if hasattr(quantizer, "get_quantization_recipe"):
-        # ai-edge-quantizer's Quantizer and RecipeManager hold a recipe; they are none.
+        # ai-edge-quantizer's Quantizer and RecipeManager contain a recipe; they are none.
         hint = "; pass what its get_quantization_recipe() gives"
     raise TypeError(
         "quantizer: expected a preset's name, a PT2E Quantizer instance, a torchao AOBaseConfig, "
@@ -47,14 +47,14 @@ def describe(quantizer: Any) -> str:
 
 def run_flow(request: Request, quantizer: Any) -> QuantizedModel:
     """
-    Quantize by the flow that the quantizer belongs to; `describe` has let it through.
+    Quantize a model by the flow of its quantizer, which `describe` has accepted.
 
     Raises:
         ImportError: There is no converter, or one that cannot be used.
-        ValueError: `train` is missing, or given to a quantizer that nothing can be trained with.
+        ValueError: `train` is missing, or the quantizer does not support training.
     """
-    # Where no converter is installed, its ImportError says what to install. It is imported when
-    # something is converted: what is in the cache needs none.
+    # If no converter is installed, its ImportError names what to install. It is imported only for
+    # a conversion: results in the cache need none.
     litert.converter_name()
     if any(entry.graph is not None for entry in request.entries):
         _check_own_graphs(request, quantizer)
@@ -101,8 +101,8 @@ def _check_train(request: Request, quantizer: Any) -> None:
             "quantize_(model, QATConfig(base_config, step='prepare')), train the model, and pass "
             "it with quantizer=QATConfig(base_config, step='convert')"
         )
-    takes = "_qat_" in quantizer if preset else litert.is_pt2e_quantizer(quantizer)
-    if request.train is not None and not takes:
+    trains = "_qat_" in quantizer if preset else litert.is_pt2e_quantizer(quantizer)
+    if request.train is not None and not trains:
         raise ValueError(
             f"{request.name}: train= is for quantization-aware training, which {request.quantizer} "
             "is not: use 'pt2e_qat_int8' or a PT2E quantizer with a QAT config, or leave train= out"

@@ -1,12 +1,12 @@
 """
-The `torchao` flow: quantize a copy by `quantize_`, convert it in float, write the weights back.
+The `torchao` flow: `quantize_`, conversion in float, and quantized weights written back.
 
-The converter's first pipeline knows no quantized tensor. So it converts the model with the values
-that its codes stand for, and the codes, scales and zero points go into the file in their place.
-Where the converter has folded the values into others that the codes do not give, its second
-pipeline is used if TensorFlow brings it. It comes second because it gives the
-same ops and numbers for fewer models: no groups, GELU, embeddings or layers' names (litert-torch
-0.10.0 with tf-nightly-cpu 2.22.0.dev20260905; `tests/litert/test_ao_shims.py` watches).
+The converter's first pipeline has no quantized tensors. So it converts the model with dequantized
+weights, and then codes, scales and zero points replace them in the file. If the converter has
+folded the weights into other values, its second pipeline is used, if TensorFlow is installed. It is
+the second choice because it converts fewer models to the same ops and numbers: no groups, GELU,
+embeddings or layers' names (litert-torch 0.10.0 with tf-nightly-cpu 2.22.0.dev20260905;
+`tests/litert/test_ao_shims.py` watches).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def quantize_torchao(request: Request, config: Any) -> QuantizedModel:
     """
     Quantize a model by torchao's `quantize_` and convert it.
 
-    The quantized copy is the simulated model; `litert.quantize_ao` says in which codes it differs
-    from what `quantize_` gives. A `.tflite` op of scheme `dynamic` quantizes its
+    The quantized copy is the simulated model; `litert.quantize_ao` documents the codes in which it
+    differs from the result of `quantize_`. A `.tflite` op of scheme `dynamic` quantizes its
     activations as its kernels do, whatever the config says of them: row by row, XNNPACK
     asymmetrically, the others symmetrically.
 
     Raises:
-        ValueError: Nothing was quantized, or in a way that no `.tflite` can hold.
+        ValueError: Nothing was quantized, or in a way that no `.tflite` can represent.
         RuntimeError: torchao, torch.export or the converter refuses the model.
     """
     by_model: dict[int, torch.nn.Module] = {}
@@ -64,12 +64,12 @@ def quantize_torchao(request: Request, config: Any) -> QuantizedModel:
         tflite = _second_pipeline(request, simulated, missing)
     edge = request.edge(tflite)
     _check_kept(request, edge, weights)
-    made = [functools.partial(by_model.__getitem__, id(entry.model)) for entry in request.entries]
-    return request.finish("torchao", edge, simulated=made, quantizer=config)
+    models = [functools.partial(by_model.__getitem__, id(entry.model)) for entry in request.entries]
+    return request.finish("torchao", edge, simulated=models, quantizer=config)
 
 
 def _run(entry: Entry, quantized: torch.nn.Module, config: Any) -> None:
-    """Run what torchao made once: not all that it quantizes it can also compute."""
+    """Run a model quantized by torchao once: torchao lacks kernels for some layers."""
     try:
         call_reference(quantized, entry.sample)
     except Exception as error:
@@ -81,7 +81,7 @@ def _run(entry: Entry, quantized: torch.nn.Module, config: Any) -> None:
 
 
 def _unused(traced: litert.Traced) -> set[str]:
-    """Names of the parameters that the model holds and never uses."""
+    """Return the names of the model's parameters that it never uses."""
     with litert.quiet():
         program = torch.export.export(
             traced.model, traced.args, dict(traced.kwargs), dynamic_shapes=traced.dynamic_shapes
@@ -114,7 +114,7 @@ def _second_pipeline(
 def _check_kept(
     request: Request, edge: EdgeFile, weights: Sequence[litert.QuantizedWeight]
 ) -> None:
-    """Every quantized layer is in the file with its scheme and its dtype."""
+    """Check that every quantized layer is in the file with its scheme and dtype."""
     promised = Counter(
         ("dynamic" if weight.dynamic else "weight_only", f"int{weight.bits}") for weight in weights
     )

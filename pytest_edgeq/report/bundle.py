@@ -26,7 +26,7 @@ from pytest_edgeq.report.model_explorer import write_node_data
 
 if TYPE_CHECKING:
     from pytest_edgeq.compare.failed_samples import FailedSamples
-    from pytest_edgeq.compare.measurement import Outcome
+    from pytest_edgeq.compare.measurement import SampleOutputs
     from pytest_edgeq.compare.quantized import QuantizedModel
     from pytest_edgeq.localize.rows import LayerErrors
     from pytest_edgeq.numerics.comparison import WorstSample
@@ -285,7 +285,9 @@ class _Writer:
         model = samples.model
         # In the order in which a file that keeps state has seen them.
         worst = sorted(samples.worst, key=lambda each: each.index)
-        given = [model.edge.by_border(model.input_names, each.inputs.arrays()) for each in worst]
+        given = [
+            model.edge.by_input_name(model.input_names, each.inputs.arrays()) for each in worst
+        ]
         kept = {"inputs": self._arrays("samples", worst, given)}
         try:
             outputs = _outputs(samples, worst)
@@ -331,7 +333,9 @@ def _outputs(
     }
 
 
-def _measured(model: QuantizedModel, runtime: str, worst: Sequence[WorstSample]) -> list[Outcome]:
+def _measured(
+    model: QuantizedModel, runtime: str, worst: Sequence[WorstSample]
+) -> list[SampleOutputs]:
     from pytest_edgeq.compare.comparer import Comparer
     from pytest_edgeq.compare.parallel import on_one_thread
 

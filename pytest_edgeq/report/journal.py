@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.localize.rows import LayerErrors
     from pytest_edgeq.numerics.comparison import Comparison
     from pytest_edgeq.numerics.findings import Finding
-    from pytest_edgeq.quantize.cache.entries import Step
+    from pytest_edgeq.quantize.cache.entries import CachedStep
 
 EventKind = Literal["quantize", "load", "compare", "localize", "check"]
 
@@ -35,7 +35,7 @@ class Booking:
     layers: LayerErrors | None = None  # what localizing measured
     findings: list[Finding] = dataclasses.field(default_factory=list)  # what a check found
     # of a conversion, and which of them came from the cache
-    steps: list[Step] = dataclasses.field(default_factory=list)
+    steps: list[CachedStep] = dataclasses.field(default_factory=list)
     error: str | None = None  # class and first line of what was raised
     seconds: float = 0  # how long it took
 

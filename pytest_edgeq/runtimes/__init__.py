@@ -6,5 +6,5 @@ Run `.tflite` files.
   `engines` are the interpreters.
 - `refusals` and `unsafe` explain what kernels cannot run, `crashing_op` finds the op that ends a
   process.
-- `bounds`: what sound kernels may be off. `workers`: files in other processes.
+- `bounds`: error bounds of sound kernels. `workers`: files in other processes.
 """

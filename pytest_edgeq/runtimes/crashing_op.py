@@ -1,4 +1,4 @@
-"""Find the op of a file that ends the process it runs in, by running its ops cut out."""
+"""Find the op that ends the process, by running ops isolated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.subgraph import Op
 
 _MOST_TRIALS: Final = 16
-"""Files that are tried; by bisection this is enough for 2 ** 8 ops."""
+"""Files to try; by bisection this is enough for 2 ** 8 ops."""
 
 _MOST_SECONDS: Final = 30.0
 
@@ -27,13 +27,13 @@ Inputs = Mapping[str, npt.NDArray[Any]]
 
 
 class _GivenUpError(Exception):
-    """The search has reached its bounds."""
+    """The search has reached its limits."""
 
 
 def crashing_op_text(
     opening: Opening, step: str, inputs: Inputs, ends: Callable[[bytes, Inputs | None], bool]
 ) -> str:
-    """Say which op ended the process."""
+    """Describe the op that ended the process, in one line or two."""
     graph, subgraph = opening.graph, opening.signature.subgraph
     tensors = graph.subgraphs[subgraph].tensors
     known = {b.tensor.index: inputs[b.name] for b in opening.signature.inputs if b.name in inputs}
@@ -55,9 +55,9 @@ def crashing_op_text(
                 f"{trials} files with some of its ops were tried, in {seconds:.0f} s"
             )
         trials += 1
-        given = {name: value(index) for name, index in cut.inputs.items()}
+        feed = {name: value(index) for name, index in cut.inputs.items()}
         try:
-            return ends(cut.content, given if step == "run" else None)
+            return ends(cut.content, feed if step == "run" else None)
         except Exception:  # the kernels refuse them, which ends no process
             return False
 

@@ -1,4 +1,4 @@
-"""A `.tflite` file that runs: graph, op-dtype map and interpreters, made when first needed."""
+"""A `.tflite` file that runs: graph, op-dtype map and interpreters, made on demand."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from pytest_edgeq.tflite.subgraph import Signature
 
 class EdgeFile:
     """
-    One `.tflite` file and all that is read from it.
+    One `.tflite` file with its graph, signature and interpreters.
 
     Raises:
-        FileNotFoundError, ValueError, TypeError: As `open_tflite` and `Layouts` say.
+        FileNotFoundError, ValueError, TypeError: As `open_tflite` and `Layouts`.
         CopyError: It was written from another file, and cannot be read.
     """
 
@@ -64,12 +64,12 @@ class EdgeFile:
 
     @property
     def key(self) -> str | None:
-        """The signature that was chosen of several; else None."""
+        """The signature chosen of several; else None."""
         return self._key
 
     @property
     def signatures(self) -> tuple[Signature, ...]:
-        """The entry points that are looked at: the chosen one, else all of the file."""
+        """The entry points: the chosen one, else all of the file."""
         if self._key is None:
             return self.graph.signatures
         return tuple(each for each in self.graph.signatures if each.key == self._key)
@@ -77,7 +77,7 @@ class EdgeFile:
     @property
     def signature(self) -> Signature:
         """
-        The entry point that is run.
+        The entry point to run.
 
         Raises:
             ValueError: The file has several, and none was chosen.
@@ -92,7 +92,7 @@ class EdgeFile:
 
     def at(self, key: str) -> EdgeFile:
         """
-        The same file with one signature chosen, and with interpreters of its own, made once.
+        Return the file with one signature chosen and its own interpreters, made once.
 
         Raises:
             ValueError: The file has no such signature.
@@ -111,26 +111,26 @@ class EdgeFile:
             view._runners = {}
         return self._views[key]
 
-    def apart(self) -> EdgeFile:
-        """The same file, with the same signature chosen, and interpreters of its own."""
+    def clone(self) -> EdgeFile:
+        """Return the same file, with interpreters of its own."""
         other = copy.copy(self)
         other._views, other._runners = {}, {}
         return other
 
     @functools.cached_property
     def op_dtypes(self) -> OpDtypeMap:
-        """What each op computes in."""
+        """The dtypes in which each op computes."""
         return OpDtypeMap(self.graph, self.modules)
 
     def runner(self, runtime: str, *, keep: bool = False) -> Runner:
         """
-        The interpreter for a runtime, allocated at the first call.
+        Return the interpreter for a runtime, allocated at the first call.
 
         Raises:
             ValueError: Unknown runtime, or one that keeps no intermediate tensors.
             RuntimeError: The kernels cannot allocate the file.
         """
-        # Also for one made before: it reads on from a file that may have been written anew.
+        # Also for an existing one: it still reads the file, which may have been overwritten.
         source = source_of(self.graph)
         key = (runtime, keep)
         if key not in self._runners:
@@ -149,7 +149,7 @@ class EdgeFile:
         return self._runners[key]
 
     def restart(self) -> None:
-        """Let a file that keeps state from run to run start anew."""
+        """Drop the interpreters of a file that keeps state, to start anew."""
         if self.is_stateful:
             for runner in self._runners.values():
                 runner.close()
@@ -158,84 +158,84 @@ class EdgeFile:
     @functools.cached_property
     def is_stateful(self) -> bool:
         """Whether it keeps values from run to run."""
-        # Asked at each run, and every tensor of the file is looked at to tell.
+        # Cached, because each run asks and every tensor of the file is checked.
         return self.graph.is_stateful
 
     @property
     def path(self) -> Path | None:
-        """Where the file lies; None for one held in memory."""
+        """Path of the file; None for one held in memory."""
         buffer = self.graph.buffer
         return buffer.path if isinstance(buffer, MappedFile) else None
 
-    def by_border(
+    def by_input_name(
         self, names: Sequence[str], arrays: Sequence[npt.NDArray[Any]]
     ) -> dict[str, npt.NDArray[Any]]:
         """
-        Give inputs by the file's names.
+        Return inputs by the file's names.
 
-        They are matched by name where the file knows the names (as litert-torch writes them:
-        `args_0`, … and keywords), else by position.
+        They are matched by name if the file knows the names (as litert-torch writes them: `args_0`,
+        … and keywords), else by position.
 
         Raises:
-            ValueError: Other inputs than the file takes.
+            ValueError: Other inputs than the file has.
         """
-        borders = self.signature.inputs
-        given = dict(zip(names, arrays, strict=True))
-        known = {border.name for border in borders}
-        if known != set(given):
+        io_tensors = self.signature.inputs
+        by_name = dict(zip(names, arrays, strict=True))
+        known = {io_tensor.name for io_tensor in io_tensors}
+        if known != set(by_name):
             # Names that agree in part would be matched by position to others' inputs.
-            if len(given) != len(borders) or known & set(given):
+            if len(by_name) != len(io_tensors) or known & set(by_name):
                 raise ValueError(
-                    f"the file takes the inputs {[border.name for border in borders]}, "
-                    f"got {list(given)}"
+                    f"the file takes the inputs {[io_tensor.name for io_tensor in io_tensors]}, "
+                    f"got {list(by_name)}"
                 )
-            return dict(zip((border.name for border in borders), arrays, strict=True))
-        return given
+            return dict(zip((io_tensor.name for io_tensor in io_tensors), arrays, strict=True))
+        return by_name
 
     def encode(
         self, names: Sequence[str], arrays: Sequence[npt.NDArray[Any]]
     ) -> dict[str, npt.NDArray[Any]]:
         """
-        Turn inputs into what the file takes, by the file's names.
+        Quantize inputs for the file, by the file's names.
 
-        Inputs are matched as `by_border` says, and turned into the file's layout.
+        Inputs are matched as by `by_input_name`, and permuted to the file's layout.
 
         Raises:
-            ValueError, TypeError: Other inputs, shapes or dtypes than the file takes.
+            ValueError, TypeError: Other inputs, shapes or dtypes than the file has.
         """
-        given = self.by_border(names, arrays)
+        arrays_by_name = self.by_input_name(names, arrays)
         encoded = {}
-        for border in self.signature.inputs:
-            value = self.layouts.to_file(border, given[border.name])
-            wanted = border.tensor.shape_signature
+        for io_tensor in self.signature.inputs:
+            value = self.layouts.to_file(io_tensor, arrays_by_name[io_tensor.name])
+            wanted = io_tensor.tensor.shape_signature
             if len(wanted) != value.ndim or any(
                 expected not in (-1, actual)
                 for expected, actual in zip(wanted, value.shape, strict=True)
             ):
-                # The interpreter would resize itself to whatever comes, without a word.
+                # The interpreter would silently resize itself to any shape.
                 raise ValueError(
-                    f"input {border.name!r}: the file expects shape {list(wanted)}, got "
+                    f"input {io_tensor.name!r}: the file expects shape {list(wanted)}, got "
                     f"{list(value.shape)}{mismatch_hint(value.shape, wanted)}"
                 )
-            encoded[border.name] = encode(value, border)
+            encoded[io_tensor.name] = encode(value, io_tensor)
         return encoded
 
     def run(
         self, names: Sequence[str], arrays: Sequence[npt.NDArray[Any]], runtime: str
     ) -> list[npt.NDArray[Any]]:
-        """Codes as the file gives them, in the model's own order."""
+        """Return the outputs as stored, in the model's own order."""
         return self.runner(runtime).run(self.encode(names, arrays))
 
     def decode(self, codes: Sequence[npt.NDArray[Any]]) -> list[np.ndarray[Any, Any]]:
-        """Codes to floats, each output by its own parameters, in the reference's layout."""
+        """Dequantize outputs by their own parameters, in the reference's layout."""
         return [
-            self.layouts.from_file(border, decode(value, border))
-            for value, border in zip(codes, self.signature.outputs, strict=True)
+            self.layouts.from_file(io_tensor, decode(value, io_tensor))
+            for value, io_tensor in zip(codes, self.signature.outputs, strict=True)
         ]
 
-    def turned(self, codes: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
-        """Codes as the file gives them, in the reference's layout."""
+    def in_reference_layout(self, codes: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        """Permute stored outputs to the reference's layout."""
         return [
-            self.layouts.from_file(border, value)
-            for value, border in zip(codes, self.signature.outputs, strict=True)
+            self.layouts.from_file(io_tensor, value)
+            for value, io_tensor in zip(codes, self.signature.outputs, strict=True)
         ]

@@ -34,23 +34,23 @@ _RESOLVERS = {
 
 
 class Engine:
-    """What runs one signature of one file: made once and used for every sample."""
+    """Interface of an engine: it runs one signature of one file, for every sample."""
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
         """
         Run one sample.
 
         Returns:
-            The outputs as the file gives them, the caller's own, in the model's own order.
+            The outputs as stored, in the model's own order; the caller owns them.
         """
         raise NotImplementedError
 
     def tensor(self, index: int) -> npt.NDArray[Any]:
-        """Return a tensor as the last run left it; only of an engine that keeps them all."""
+        """Return a tensor of the last run; only of an engine that keeps all."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Let go of what is more than memory."""
+        """Release everything except memory."""
 
 
 class InterpreterEngine(Engine):
@@ -71,17 +71,20 @@ class InterpreterEngine(Engine):
         *,
         keep: bool = False,
     ) -> None:
-        for border in signature.outputs:
-            # The interpreter hands out a handle's own memory as if it were numbers, and dies of it.
-            if border.tensor.dtype in ("resource", "variant"):
+        for io_tensor in signature.outputs:
+            # The interpreter reads a handle's memory as numbers, and crashes.
+            if io_tensor.tensor.dtype in ("resource", "variant"):
                 raise RuntimeError(
-                    f"output {border.name!r} is {border.tensor.dtype}, which cannot be read here"
+                    f"output {io_tensor.name!r} is {io_tensor.tensor.dtype}, which cannot be "
+                    "read here"
                 )
         where: dict[str, Any] = (
             {"model_content": source} if isinstance(source, bytes) else {"model_path": str(source)}
         )
         self._signature = signature
-        self._allocated = {border.tensor.index: border.tensor.shape for border in signature.inputs}
+        self._allocated = {
+            io_tensor.tensor.index: io_tensor.tensor.shape for io_tensor in signature.inputs
+        }
         if runtime == "tensorflow":
             with warnings.catch_warnings():
                 # TensorFlow 2.21 warns that its interpreter moves to LiteRT.
@@ -124,10 +127,11 @@ class InterpreterEngine(Engine):
         """
         if self._runner is not None:
             outputs = self._runner(**inputs)
-            return [outputs[border.name] for border in self._signature.outputs]
+            return [outputs[io_tensor.name] for io_tensor in self._signature.outputs]
         interpreter = self._interpreter
         shapes = {
-            border.tensor.index: np.shape(inputs[border.name]) for border in self._signature.inputs
+            io_tensor.tensor.index: np.shape(inputs[io_tensor.name])
+            for io_tensor in self._signature.inputs
         }
         if shapes != self._allocated:
             # Not allocated with these shapes, should the kernels refuse them.
@@ -136,16 +140,18 @@ class InterpreterEngine(Engine):
                 interpreter.resize_tensor_input(index, shape)
             interpreter.allocate_tensors()
             self._allocated = shapes
-        for border in self._signature.inputs:
-            interpreter.set_tensor(border.tensor.index, inputs[border.name])
+        for io_tensor in self._signature.inputs:
+            interpreter.set_tensor(io_tensor.tensor.index, inputs[io_tensor.name])
         interpreter.invoke()
-        return [interpreter.get_tensor(border.tensor.index) for border in self._signature.outputs]
+        return [
+            interpreter.get_tensor(io_tensor.tensor.index) for io_tensor in self._signature.outputs
+        ]
 
     def tensor(self, index: int) -> npt.NDArray[Any]:
         """
-        A tensor of the signature's subgraph as the last run left it, the caller's own.
+        Return a copy of a tensor of the signature's subgraph after the last run.
 
-        Only of an engine that keeps them all. A resource must not be asked for: the process dies.
+        Only for an engine that keeps all of them. Reading a resource crashes the process.
         """
         value: npt.NDArray[Any] = self._interpreter.get_tensor(index, self._signature.subgraph)
         return value
@@ -161,11 +167,11 @@ def _tensorflow() -> Any:
 
 class CompiledEngine(Engine):
     """
-    LiteRT's CompiledModel on the CPU, with buffers that are made once for each shape of input.
+    LiteRT's CompiledModel on the CPU, with buffers for each shape of input.
 
-    What it would answer with the memory of somebody else is refused: ai-edge-litert 2.3.0 fills
-    no output that is an input, that stands twice in the list, or that no op computes, and keeps the
-    shape of the buffer for an output whose shape depends on values; all without a word.
+    Files for which it would return foreign memory are refused: ai-edge-litert 2.3.0 silently leaves
+    an output unwritten that is an input, is listed twice, or is computed by no op, and keeps the
+    buffer's shape for an output whose shape depends on values.
 
     Raises:
         RuntimeError: It cannot run the file.
@@ -175,7 +181,7 @@ class CompiledEngine(Engine):
         from ai_edge_litert.compiled_model import CompiledModel
         from ai_edge_litert.options import CpuOptions, Options
 
-        _refuse_what_it_leaves_out(graph, signature)
+        _check_outputs_written(graph, signature)
         options = Options(cpu_options=CpuOptions(num_threads=threads))
         make = CompiledModel.from_buffer if isinstance(source, bytes) else CompiledModel.from_file
         self._model = make(
@@ -187,16 +193,16 @@ class CompiledEngine(Engine):
         self._signature = signature
         self._index = graph.signatures.index(signature)
         info = self._model.get_signature_by_index(self._index)
-        # Of a file without signatures it makes one up.
+        # For a file without signatures it makes one up.
         self._key = info["key"]
         self._names: list[str] = info["outputs"]
-        for side, borders in (("inputs", signature.inputs), ("outputs", signature.outputs)):
-            names = [border.name for border in borders]
+        for side, io_tensors in (("inputs", signature.inputs), ("outputs", signature.outputs)):
+            names = [io_tensor.name for io_tensor in io_tensors]
             known = [printable(name) for name in info[side]]
             if len(known) != len(names) or (signature.key is not None and known != names):
                 raise RuntimeError(f"CompiledModel knows the {side} {known}, the file {names}")
-        self._shapes = [border.tensor.shape for border in signature.inputs]
-        self._outputs = [_dtype_of(border) for border in signature.outputs]
+        self._shapes = [io_tensor.tensor.shape for io_tensor in signature.inputs]
+        self._outputs = [_dtype_of(io_tensor) for io_tensor in signature.outputs]
         self._checked = False
         try:
             self._allocate()
@@ -212,7 +218,7 @@ class CompiledEngine(Engine):
         Raises:
             RuntimeError: The kernels fail, or a shape depends on values.
         """
-        arrays = [np.asarray(inputs[border.name]) for border in self._signature.inputs]
+        arrays = [np.asarray(inputs[io_tensor.name]) for io_tensor in self._signature.inputs]
         shapes = [array.shape for array in arrays]
         if shapes != self._shapes:
             # Not allocated with these shapes, should it refuse them.
@@ -243,22 +249,24 @@ class CompiledEngine(Engine):
 
     def _check_room(self, inputs: Mapping[str, npt.NDArray[Any]]) -> None:
         """
-        Hold the outputs' buffers against what these inputs of another shape give.
+        Compare the outputs' buffers with the results for inputs of another shape.
 
-        Where a file reads a length by SHAPE to compute one by it, as Keras does for any batch,
-        CompiledModel keeps room for the file's own length, writes past it, and the process dies of
-        it sooner or later (ai-edge-litert 2.3.0).
+        If a file computes a length from a SHAPE, as Keras does for any batch, CompiledModel
+        reserves memory for the file's own length and writes past it, and the process crashes sooner
+        or later (ai-edge-litert 2.3.0).
         """
-        made = zip(self._signature.outputs, self._interpreter.run(inputs), self._sizes, strict=True)
-        for border, array, size in made:
+        outputs = zip(
+            self._signature.outputs, self._interpreter.run(inputs), self._sizes, strict=True
+        )
+        for io_tensor, array, size in outputs:
             if array.shape != size:
                 raise RuntimeError(
-                    f"Failed to register output: {border.name!r} has room for {list(size)}, and "
+                    f"Failed to register output: {io_tensor.name!r} has room for {list(size)}, and "
                     f"becomes {list(array.shape)}"
                 )
 
     def _allocate(self) -> None:
-        # Asked first: asking for shapes allocates the tensors, which refuses what cannot run.
+        # First, because reading shapes allocates the tensors, which refuses files that cannot run.
         self._shapes_now()
         self._ins: Sequence[Any] = self._model.create_input_buffers(self._index)
         self._outs: Sequence[Any] = self._model.create_output_buffers(self._index)
@@ -277,52 +285,56 @@ class CompiledEngine(Engine):
 _SHAPE_BY_VALUES = "Failed to register output: its shape is another after the run"
 
 
-def _dtype_of(border: SignatureTensor) -> np.dtype[Any]:
-    dtype = numpy_dtype(border.tensor.dtype)
+def _dtype_of(io_tensor: SignatureTensor) -> np.dtype[Any]:
+    dtype = numpy_dtype(io_tensor.tensor.dtype)
     if dtype is None:
         raise RuntimeError(
-            f"output {border.name!r} is {border.tensor.dtype}, which cannot be read here"
+            f"output {io_tensor.name!r} is {io_tensor.tensor.dtype}, which cannot be read here"
         )
     return dtype
 
 
-def _refuse_what_it_leaves_out(graph: OpGraph, signature: Signature) -> None:
-    borders = {border.tensor.index: border for border in (*signature.inputs, *signature.outputs)}
-    names = Counter(border.tensor.name for border in borders.values())
+def _check_outputs_written(graph: OpGraph, signature: Signature) -> None:
+    io_tensors = {
+        io_tensor.tensor.index: io_tensor for io_tensor in (*signature.inputs, *signature.outputs)
+    }
+    names = Counter(io_tensor.tensor.name for io_tensor in io_tensors.values())
     if signature.key is None and max(names.values(), default=0) > 1:
         raise RuntimeError(
             f"CompiledModel tells tensors apart by name: {max(names.values())} inputs or outputs "
             f"are called {max(names, key=lambda name: names[name])!r}"
         )
     computed = graph.subgraphs[signature.subgraph].producer
-    times = Counter(border.tensor.index for border in signature.outputs)
-    inputs = {border.tensor.index for border in signature.inputs}
-    for border in signature.outputs:
-        tensor = border.tensor
+    times = Counter(io_tensor.tensor.index for io_tensor in signature.outputs)
+    inputs = {io_tensor.tensor.index for io_tensor in signature.inputs}
+    for io_tensor in signature.outputs:
+        tensor = io_tensor.tensor
         if tensor.index in inputs:
             problem = "is an input, too"
         elif times[tensor.index] > 1:
             problem = f"is listed {times[tensor.index]} times"
         elif tensor.index not in computed and not tensor.is_constant:
-            # As the interpreter says it at the run.
-            raise RuntimeError(f"Tensor data is null: output {border.name!r} is computed by no op")
+            # The interpreter's own words at the run.
+            raise RuntimeError(
+                f"Tensor data is null: output {io_tensor.name!r} is computed by no op"
+            )
         else:
             continue
         raise RuntimeError(
-            f"CompiledModel leaves memory unwritten: output {border.name!r} {problem}"
+            f"CompiledModel leaves memory unwritten: output {io_tensor.name!r} {problem}"
         )
 
 
 @functools.cache
 def _environment() -> Any:
     """
-    One environment for all models of the process.
+    Return one environment for all models of the process.
 
     Without folders of plugins it would look for compilers of other chips' vendors below its own
     package, and try to load them for each file: 16 folders, six lines on stderr each time.
 
     It is never destroyed, and the one that the library makes for its buffers only in silence: each
-    writes `DestroyAccelerator` to stderr when Python exits, behind the last line of pytest. No API
+    writes `DestroyAccelerator` to stderr when Python exits, after the last line of pytest. No API
     sets the level of this log, or returns that other environment (ai-edge-litert 2.3.0).
     """
     from ai_edge_litert.environment import Environment, EnvironmentOptions

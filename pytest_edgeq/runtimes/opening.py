@@ -1,5 +1,5 @@
 """
-A file to open on a runtime, and the protocols of a target and of an isolation.
+A file to open on a runtime, and the protocols of remote openers.
 
 This module is cheap to import.
 """
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, eq=False)
 class Opening:
     """
-    A file that is to be opened on a runtime.
+    A file to open on a runtime.
 
     Attributes:
         source: Path or content of the file.
         graph: Its graph.
         signature: The entry point to run.
         runtime: Its name.
-        threads: Of an interpreter.
+        threads: Threads of an interpreter.
         own: The runner of a user's own runtime; None for a built-in one.
-        target: Where it runs; None for this machine.
+        target: The target that runs it; None for this machine.
         kernels: The built-in runtime whose kernels run it; a user's own runtime's name.
         modules: To name ops.
-        keep: Keep every intermediate tensor.
+        keep: Whether to keep every intermediate tensor.
         foreign: Whether the file was made elsewhere.
     """
 
@@ -51,8 +51,8 @@ class Opening:
     foreign: bool = False
 
 
-class Isolation(Protocol):
-    """Decides in which process a file runs."""
+class FileOpener(Protocol):
+    """A policy that opens files in this process or in a child process."""
 
     def open(self, opening: Opening, /) -> Engine:
         """
@@ -64,7 +64,7 @@ class Isolation(Protocol):
 
     def build(self, content: Buffer, /, *, foreign: bool) -> None:
         """
-        Build an interpreter of a file that nothing has looked at, here or in a child process.
+        Build an interpreter of an unchecked file, here or in a child process.
 
         Raises:
             RuntimeError, ValueError: The interpreter refuses the file, or ended the child.
@@ -76,10 +76,10 @@ class Remote(Protocol):
     A machine or CPU elsewhere, whose kernels run files.
 
     Attributes:
-        name: By which runtimes name it.
-        command: Starts it.
-        seconds: Without an answer, after which it has failed.
-        machine: What it says of itself; None before the first use.
+        name: Its name in runtimes.
+        command: The command that starts it.
+        seconds: Timeout of its answers.
+        machine: Its description of itself; None before the first use.
     """
 
     name: str
@@ -104,4 +104,4 @@ class Remote(Protocol):
         """
 
     def close(self) -> None:
-        """End what was started for it; the next use starts it anew."""
+        """End its process; the next use starts it anew."""

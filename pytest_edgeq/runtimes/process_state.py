@@ -37,14 +37,14 @@ _is_frozen = False
 @contextmanager
 def frozen_heap() -> Iterator[None]:
     """
-    Let the garbage collector pass over the objects that exist already.
+    Exclude existing objects from garbage collection.
 
-    The libraries hold millions of them, and a conversion makes enough new ones to have all of them
-    looked at several times: 4 to 9 % of its time. Garbage that the conversion leaves is collected.
+    The libraries hold millions of them, and a conversion allocates enough to have all of them
+    scanned several times: 4 to 9 % of its time. Garbage of the conversion itself is collected.
     """
     global _is_frozen
     if gc.get_freeze_count():
-        yield  # what somebody else froze must stay so
+        yield  # objects frozen by others must stay frozen
         return
     gc.freeze()
     _is_frozen = True
@@ -60,8 +60,8 @@ def paused_collector() -> Iterator[None]:
     """
     Turn the garbage collector off while libraries are imported.
 
-    Their objects stay alive, and scanning them repeatedly takes a third of the import's time.
-    Inside `frozen_heap` they are frozen afterwards.
+    Their objects stay alive, and scanning them repeatedly is a third of the import's time. Inside
+    `frozen_heap` they are frozen afterwards.
     """
     if not gc.isenabled():
         yield
@@ -78,13 +78,13 @@ def paused_collector() -> Iterator[None]:
 @contextmanager
 def destructors_without_stderr() -> Iterator[None]:
     """
-    Discard what static native objects that are made meanwhile write to stderr when they end.
+    Discard the stderr of static native objects made meanwhile, when they are destroyed.
 
-    They end after Python, in the reverse order in which they and other exit functions were
-    registered. So what was made before or is made later still writes to stderr.
+    They are destroyed after Python, in the reverse order of registration of all exit functions, so
+    objects made before or later still write to stderr.
     """
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    # Where stderr goes now need not be where it goes in the end: pytest captures it.
+    # pytest captures stderr, so it may be redirected now and not at exit.
     atexit.register(os.dup2, 2, kept, inheritable=False)
     _open_stderr_at_exit(kept)
     try:
@@ -96,6 +96,6 @@ def destructors_without_stderr() -> Iterator[None]:
 def _open_stderr_at_exit(descriptor: int) -> None:
     """Register an exit function that makes stderr a copy of a descriptor."""
     process = ctypes.CDLL(None)
-    # The later one runs first; of the free descriptors `dup` takes the lowest, the one just closed.
+    # The later one runs first; `dup` uses the lowest free descriptor, the one just closed.
     for function, argument in ((process.dup, descriptor), (process.close, 2)):
         process.__cxa_atexit(function, ctypes.c_void_p(argument), None)

@@ -1,4 +1,4 @@
-"""What kernels say when they refuse a file, what it means, and the way out."""
+"""Explain why kernels refuse a file: their words, the cause, the fix."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_edgeq.tflite.cut import Cut, cut_ops, first_op_that
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op
 
-# What the kernels' own words mean, and the way out.
+# The kernels' own words, with cause and fix.
 _KNOWN_REFUSALS = (
     (
         re.compile(r"div\.cc.*data\[i\] != zero_point"),
@@ -51,7 +51,7 @@ _KNOWN_REFUSALS = (
     ),
 )
 
-# What LiteRT's CompiledModel says of a file of a kind that it cannot take, ai-edge-litert 2.3.0.
+# Errors of LiteRT's CompiledModel for files that it does not support, ai-edge-litert 2.3.0.
 _OTHER_KIND = (
     (
         re.compile(r"Failed to load model from"),
@@ -89,15 +89,15 @@ _MISSING = re.compile(
     r"Didn't find op for builtin opcode '(\w+)' version '(\d+)'|nresolved custom op: (.+?)\.?$",
     re.MULTILINE,
 )
-"""What kernels say that lack an op."""
+"""Errors of kernels that lack an op."""
 
-# All that the XNNPACK delegate says of an op whose kernel it cannot make.
+# The XNNPACK delegate's only words for an op without a kernel.
 _UNNAMED = "failed to create XNNPACK runtime"
 
 _KERNELS = ("xnnpack", "builtin", "reference")
 
 # A tensor that was zero on all samples gets a scale next to zero (ai-edge-quantizer 0.10:
-# 3.9e-12, a range of 1e-9 in 255 steps). Below, no sample of use has a value.
+# 3.9e-12, a range of 1e-9 in 255 steps). No useful sample has values below.
 _NEXT_TO_ZERO = 1e-9
 
 
@@ -109,7 +109,7 @@ def refusal(
     where: Callable[[Op], str],
     load: Callable[[bytes, str], object],
 ) -> UnrunnableError:
-    """Say that a runtime cannot load or run a file: which op, why, the way out, its own words."""
+    """Return the error of a runtime that refuses a file: op, cause, kernels' words."""
     missing = _MISSING.search(error)
     op, name = _refusing_op(error, graph, missing, load)
     place = f": {name}" if op is None and name else "" if op is None else f": {where(op)}"
@@ -125,14 +125,14 @@ def refusal(
         known = (*_KNOWN_REFUSALS, *_OTHER_KIND)
         meaning = next((text for symptom, text in known if symptom.search(error)), None)
     lines = [f"cannot {what}{place}"]
-    # The kernels print floats by %d, which gives another number in every run.
-    said = re.sub(r"(?<=params\.scale) \(-?\d+ [!=]= -?\d+\)", _scales(graph, op), error.strip())
-    # The delegate glues its words together, and says the first of them once or twice.
-    said = re.sub(rf"(?:{_UNNAMED})+", f"{_UNNAMED}; ", said)
+    # The kernels print floats by %d, which prints another number in every run.
+    message = re.sub(r"(?<=params\.scale) \(-?\d+ [!=]= -?\d+\)", _scales(graph, op), error.strip())
+    # The delegate joins its words without a blank, and repeats the first of them.
+    message = re.sub(rf"(?:{_UNNAMED})+", f"{_UNNAMED}; ", message)
     if meaning is not None:
         lines.append(f"cause: {meaning}")
-    # Their words hold names of the file.
-    lines.append("the kernels said: " + "\n".join(map(printable, said.splitlines())))
+    # Their words include names of the file.
+    lines.append("the kernels said: " + "\n".join(map(printable, message.splitlines())))
     is_lacking = missing is not None or any(each.search(error) for each, _ in _OTHER_KIND)
     return UnrunnableError(runtime, "\n".join(lines), is_lacking=is_lacking, broken=broken)
 
@@ -143,7 +143,7 @@ def _refusing_op(
     missing: re.Match[str] | None,
     load: Callable[[bytes, str], object],
 ) -> tuple[Op | None, str]:
-    """Return the op that kernels refuse, or what they call it where there are several such."""
+    """Return the op that kernels refuse, or its name if it is ambiguous."""
     if _UNNAMED in error:
 
         def refuses(cut: Cut) -> bool:
@@ -158,7 +158,7 @@ def _refusing_op(
         builtin, version, custom = missing.groups()
         wanted = (builtin, int(version)) if builtin else (f"CUSTOM:{custom}", None)
         found = ((op, graph.version(op) if builtin else None) for op in graph.ops)
-        return next((op for op, held in found if (op.name, held) == wanted), None), ""
+        return next((op for op, op_version in found if (op.name, op_version) == wanted), None), ""
     tensor = re.search(r"of tensor (\d+) in XNNPACK delegate", error)
     if tensor is not None:
         # The delegate names a tensor of the first subgraph, and itself as the node.
@@ -182,7 +182,7 @@ def _lacks(
     missing: re.Match[str],
     load: Callable[[bytes, str], object],
 ) -> str:
-    """Say which kernels have an op that others lack."""
+    """Describe which kernels have an op that others lack."""
     builtin, version, custom = missing.groups()
     called = f"{builtin} version {version}" if builtin else f"the custom op {printable(custom)}"
     cut = None if op is None else cut_ops(graph, op.subgraph, wanted={op.index})
@@ -204,28 +204,28 @@ def _lacks(
             f"{', and none in ' + ' and '.join(lacking) if lacking else ''}: run the file there "
             f"(runtime={having[0]!r})."
         )
-    told = f"no kernel of LiteRT ({', '.join(_KERNELS)}) computes {called}"
+    text = f"no kernel of LiteRT ({', '.join(_KERNELS)}) computes {called}"
     if builtin == "STABLEHLO_IOTA":
         return (
-            f"{told}, which the converter leaves of a constant that forward makes (torch.eye): "
+            f"{text}, which the converter leaves of a constant that forward makes (torch.eye): "
             "register it as a buffer of the module."
         )
     if builtin and builtin.startswith("STABLEHLO_"):
-        made_of = " (torch.sort, torch.topk)" if builtin == "STABLEHLO_SORT" else ""
+        examples = " (torch.sort, torch.topk)" if builtin == "STABLEHLO_SORT" else ""
         return (
-            f"{told}, which the converter leaves where TFLite has no such op{made_of}: keep that "
+            f"{text}, which the converter leaves where TFLite has no such op{examples}: keep that "
             "part out of the model."
         )
     if builtin:
         return (
-            f"{told}: the file was written for a later release; upgrade ai-edge-litert, or convert "
+            f"{text}: the file was written for a later release; upgrade ai-edge-litert, or convert "
             "the model for this one."
         )
-    return f"{told}: run the file by a runtime of your own that has it, or leave the op out."
+    return f"{text}: run the file by a runtime of your own that has it, or leave the op out."
 
 
 def _scales(graph: OpGraph, op: Op | None) -> str:
-    """The scales of an op's first input and output, where both have one."""
+    """Format the scales of an op's first input and output, if per tensor."""
     ends = () if op is None else (*op.inputs[:1], *op.outputs[:1])
     if op is None or len(ends) < 2 or min(ends) < 0:
         return ""
@@ -236,23 +236,23 @@ def _scales(graph: OpGraph, op: Op | None) -> str:
 
 
 def _no_kernel(graph: OpGraph, op: Op) -> str:
-    """Why XNNPACK makes no kernel for an op, as far as scales tell it."""
+    """Describe why XNNPACK has no kernel for an op, from its scales."""
     scales = {}
     for role, indices in (("input", op.inputs), ("output", op.outputs)):
         for place, index in enumerate(indices):
             tensor = graph.tensor(op, index) if index >= 0 else None
             if tensor is not None and not tensor.is_constant and len(tensor.scales) == 1:
                 scales[f"{role} {place}"] = float(tensor.scales[0])
-    told = ", ".join(f"{scale:.4g} of {name}" for name, scale in scales.items())
+    text = ", ".join(f"{scale:.4g} of {name}" for name, scale in scales.items())
     if scales and min(scales.values()) < _NEXT_TO_ZERO:
         return (
-            f"XNNPACK makes no kernel for scales this far apart ({told}). One next to 0 is that of "
+            f"XNNPACK makes no kernel for scales this far apart ({text}). One next to 0 is that of "
             "a tensor that was zero on every calibration sample: calibrate with samples on which "
             "it is not, or leave the op in float. The builtin kernels may run the file "
             "(runtime='builtin'), but a device that runs XNNPACK will refuse it."
         )
     return (
-        f"XNNPACK makes no kernel for this op{f' (scales: {told})' if told else ''}: leave it in "
+        f"XNNPACK makes no kernel for this op{f' (scales: {text})' if text else ''}: leave it in "
         "float. The builtin kernels may run the file (runtime='builtin'), but a device that runs "
         "XNNPACK will refuse it."
     )

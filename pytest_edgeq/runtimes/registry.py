@@ -1,5 +1,5 @@
 """
-The runtimes that a session can choose from.
+The runtimes of a session.
 
 This module is cheap to import: the plugin checks the names of runtimes before any test runs.
 """
@@ -18,12 +18,12 @@ from pytest_edgeq.runtimes.workers.target_spec import KERNELS, split_runtime
 
 if TYPE_CHECKING:
     from pytest_edgeq.numerics.target_machine import TargetMachine
-    from pytest_edgeq.runtimes.opening import Isolation, Remote
+    from pytest_edgeq.runtimes.opening import FileOpener, Remote
     from pytest_edgeq.tflite.mapped import Buffer
     from pytest_edgeq.tflite.runtimes import Runtime
 
 
-# What `--edgeq-runtime`, an ini file and a header line can all spell.
+# Names that are valid in `--edgeq-runtime`, an ini file and a header line.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 _WHERE_TO_REGISTER = (
@@ -39,19 +39,19 @@ _NOT_FOR_BARE_FILES = (
 
 
 class Closable(Protocol):
-    """What is closed when the session ends."""
+    """An object that is closed at the end of the session."""
 
     def close(self) -> None:
-        """Let go of everything; more than once does no harm."""
+        """Release everything; may be called repeatedly."""
 
 
 class Runtimes:
     """
-    The runtimes of a session: the built-in ones, the user's own, and those of targets.
+    The runtimes of a session: built-in ones, the user's own, and targets.
 
     Raises:
-        ValueError: A name that is a built-in one's, that stands twice, or that an option could not
-            spell; or an unknown target to check.
+        ValueError: A name that is a built-in one's, is used twice, or cannot be spelled in an
+            option; or an unknown target to check.
         TypeError: Not a mapping, a name that is no string, or a runner that cannot be called.
     """
 
@@ -62,7 +62,7 @@ class Runtimes:
         targets: Mapping[str, Remote] = MappingProxyType({}),
         check_targets: Sequence[str] = (),
         hint: str = _WHERE_TO_REGISTER,
-        isolation: Isolation | None = None,
+        isolation: FileOpener | None = None,
     ) -> None:
         if not isinstance(own, Mapping):
             raise TypeError(f"runtimes: expected a dict of name → runner, got {type(own).__name__}")
@@ -81,13 +81,13 @@ class Runtimes:
         for name in check_targets:
             if split_runtime(name, self.targets) is None:
                 raise ValueError(
-                    f"{name!r} names no target{nearest(name, self._far_names)}; "
-                    f"targets: {', '.join(self._far_names) or 'none'}"
+                    f"{name!r} names no target{nearest(name, self._target_names)}; "
+                    f"targets: {', '.join(self._target_names) or 'none'}"
                 )
         self.check_targets = tuple(check_targets)
 
-    def isolated(self, isolation: Isolation) -> Runtimes:
-        """Return the same runtimes, whose files run where an isolation has them run."""
+    def isolated(self, isolation: FileOpener) -> Runtimes:
+        """Return the same runtimes, whose files another opener opens."""
         return Runtimes(
             self.own,
             targets=self.targets,
@@ -97,18 +97,18 @@ class Runtimes:
         )
 
     def builder(self, *, foreign: bool) -> Callable[[Buffer], None] | None:
-        """Return what builds the interpreter of a file; None for this process."""
+        """Return the function that builds a file's interpreter; None for this process."""
         if self.isolation is None:
             return None
         return functools.partial(self.isolation.build, foreign=foreign)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name that is valid, the built-in ones first."""
-        return (*RUNTIMES, *self.own, *self._far_names)
+        """All valid names, the built-in ones first."""
+        return (*RUNTIMES, *self.own, *self._target_names)
 
     @property
-    def _far_names(self) -> list[str]:
+    def _target_names(self) -> list[str]:
         return [
             full
             for name in self.targets
@@ -116,13 +116,13 @@ class Runtimes:
         ]
 
     def target_of(self, runtime: str) -> Remote | None:
-        """Return the target that a runtime is of; None for one of this machine."""
+        """Return the target of a runtime; None for a runtime of this machine."""
         found = split_runtime(runtime, self.targets)
         return None if found is None else self.targets[found[0]]
 
     def machine_of(self, runtime: str) -> TargetMachine | None:
         """
-        Return the machine of a target's runtime, which is started if it was not; else None.
+        Return the machine of a target's runtime, starting it if necessary; else None.
 
         Raises:
             RuntimeError: It does not start.
@@ -132,40 +132,40 @@ class Runtimes:
 
     @property
     def machines(self) -> tuple[TargetMachine, ...]:
-        """Return the machines of the targets that were started."""
+        """The machines of the targets that were started."""
         known = (target.machine for target in self.targets.values())
         return tuple(machine for machine in known if machine is not None)
 
     def kernels_of(self, runtime: str) -> str:
-        """Return the built-in runtime whose kernels a target's runtime has; else its own name."""
+        """Return the built-in runtime of a target's kernels, else the name itself."""
         found = split_runtime(runtime, self.targets)
         return runtime if found is None else found[1]
 
     def check(self, name: str) -> str:
         """
-        Give the name back if there is a runtime of this name.
+        Return the name of a runtime if it is valid.
 
         Raises:
-            ValueError: There is none; lists those that there are.
+            ValueError: There is no such runtime; lists the valid ones.
         """
         if not isinstance(name, str) or name not in self.names:
             raise ValueError(self.unknown(name))
         return name
 
     def unknown(self, name: object) -> str:
-        """Say that no runtime has this name, and which ones there are."""
+        """Return the error text for an unknown name, with the valid names."""
         return (
             f"unknown runtime {name!r}{nearest(str(name), self.names)}; "
             f"valid: {', '.join(self.names)}\n  {self._hint}"
         )
 
     def opened(self, runner: Closable) -> None:
-        """Take note of what is to be closed at the end, should it still be in use then."""
+        """Register a runner to be closed at the end of the session."""
         self._opened.add(runner)
 
     def close(self) -> None:
         """
-        Close every session of a user's own runtime that is still open, and end the targets.
+        Close all open sessions of a user's own runtimes, and end the targets.
 
         Raises:
             RuntimeError: One could not be closed.
@@ -176,12 +176,12 @@ class Runtimes:
         for runner in list(self._opened):
             try:
                 runner.close()
-            except Exception as error:  # the others are closed all the same
+            except Exception as error:  # the others are still closed
                 errors.append(error)
         self._opened.clear()
         if errors:
-            said = "; ".join(f"{type(error).__name__}: {error}" for error in errors)
-            raise RuntimeError(f"a runtime of yours could not be closed: {said}") from errors[0]
+            messages = "; ".join(f"{type(error).__name__}: {error}" for error in errors)
+            raise RuntimeError(f"a runtime of yours could not be closed: {messages}") from errors[0]
 
 
 def _check_name(name: object, kind: str) -> None:

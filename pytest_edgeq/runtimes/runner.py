@@ -1,7 +1,7 @@
 """
-Run a `.tflite` file: one engine a file, a runtime and a signature.
+Run a `.tflite` file: one engine for a file, a runtime and a signature.
 
-`Runtime` and `RuntimeSession` say what a user's own runtime must be.
+`Runtime` and `RuntimeSession` are the protocols of a user's own runtime.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 
-# Kernels without a delegate, which would compute whole stretches of the file in its own memory.
+# Kernels without a delegate, which would keep intermediate tensors in its own memory.
 KEEPING = ("builtin", "reference")
 
 
@@ -69,11 +69,11 @@ def open_here(opening: Opening) -> Engine:
 @dataclass(frozen=True, slots=True, eq=False)
 class Copied:
     """
-    What a file was written from that is not the user's own.
+    The origin of a file that was written from the user's.
 
     Attributes:
-        what: What to call it in texts.
-        ops: By subgraph and index of its ops, what to call them: their names in the user's file.
+        what: Name of the file in texts.
+        ops: By subgraph and index of its ops, their names in the user's file.
     """
 
     what: str
@@ -89,17 +89,16 @@ class Runner:
         graph: Its graph.
         signature: The entry point to run.
         runtime: Its name.
-        threads: Of an interpreter.
+        threads: Threads of an interpreter.
         modules: To name the op that refuses.
-        runtimes: Those that there are.
-        keep: Keep every intermediate tensor, for `tensor` to read.
+        runtimes: The runtimes of the session.
+        keep: Whether to keep every intermediate tensor, for `tensor`.
         foreign: Whether the file was made elsewhere.
-        copied: What the file was written from, where it is not the user's; refusals are a
-            `CopyError` then.
+        copied: The origin of a file that is not the user's own; refusals are a `CopyError` then.
 
     Raises:
         ValueError: Unknown runtime, or one that keeps no intermediate tensors.
-        RuntimeError: The kernels cannot allocate the file; says which op and why.
+        RuntimeError: The kernels cannot allocate the file; names the op and the cause.
         ModuleNotFoundError: The runtime needs a package that is not installed.
     """
 
@@ -145,8 +144,8 @@ class Runner:
         self._file = "the .tflite file" if copied is None else copied.what
         try:
             for op, cause in () if runtime in runtimes.own else unsafe_ops(graph, kernels):
-                told = f"cannot load {self._file}: {self._where(op)}\ncause: {cause}"
-                raise UnrunnableError(kernels, told)
+                text = f"cannot load {self._file}: {self._where(op)}\ncause: {cause}"
+                raise UnrunnableError(kernels, text)
             self._engine = self._open(self._opening)
         except (RuntimeError, ValueError, MemoryError) as error:
             raise self._refusal("load", error, {}) from error.__cause__
@@ -161,10 +160,10 @@ class Runner:
             inputs: Arrays of the file's own dtypes by the signature's input names.
 
         Returns:
-            The outputs as the file gives them, in the model's own order.
+            The outputs as stored, in the model's own order.
 
         Raises:
-            RuntimeError: The kernels fail; says which op and why.
+            RuntimeError: The kernels fail; names the op and the cause.
         """
         try:
             return self._engine.run(inputs)
@@ -174,10 +173,10 @@ class Runner:
 
     def tensor(self, index: int) -> npt.NDArray[Any]:
         """
-        A tensor of the subgraph as the last run left it; of a runner that keeps them.
+        Return a tensor of the subgraph after the last run, if tensors are kept.
 
         Raises:
-            UnreadableError: It is a handle, whose memory interpreters take for numbers.
+            UnreadableError: It is a handle, whose memory interpreters read as numbers.
         """
         subgraph = self._graph.subgraphs[self._opening.signature.subgraph]
         tensor = subgraph.tensors[index]
@@ -190,7 +189,7 @@ class Runner:
         return self._engine.tensor(index)
 
     def close(self) -> None:
-        """Let go of what is more than memory, such as a user's own session."""
+        """Release everything except memory, such as a user's own session."""
         self._engine.close()
 
     def _open(self, opening: Opening) -> Engine:
@@ -214,13 +213,13 @@ class Runner:
     ) -> UnrunnableError:
         if isinstance(error, UnrunnableError):
             return error
-        said = str(error)
+        message = str(error)
         what = f"{what} {self._file}"
         if isinstance(error, _OwnError):
-            return UnrunnableError(self._runtime, f"cannot {what}{said}")
+            return UnrunnableError(self._runtime, f"cannot {what}{message}")
         if self._runtime == "compiled":
-            said = self._words_of_the_interpreter(inputs) or said
-        return refusal(what, said, self._graph, self._runtime, self._where, self._load)
+            message = self._interpreter_error(inputs) or message
+        return refusal(what, message, self._graph, self._runtime, self._where, self._load)
 
     def _where(self, op: Op) -> str:
         if self._copied is not None:
@@ -242,12 +241,12 @@ class Runner:
         )
         return self._open(opening)
 
-    def _words_of_the_interpreter(self, inputs: Mapping[str, npt.NDArray[Any]]) -> str:
+    def _interpreter_error(self, inputs: Mapping[str, npt.NDArray[Any]]) -> str:
         """
-        Ask the interpreter of the same kernels what is wrong.
+        Return the error of the interpreter with the same kernels.
 
-        CompiledModel says no more than "Failed to allocate tensors"; which op and why goes to
-        stderr (ai-edge-litert 2.3.0).
+        CompiledModel reports only "Failed to allocate tensors"; op and cause are written to stderr
+        (ai-edge-litert 2.3.0).
         """
         try:
             engine = self._open(replace(self._opening, runtime="xnnpack", kernels="xnnpack"))
@@ -259,11 +258,11 @@ class Runner:
 
 
 class _OwnError(RuntimeError):
-    """A user's own runtime failed, or gave something else than it must."""
+    """A user's own runtime failed, or returned an invalid output."""
 
 
 class _OwnEngine(Engine):
-    """A session of a user's own runtime; nothing that it gives is trusted."""
+    """A session of a user's own runtime, whose outputs are checked."""
 
     def __init__(self, runner: Runtime, source: Source, signature: Signature) -> None:
         self._signature = signature
@@ -279,8 +278,8 @@ class _OwnEngine(Engine):
         except Exception as error:
             if folder is not None:
                 folder.cleanup()
-            raise _OwnError(_told(error)) from error
-        # Also where nobody closes it: when the model goes, at the latest when Python ends.
+            raise _OwnError(_raised(error)) from error
+        # Also if nobody closes it: when the model is collected, at the latest at exit.
         self._close = weakref.finalize(self, _close, self._session, folder)
         if not callable(self._session):
             raise _OwnError(
@@ -289,29 +288,31 @@ class _OwnEngine(Engine):
             )
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-        """Run one sample and check what came back."""
+        """Run one sample and check the outputs."""
         if not self._close.alive:
             raise _OwnError(": its session was closed; load or quantize the model again")
         try:
             outputs = self._session({name: np.array(value) for name, value in inputs.items()})
         except Exception as error:
-            raise _OwnError(_told(error)) from error
+            raise _OwnError(_raised(error)) from error
         if not isinstance(outputs, Mapping):
             raise _OwnError(
                 f": the runner gave {type(outputs).__name__}, expected a dict of arrays by the "
                 "outputs' names"
             )
-        wanted = [border.name for border in self._signature.outputs]
+        wanted = [io_tensor.name for io_tensor in self._signature.outputs]
         if set(outputs) != set(wanted):
             raise _OwnError(f": the runner gave the outputs {list(outputs)}, the file has {wanted}")
-        return [_checked(outputs[border.name], border) for border in self._signature.outputs]
+        return [
+            _checked(outputs[io_tensor.name], io_tensor) for io_tensor in self._signature.outputs
+        ]
 
     def close(self) -> None:
         """Close the session, once."""
         self._close()
 
 
-def _told(error: Exception) -> str:
+def _raised(error: Exception) -> str:
     return f": the runner raised {type(error).__name__}: {error}"
 
 
@@ -325,12 +326,12 @@ def _close(session: object, folder: tempfile.TemporaryDirectory[str] | None) -> 
             folder.cleanup()
 
 
-def _checked(value: object, border: SignatureTensor) -> npt.NDArray[Any]:
-    """Give an own copy of an output that is what the file says, or refuse it."""
-    tensor = border.tensor
+def _checked(value: object, io_tensor: SignatureTensor) -> npt.NDArray[Any]:
+    """Return a copy of an output of the right dtype and shape."""
+    tensor = io_tensor.tensor
     dtype = numpy_dtype(tensor.dtype)
     shape = tensor.shape_signature
-    expected = f": output {border.name!r}: expected {tensor.dtype} {list(shape)}"
+    expected = f": output {io_tensor.name!r}: expected {tensor.dtype} {list(shape)}"
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
         raise _OwnError(f"{expected}, the runner gave {type(value).__name__}, no numpy array")
     if (
@@ -343,6 +344,6 @@ def _checked(value: object, border: SignatureTensor) -> npt.NDArray[Any]:
 
 
 def source_of(graph: OpGraph) -> Source:
-    """What an interpreter opens: the path of a mapped file, the content of one held in memory."""
+    """Return the path of a mapped file, or the content of one in memory."""
     buffer = graph.buffer
     return buffer.path if isinstance(buffer, MappedFile) else buffer

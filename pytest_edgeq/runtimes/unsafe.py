@@ -1,4 +1,4 @@
-"""Refuse files that converters write and TFLite's kernels abort at, or read past the end of."""
+"""Refuse converters' files at which TFLite's kernels abort or read out of bounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEFT_SHIFT = {"int8": 20, "uint8": 20, "int16": 15}
 # SQUARED_DIFFERENCE squares them, for int8 alone: squared_difference.cc.
 _LEFT_SHIFT_OF_SQUARE = 7
 
-# No activation of a network has values of 1e6 and more; a scale of int8 is 1/255 of its range.
+# No activation of a network has values above 1e6; a scale of int8 is 1/255 of its range.
 _HUGE = 1e6 / 255
 
 # The reference kernels of a softmax hold differences of codes in numbers of 5 bits before the
@@ -31,7 +31,7 @@ _END = "the kernels would abort, and end this process"
 
 
 def unsafe_ops(graph: OpGraph, runtime: str | None = None) -> Iterator[tuple[Op, str]]:
-    """Yield each op that the kernels abort at, or read foreign memory in, and why they do."""
+    """Yield the ops at which kernels abort or read foreign memory, with the cause."""
     for op in graph.ops:
         for rule, runtimes in _RULES.get(op.name, ()):
             if runtime is None or not runtimes or runtime in runtimes:
@@ -43,11 +43,11 @@ def unsafe_ops(graph: OpGraph, runtime: str | None = None) -> Iterator[tuple[Op,
 
 def _reads_past(graph: OpGraph, op: Op) -> str:
     """
-    Say why the kernels of a dynamic DEPTHWISE_CONV_2D read past its scales; else "".
+    Describe how a dynamic DEPTHWISE_CONV_2D reads past its scales, else return "".
 
-    They read one for each channel, but compare their number with the axis that the file names:
-    the first, of length 1, where there is one scale (depthwise_conv.cc, ai-edge-litert 2.3.0, on
-    all of xnnpack, builtin, reference, compiled and tensorflow).
+    Kernels read a scale for each channel, but compare their number with the length of the axis that
+    the file names: the first, of length 1, if there is one scale (depthwise_conv.cc,
+    ai-edge-litert 2.3.0, on all of xnnpack, builtin, reference, compiled and tensorflow).
     """
     data, weight = (graph.tensor(op, index) for index in op.inputs[:2])
     if not (data.is_floating_point and weight.is_quantized and len(weight.scales) == 1):
@@ -65,7 +65,7 @@ def _reads_past(graph: OpGraph, op: Op) -> str:
 
 def _not_unpacked(graph: OpGraph, op: Op) -> str:
     """
-    Say why a dynamic CONV_2D of 2 bits is read as if it had 8; else "".
+    Describe that a dynamic CONV_2D reads int2 weights as int8, else return "".
 
     Its kernels unpack 4 bits only (conv.cc, ai-edge-litert 2.3.0, on all runtimes).
     """
@@ -80,10 +80,10 @@ def _not_unpacked(graph: OpGraph, op: Op) -> str:
 
 
 def _aborts_at_scales(graph: OpGraph, op: Op) -> str:
-    """Say why the scales of an ADD, SUB or SQUARED_DIFFERENCE make its kernels abort, else ""."""
+    """Describe scales at which ADD, SUB or SQUARED_DIFFERENCE abort, else return ""."""
     inputs = [graph.tensor(op, index) for index in op.inputs[:2]]
     output = graph.tensor(op, op.outputs[0])
-    # The kernels give the output the type of the second input.
+    # The kernels set the output's type to that of the second input.
     dtype = inputs[1].dtype
     if inputs[0].dtype != dtype or dtype not in _LEFT_SHIFT:
         return ""
@@ -158,12 +158,12 @@ def _square_cause(inputs: list[Tensor], output: Tensor) -> str:
 
 
 def _scale(tensor: Tensor) -> float:
-    """Return the one scale of a tensor that kernels read; 0 where there are several."""
+    """Return the scale of a tensor quantized per tensor, else 0."""
     return float(tensor.scales[0]) if len(tensor.scales) == 1 else 0.0
 
 
 def _aborts_at_softmax(graph: OpGraph, op: Op) -> str:
-    """Say that the reference kernels of a softmax abort at its scale, else ""."""
+    """Describe a scale at which the reference softmax aborts, else return ""."""
     data = graph.tensor(op, op.inputs[0])
     if data.dtype not in ("int8", "uint8"):
         return ""
@@ -179,9 +179,9 @@ def _aborts_at_softmax(graph: OpGraph, op: Op) -> str:
 
 def _null_logger(graph: OpGraph, op: Op) -> str:
     """
-    Say which scale XNNPACK's delegate would report to a logger that it lacks, else "".
+    Describe a scale that XNNPACK's delegate cannot report, else return "".
 
-    It looks at the types of these ops once without a logger (`GetXNNPackDatatype` in
+    It checks the types of these ops once without a logger (`GetXNNPackDatatype` in
     xnnpack_delegate.cc, called in `VisitNode` for QUANTIZE and `VisitBatchMatMulNode`,
     ai-edge-litert 2.3.0).
     """
@@ -201,10 +201,10 @@ _Rule = tuple[Callable[[OpGraph, Op], str], tuple[str, ...]]
 
 _SCALES: _Rule = (_aborts_at_scales, ())
 _SOFTMAX: _Rule = (_aborts_at_softmax, ("reference",))
-# Those that hand ops to XNNPACK's delegate.
+# Runtimes that delegate ops to XNNPACK.
 _DELEGATED: _Rule = (_null_logger, ("xnnpack", "compiled", "tensorflow"))
 
-# By op, each rule with the runtimes whose kernels it is of; all where none is named.
+# By op, each rule with the runtimes to which it applies; all if none is named.
 _RULES: dict[str, tuple[_Rule, ...]] = {
     "ADD": (_SCALES,),
     "BATCH_MATMUL": (_DELEGATED,),

@@ -1,5 +1,5 @@
 """
-Cross the border of a `.tflite` file: floats to codes at the inputs, codes to floats at the outputs.
+Quantize the inputs of a `.tflite` file, and dequantize its outputs.
 
 Quantization is affine, real = scale · (code − zero point)
 (https://ai.google.dev/edge/litert/models/quantization_spec).
@@ -32,18 +32,18 @@ _NUMPY_DTYPES = {
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any] | None:
-    """What an input or an output of this dtype is held in; None where numpy has nothing."""
+    """Return the numpy dtype of a TFLite dtype; None if numpy has none."""
     return np.dtype(_NUMPY_DTYPES[dtype]) if dtype in _NUMPY_DTYPES else None
 
 
 def code_range(dtype: str) -> tuple[int, int]:
-    """The least and the greatest code of an integer dtype, of less than a byte, too: (−8, 7)."""
+    """Return the least and greatest code of an integer dtype, also of int4."""
     codes = 1 << int(dtype.removeprefix("u").removeprefix("int"))
     return (0, codes - 1) if dtype.startswith("u") else (-codes // 2, codes // 2 - 1)
 
 
 def qparams(tensor: Tensor) -> tuple[float, int] | None:
-    """Scale and zero point of a tensor that has one of each."""
+    """Return scale and zero point of a tensor quantized per tensor, else None."""
     if not tensor.is_quantized or len(tensor.scales) != 1:
         return None
     return float(tensor.scales[0]), int(tensor.zero_points[0])
@@ -58,19 +58,19 @@ def _along_axis(tensor: Tensor, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _parameters(
-    border: SignatureTensor, dtype: npt.DTypeLike
+    io_tensor: SignatureTensor, dtype: npt.DTypeLike
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Scale and zero point, ready to meet an array of the border's shape."""
-    tensor = border.tensor
+    """Return scales and zero points, broadcasting to an array of the tensor's shape."""
+    tensor = io_tensor.tensor
     if not len(tensor.scales):
         raise TypeError(
-            f"{border.name!r} is quantized {tensor.granularity}: only inputs and outputs with one "
-            "scale, or one a channel, can be crossed"
+            f"{io_tensor.name!r} is quantized {tensor.granularity}: only inputs and outputs with "
+            "one scale, or one a channel, can be crossed"
         )
     if not np.all((tensor.scales > 0) & np.isfinite(tensor.scales)):
         raise ValueError(
-            f"{border.name!r} has a scale of {tensor.scales.min()}: a scale is greater than 0 and "
-            "finite. The file is wrong; quantize again and look at the calibration data"
+            f"{io_tensor.name!r} has a scale of {tensor.scales.min()}: a scale is greater than 0 "
+            "and finite. The file is wrong; quantize again and look at the calibration data"
         )
     # In the array's own width: int64 zero points would promote everything to float64.
     return (
@@ -79,65 +79,65 @@ def _parameters(
     )
 
 
-def encode(value: npt.NDArray[Any], border: SignatureTensor) -> npt.NDArray[Any]:
+def encode(value: npt.NDArray[Any], io_tensor: SignatureTensor) -> npt.NDArray[Any]:
     """
-    Turn an input into what the file takes.
+    Convert an input to the dtype of the file.
 
-    A quantized input takes floats: code = clip(round(x / scale) + zero point), rounding half to
-    even. Integers for an integer input are cast where every value fits; floats to another float.
-
-    Returns:
-        An array of the input's dtype.
+    Floats are quantized for a quantized input: code = clip(round(x / scale) + zero point), rounding
+    half to even. Integers for an integer input are cast if every value fits; floats to another
+    float.
 
     Raises:
         ValueError: NaN for a quantized input, or a value that the input's dtype cannot hold.
         TypeError: Integers where floats belong or the other way round.
     """
-    tensor = border.tensor
+    tensor = io_tensor.tensor
     target = _NUMPY_DTYPES.get(tensor.dtype)
     if target is None:
         raise TypeError(
-            f"input {border.name!r} is {tensor.dtype}, which cannot be given to a file here; "
+            f"input {io_tensor.name!r} is {tensor.dtype}, which cannot be given to a file here; "
             "floats of 16 to 64 bits, integers of 8 to 64 and bool can"
         )
     is_float = np.issubdtype(value.dtype, np.floating)
     if tensor.is_quantized:
         if not is_float:
             raise TypeError(
-                f"input {border.name!r} expects floats, which it is quantized from to "
+                f"input {io_tensor.name!r} expects floats, which it is quantized from to "
                 f"{tensor.dtype} here, got {value.dtype}; convert the sample to float32"
             )
-        return _quantize(value, border, target)
+        return _quantize(value, io_tensor, target)
     if is_float != np.issubdtype(target, np.floating):
         raise TypeError(
-            f"input {border.name!r} expects {tensor.dtype}, got {value.dtype}; convert the sample"
+            f"input {io_tensor.name!r} expects {tensor.dtype}, got {value.dtype}; convert the "
+            "sample"
         )
     if is_float:
-        return _cast_floats(value, border, target)
+        return _cast_floats(value, io_tensor, target)
     if value.dtype != target and value.size:
         low, high = (0, 1) if target is np.bool_ else code_range(tensor.dtype)
         if int(value.min()) < low or int(value.max()) > high:
             raise ValueError(
-                f"input {border.name!r} is {tensor.dtype} in the file and cannot hold the values "
-                f"{int(value.min())} … {int(value.max())} of the sample"
+                f"input {io_tensor.name!r} is {tensor.dtype} in the file and cannot hold the "
+                f"values {int(value.min())} … {int(value.max())} of the sample"
             )
     return contiguous(value.astype(target, copy=False))
 
 
 def _quantize(
-    value: npt.NDArray[Any], border: SignatureTensor, target: type[Any]
+    value: npt.NDArray[Any], io_tensor: SignatureTensor, target: type[Any]
 ) -> npt.NDArray[Any]:
     n_nan = int(np.count_nonzero(np.isnan(value)))
     if n_nan:
         raise ValueError(
-            f"input {border.name!r} holds {n_nan} NaN, which has no code in {border.tensor.dtype}"
+            f"input {io_tensor.name!r} holds {n_nan} NaN, which has no code in "
+            f"{io_tensor.tensor.dtype}"
         )
-    low, high = code_range(border.tensor.dtype)
+    low, high = code_range(io_tensor.tensor.dtype)
     # Codes of 16 bits and their sums are whole numbers in float32; wider ones are not.
     width = np.float64 if np.iinfo(target).bits > 16 else np.result_type(value, np.float32)
-    scale, zero_point = _parameters(border, width)
+    scale, zero_point = _parameters(io_tensor, width)
     with np.errstate(over="ignore"):
-        # Of a scalar input, divide gives a number and not an array.
+        # For a scalar input, divide returns a number and not an array.
         codes = np.asarray(np.divide(value, scale, dtype=width))
     np.rint(codes, out=codes)
     codes += zero_point
@@ -146,7 +146,7 @@ def _quantize(
 
 
 def _cast_floats(
-    value: npt.NDArray[Any], border: SignatureTensor, target: type[Any]
+    value: npt.NDArray[Any], io_tensor: SignatureTensor, target: type[Any]
 ) -> npt.NDArray[Any]:
     with np.errstate(over="ignore"):
         cast = contiguous(value.astype(target, copy=False))
@@ -154,28 +154,28 @@ def _cast_floats(
         lost = int(np.count_nonzero(np.isinf(cast) & np.isfinite(value)))
         if lost:
             raise ValueError(
-                f"input {border.name!r} is {border.tensor.dtype} in the file and cannot hold "
+                f"input {io_tensor.name!r} is {io_tensor.tensor.dtype} in the file and cannot hold "
                 f"{lost} of the sample's values (they become infinite)"
             )
     return cast
 
 
-def decode(codes: npt.NDArray[Any], border: SignatureTensor) -> npt.NDArray[Any]:
+def decode(codes: npt.NDArray[Any], io_tensor: SignatureTensor) -> npt.NDArray[Any]:
     """
-    Turn an output of the file into floats: scale · (code − zero point), in float32.
+    Dequantize an output of the file to float32: scale · (code − zero point).
 
-    An output that is not quantized comes back as it is, float16 as float32.
+    An output that is not quantized is returned unchanged, float16 as float32.
 
     Raises:
         TypeError, ValueError: Its quantization parameters cannot be used.
     """
     if codes.dtype == np.float16:
         return codes.astype(np.float32)
-    if not border.tensor.is_quantized:
+    if not io_tensor.tensor.is_quantized:
         return codes
     # A code of 16 bits minus a zero point is a whole number in float32, and cannot wrap there.
     width = np.float32 if codes.dtype.itemsize <= 2 else np.float64
-    scale, zero_point = _parameters(border, width)
+    scale, zero_point = _parameters(io_tensor, width)
     steps: npt.NDArray[Any] = codes - zero_point
     values: npt.NDArray[Any] = np.asarray(steps * scale, np.float32)
     return values

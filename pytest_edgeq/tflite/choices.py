@@ -1,4 +1,4 @@
-"""Find the outputs of a file that hold a choice: labels, sorted boxes, masks of a comparison."""
+"""Find the outputs of a file that hold a choice, such as labels."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pytest_edgeq.tflite.subgraph import Op, Signature, Subgraph
 
 class Choice(NamedTuple):
     """
-    What decides an output.
+    The op that decides an output.
 
     Attributes:
         op: The op that chooses.
-        scores: The tensor that it chooses by.
+        scores: The tensor by which it chooses.
     """
 
     op: Op
@@ -24,21 +24,22 @@ class Choice(NamedTuple):
 
 def choices(graph: OpGraph, signature: Signature) -> dict[str, Choice]:
     """
-    Return the outputs that hold a choice, by name, each with the nearest op that chooses.
+    Return the outputs that hold a choice, each with the op that chooses.
 
-    Between it and the output stand only ops that move, pick, compare or join what was chosen, so
-    that two scores that are nearly equal may exchange whole elements of the output. The values of
-    TOPK_V2 are no choice: of two that are nearly equal either is nearly right.
+    Only ops that move, pick, compare or join elements lie between that op and the output, so a
+    small error of two nearly equal scores may exchange whole elements of the output. The values of
+    TOPK_V2 are no choice: for two that are nearly equal, either is nearly right.
     """
     subgraph = graph.subgraphs[signature.subgraph]
     found = {
-        border.name: _choice(graph, subgraph, border.tensor.index) for border in signature.outputs
+        io_tensor.name: _choice(graph, subgraph, io_tensor.tensor.index)
+        for io_tensor in signature.outputs
     }
     return {name: choice for name, choice in found.items() if choice is not None}
 
 
 def _choice(graph: OpGraph, subgraph: Subgraph, index: int) -> Choice | None:
-    """Return what decides a tensor, walking from it against the direction of the data."""
+    """Return the choice that decides a tensor, searching its producers."""
     left, seen = [index], {index}
     while left:
         tensor = left.pop(0)
@@ -50,9 +51,11 @@ def _choice(graph: OpGraph, subgraph: Subgraph, index: int) -> Choice | None:
             if op.name == "TOPK_V2" and tensor == op.outputs[0]:
                 continue
             return Choice(op, op.inputs[facts.scores])
-        taken = [each for each in op.inputs if each >= 0 and not subgraph.tensors[each].is_constant]
+        operands = [
+            each for each in op.inputs if each >= 0 and not subgraph.tensors[each].is_constant
+        ]
         passes = facts.passes_choice == "always" or op.name in MOVING
-        passes = passes or (facts.passes_choice == "alone" and len(taken) == 1)
-        left += [each for each in taken if passes and each not in seen]
-        seen.update(taken)
+        passes = passes or (facts.passes_choice == "alone" and len(operands) == 1)
+        left += [each for each in operands if passes and each not in seen]
+        seen.update(operands)
     return None

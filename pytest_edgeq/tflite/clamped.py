@@ -1,4 +1,4 @@
-"""Write a copy of a float `.tflite` file in which tensors are clamped to a range."""
+"""Write a copy of a float `.tflite` file with tensors clamped to ranges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_edgeq.tflite.model_objects import packed, unpacked
 
 
 def write_clamped(file: OpGraph, subgraph: int, ranges: Mapping[int, tuple[float, float]]) -> bytes:
-    """Write a file in which the outputs of some ops pass a MINIMUM and a MAXIMUM."""
+    """Write a file that clamps the outputs of some ops by MINIMUM and MAXIMUM."""
     from ai_edge_litert import schema_py_generated as schema
 
     model = unpacked(file)
@@ -32,17 +32,21 @@ def write_clamped(file: OpGraph, subgraph: int, ranges: Mapping[int, tuple[float
         return len(graph.tensors) - 1
 
     def constant(value: float) -> int:
-        made = schema.TensorT()
-        made.type, made.shape, made.name = schema.TensorType.FLOAT32, np.zeros(0, np.int32), "end"
+        tensor = schema.TensorT()
+        tensor.type, tensor.shape, tensor.name = (
+            schema.TensorType.FLOAT32,
+            np.zeros(0, np.int32),
+            "end",
+        )
         model.buffers.append(aligned_buffer(np.array(value, np.float32)))
-        made.buffer = len(model.buffers) - 1
-        return added(made)
+        tensor.buffer = len(model.buffers) - 1
+        return added(tensor)
 
-    def clamp(name: str, taken: int, end: float, made: int) -> Any:
+    def clamp(name: str, source: int, end: float, result: int) -> Any:
         op = schema.OperatorT()
         op.opcodeIndex = codes[name]
-        op.inputs = np.array([taken, constant(end)], np.int32)
-        op.outputs = np.array([made], np.int32)
+        op.inputs = np.array([source, constant(end)], np.int32)
+        op.outputs = np.array([result], np.int32)
         op.builtinOptionsType = schema.BuiltinOptions.MaximumMinimumOptions
         op.builtinOptions = schema.MaximumMinimumOptionsT()
         return op

@@ -1,4 +1,4 @@
-"""Check the quantization of each op against what TFLite's kernels compute, without a run."""
+"""Check the quantization of each op against TFLite's kernels, without a run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pytest_edgeq.tflite.same import ratio_text, unexpected_qparams
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 
 SAME_SCALE = "same_scale"
-"""An op that does not rescale has one scale and zero point at its input and its output."""
+"""Ops that do not rescale have the same scale and zero point at input and output."""
 
 OUTPUT_SCALE = "output_scale"
-"""The kernels write one scale and zero point, whatever the file says."""
+"""Kernels of some ops write a fixed scale and zero point, whatever the file says."""
 
 WEIGHT_ZERO_POINT = "weight_zero_point"
 """A weight is symmetric: its zero point is 0."""
@@ -31,16 +31,16 @@ INT16_ZERO_POINT = "int16_zero_point"
 """int16 activations are symmetric: their zero point is 0."""
 
 POWER_OF_TWO = "power_of_two"
-"""int16 scales that are all powers of two are shifts, one of which is none."""
+"""If all int16 scales are powers of two, kernels shift, and one shift must be zero."""
 
 BIAS_SCALE = "bias_scale"
 """The scale of a bias is input scale × weight scale, and its zero point 0."""
 
 CHANNEL_AXIS = "channel_axis"
-"""The scales of a weight lie along the axis that the kernels read, or there is one."""
+"""A per-channel weight is quantized along the axis that the kernels read."""
 
 DTYPES = "dtypes"
-"""The operands and outputs of one op have dtypes that one kernel has."""
+"""Some kernel supports the dtypes of the operands and outputs together."""
 
 RULE_NAMES = (
     SAME_SCALE,
@@ -60,16 +60,16 @@ _OBSERVED = 2.0**-8
 
 
 @dataclass(frozen=True, slots=True)
-class Violation:
+class RuleViolation:
     """
-    One op that does not conform.
+    A violation of one rule by one op.
 
     Attributes:
         rule: One of `RULE_NAMES`.
         op: The op.
-        symptom: What the file says, and what the kernels take, in one clause.
-        cause: What the kernels make of it.
-        fix: What to change.
+        symptom: The file's parameters and the expected ones, in one clause.
+        cause: How the kernels treat it.
+        fix: How to fix it.
         is_warning: Whether TFLite's CPU kernels compute it as the file says.
     """
 
@@ -81,7 +81,7 @@ class Violation:
     is_warning: bool = False
 
     def finding(self, module: str | None = None) -> Finding:
-        """Return the finding on the op, which is computed by this module."""
+        """Return the finding on the op, which this module calls."""
         return Finding(
             kind=self.rule,
             place=self.op.place._replace(module=module),
@@ -91,14 +91,14 @@ class Violation:
         )
 
 
-def violations(graph: OpGraph) -> Iterator[Violation]:
-    """Yield what does not conform in a file, in execution order."""
+def violations(graph: OpGraph) -> Iterator[RuleViolation]:
+    """Yield the rule violations of a file, in execution order."""
     for op in graph.ops:
         yield from violations_of(graph, op)
 
 
-def violations_of(graph: OpGraph, op: Op) -> Iterator[Violation]:
-    """Yield what does not conform in one op."""
+def violations_of(graph: OpGraph, op: Op) -> Iterator[RuleViolation]:
+    """Yield the rule violations of one op."""
     if any(index < 0 for index in op.outputs) or not op.outputs:
         return
     rules = facts_of(op.name)
@@ -119,10 +119,12 @@ def violations_of(graph: OpGraph, op: Op) -> Iterator[Violation]:
 
 
 def _data(graph: OpGraph, op: Op) -> list[tuple[str, Tensor]]:
-    """The operands that are data, and the outputs, each with its name."""
-    taken = {tensor.index for tensor in roles_of(graph, op).inputs}
+    """Return the data operands and the outputs, each with its name."""
+    inputs_of_op = {tensor.index for tensor in roles_of(graph, op).inputs}
     places = [
-        (place, index) for place, index in enumerate(op.inputs) if index >= 0 and index in taken
+        (place, index)
+        for place, index in enumerate(op.inputs)
+        if index >= 0 and index in inputs_of_op
     ]
     inputs = [(_operand(graph, op, place), graph.tensor(op, index)) for place, index in places]
     several = len(op.outputs) > 1
@@ -146,12 +148,12 @@ _DTYPE_FIX = (
 )
 
 
-def _dtypes(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[Violation]:
+def _dtypes(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleViolation]:
     data = _data(graph, op)
     quantized = {tensor.dtype for _, tensor in data if tensor.is_quantized}
     floats = [(name, t) for name, t in data if t.is_floating_point]
     for dtype in sorted(quantized.intersection(rules.without)):
-        yield Violation(
+        yield RuleViolation(
             DTYPES,
             op,
             f"it is quantized to {dtype}",
@@ -165,12 +167,12 @@ def _dtypes(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[Violation]:
         yield _mixed(op, data)
 
 
-def _mixed(op: Op, data: Iterable[tuple[str, Tensor]]) -> Violation:
-    told = ", ".join(f"{name} {tensor.dtype}" for name, tensor in data)
-    return Violation(
+def _mixed(op: Op, data: Iterable[tuple[str, Tensor]]) -> RuleViolation:
+    operands = ", ".join(f"{name} {tensor.dtype}" for name, tensor in data)
+    return RuleViolation(
         DTYPES,
         op,
-        f"its dtypes are {told}",
+        f"its dtypes are {operands}",
         "no kernel has them together: they refuse the file, or read codes of one as another's",
         _DTYPE_FIX,
     )
@@ -181,37 +183,37 @@ _SAME_FIX = (
 )
 
 
-def _same_scale(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[Violation]:
+def _same_scale(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleViolation]:
     output = graph.tensor(op, op.outputs[0])
-    made = qparams(output)
-    if made is None or output.dtype in rules.rescaling:
+    expected = qparams(output)
+    if expected is None or output.dtype in rules.rescaling:
         return
     places = [i for i in rules.same if i < len(op.inputs) and op.inputs[i] >= 0]
-    taken = {
-        place: given
+    by_place = {
+        place: actual
         for place in places
-        if (given := qparams(graph.tensor(op, op.inputs[place]))) is not None
+        if (actual := qparams(graph.tensor(op, op.inputs[place]))) is not None
         and graph.tensor(op, op.inputs[place]).dtype == output.dtype
         and not _means_the_same(graph, op, place, output)
     }
     cause = "its kernels work on the codes and do not rescale" + (
         ", or refuse the file" if rules.refused else ""
     )
-    if taken and len(set(taken.values())) == 1:
-        [given] = set(taken.values())
-        whose = _operand(graph, op, next(iter(taken)))
+    if by_place and len(set(by_place.values())) == 1:
+        [actual] = set(by_place.values())
+        whose = _operand(graph, op, next(iter(by_place)))
         outputs = [qparams(graph.tensor(op, index)) for index in op.outputs]
         # TOPK_V2's second output counts, and has no scale.
-        wrong = next((each for each in outputs if each and _differ(given, each, rules)), None)
-        text = wrong and unexpected_qparams("its output", wrong, given, whose)
+        wrong = next((each for each in outputs if each and _differ(actual, each, rules)), None)
+        text = wrong and unexpected_qparams("its output", wrong, actual, whose)
         if text:
-            yield Violation(SAME_SCALE, op, text, cause, _SAME_FIX)
+            yield RuleViolation(SAME_SCALE, op, text, cause, _SAME_FIX)
         return
-    for place, given in taken.items():
+    for place, actual in by_place.items():
         name = _operand(graph, op, place)
-        text = unexpected_qparams(name, given, made, "the output")
-        if text and _differ(given, made, rules):
-            yield Violation(SAME_SCALE, op, text, cause, _SAME_FIX)
+        text = unexpected_qparams(name, actual, expected, "the output")
+        if text and _differ(actual, expected, rules):
+            yield RuleViolation(SAME_SCALE, op, text, cause, _SAME_FIX)
 
 
 def _differ(one: tuple[float, int], other: tuple[float, int], rules: OpFacts) -> bool:
@@ -222,37 +224,37 @@ def _differ(one: tuple[float, int], other: tuple[float, int], rules: OpFacts) ->
 
 
 def _means_the_same(graph: OpGraph, op: Op, place: int, output: Tensor) -> bool:
-    """Whether a constant's codes stand for the same values in the output's parameters."""
+    """Return whether a constant's codes represent equal values in the output's parameters."""
     tensor = graph.tensor(op, op.inputs[place])
     if not tensor.is_constant or tensor.is_sparse or tensor.is_external or place == 0:
         return False
     if op.name in ("PADV2", "PACK", "CONCATENATION"):
         return False  # whose kernels compare the parameters
-    given, made = qparams(tensor), qparams(output)
-    assert given is not None
-    assert made is not None
-    if not (given[0] > 0 and made[0] > 0):
+    own, target = qparams(tensor), qparams(output)
+    assert own is not None
+    assert target is not None
+    if not (own[0] > 0 and target[0] > 0):
         return False
     values = dequantized(graph, op.subgraph, tensor)
-    codes = values / given[0] + given[1]
-    return bool(np.abs((codes - made[1]) * made[0] - values).max(initial=0.0) <= made[0] / 2)
+    codes = values / own[0] + own[1]
+    return bool(np.abs((codes - target[1]) * target[0] - values).max(initial=0.0) <= target[0] / 2)
 
 
-def _output_scale(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[Violation]:
+def _output_scale(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleViolation]:
     output = graph.tensor(op, op.outputs[0])
-    given, wanted = qparams(output), rules.outputs.get(output.dtype)
-    if given is None or wanted is None:
+    actual, wanted = qparams(output), rules.outputs.get(output.dtype)
+    if actual is None or wanted is None:
         return
     scale, zero_point = wanted
-    has_scale = abs(given[0] / scale - 1) <= rules.exact
-    if zero_point == given[1] and has_scale:
+    has_scale = abs(actual[0] / scale - 1) <= rules.exact
+    if zero_point == actual[1] and has_scale:
         return
     computed = has_scale and rules.moves_zero_point and output.dtype != "int16"
     text = unexpected_qparams(
-        "its output", given, (scale, zero_point), "the specification" if computed else "the kernel"
+        "its output", actual, (scale, zero_point), "the specification" if computed else "the kernel"
     )
     assert text is not None
-    yield Violation(
+    yield RuleViolation(
         OUTPUT_SCALE,
         op,
         text,
@@ -267,31 +269,31 @@ def _output_scale(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[Violation]
     )
 
 
-def _int16(graph: OpGraph, op: Op, symmetric: bool) -> Iterator[Violation]:
+def _int16(graph: OpGraph, op: Op, symmetric: bool) -> Iterator[RuleViolation]:
     if not symmetric:
         return
     for name, tensor in _data(graph, op):
-        given = qparams(tensor)
-        if tensor.dtype == "int16" and given is not None and given[1] != 0:
-            yield Violation(
+        parameters = qparams(tensor)
+        if tensor.dtype == "int16" and parameters is not None and parameters[1] != 0:
+            yield RuleViolation(
                 INT16_ZERO_POINT,
                 op,
-                f"{name} is int16 and has zero point {given[1]}, expected 0",
+                f"{name} is int16 and has zero point {parameters[1]}, expected 0",
                 "its kernels of int16 know no zero point, or refuse the file",
                 "quantize int16 activations symmetrically",
             )
             return
 
 
-def _one_scale(graph: OpGraph, op: Op, places: Iterable[int]) -> Iterator[Violation]:
+def _one_scale(graph: OpGraph, op: Op, places: Iterable[int]) -> Iterator[RuleViolation]:
     for place in places:
         tensor = graph.tensor(op, op.inputs[place]) if place < len(op.inputs) else None
         if tensor is not None and tensor.is_quantized and len(tensor.scales) > 1:
             yield _several_scales(op, _operand(graph, op, place), tensor)
 
 
-def _several_scales(op: Op, name: str, tensor: Tensor) -> Violation:
-    return Violation(
+def _several_scales(op: Op, name: str, tensor: Tensor) -> RuleViolation:
+    return RuleViolation(
         CHANNEL_AXIS,
         op,
         f"{name} has {len(tensor.scales)} scales, expected 1",
@@ -301,18 +303,18 @@ def _several_scales(op: Op, name: str, tensor: Tensor) -> Violation:
     )
 
 
-def _weighted_dtypes(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[Violation]:
+def _weighted_dtypes(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleViolation]:
     data, weight = (graph.tensor(op, op.inputs[i]) for i in (rules.inputs[0], rules.weights[0]))
     output = graph.tensor(op, op.outputs[0])
     bias = _bias_of(graph, op, rules)
-    told = [("input", data), ("weight", weight), ("its output", output)]
+    operands = [("input", data), ("weight", weight), ("its output", output)]
     if bias is not None:
-        told.insert(2, ("bias", bias))
+        operands.insert(2, ("bias", bias))
     if op.name == "EMBEDDING_LOOKUP":
         return  # its input counts rows, and its output may be float
     if data.is_floating_point:
         if weight.is_quantized and weight.dtype not in rules.dynamic and weight.dtype != "int2":
-            yield Violation(
+            yield RuleViolation(
                 DTYPES,
                 op,
                 f"its weight is {weight.dtype} and its input {data.dtype}",
@@ -321,13 +323,13 @@ def _weighted_dtypes(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[Violati
                 "quantize the weight symmetrically to int8, or leave it in float",
             )
         elif output.is_quantized or (bias is not None and not bias.is_floating_point):
-            yield _mixed(op, told)
+            yield _mixed(op, operands)
         return
     if not data.is_quantized:
         return
     if weight.is_floating_point:
         if op.name == "BATCH_MATMUL":
-            yield Violation(
+            yield RuleViolation(
                 DTYPES,
                 op,
                 f"its first operand is {data.dtype} and the second {weight.dtype}",
@@ -336,9 +338,9 @@ def _weighted_dtypes(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[Violati
                 "compute (bᵀ aᵀ)ᵀ in place of a b in the model, or leave the op in float",
             )
         else:
-            yield _mixed(op, told)
+            yield _mixed(op, operands)
     elif output.is_floating_point and not weight.is_constant and _of_constants(graph, op):
-        yield Violation(
+        yield RuleViolation(
             DTYPES,
             op,
             f"it takes {data.dtype} and gives {output.dtype}",
@@ -354,11 +356,11 @@ def _weighted_dtypes(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[Violati
         or (weight.dtype == "int16" and op.name != "BATCH_MATMUL")
         or (bias is not None and bias.dtype not in _bias_dtypes(graph, op, data))
     ):
-        yield _mixed(op, told)
+        yield _mixed(op, operands)
 
 
 def _of_constants(graph: OpGraph, op: Op) -> bool:
-    """Whether an operand is computed from constants alone."""
+    """Return whether an operand is computed only from constants."""
     subgraph = graph.subgraphs[op.subgraph]
 
     def is_fixed(index: int) -> bool:
@@ -368,9 +370,11 @@ def _of_constants(graph: OpGraph, op: Op) -> bool:
             maker = subgraph.producer.get(each)
             if maker is None and not subgraph.tensors[each].is_constant:
                 return False
-            behind = [] if maker is None else [i for i in maker.inputs if i >= 0 and i not in seen]
-            left += behind
-            seen.update(behind)
+            operands = (
+                [] if maker is None else [i for i in maker.inputs if i >= 0 and i not in seen]
+            )
+            left += operands
+            seen.update(operands)
         return True
 
     return any(is_fixed(index) for index in op.inputs if index >= 0)
@@ -389,7 +393,7 @@ def _bias_of(graph: OpGraph, op: Op, rules: OpFacts) -> Tensor | None:
     return graph.tensor(op, present[0]) if present else None
 
 
-def _weight(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[Violation]:
+def _weight(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleViolation]:
     """Check axis and zero points of a weight."""
     data, weight = (graph.tensor(op, op.inputs[i]) for i in (rules.inputs[0], rules.weights[0]))
     if not weight.is_quantized or not len(weight.scales):
@@ -401,14 +405,14 @@ def _weight(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[Violation]:
     if several:
         axis, read = weight.quantized_dimension, rules.axis
         if op.name == "BATCH_MATMUL" and dynamic:
-            # Transposed, the axis is another, which was not tried.
+            # With a transposed operand the axis is another, which was not tested.
             read = axis if op_option(graph, op, "AdjY", False) else len(weight.shape) - 1
         if op.name == "EMBEDDING_LOOKUP" and not dynamic:
             read = None
         if read is None:
             yield _several_scales(op, "its weight", weight)
         elif axis != read:
-            yield Violation(
+            yield RuleViolation(
                 CHANNEL_AXIS,
                 op,
                 f"its weight's scales lie along axis {axis}, expected axis {read}",
@@ -427,11 +431,11 @@ def _weight(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[Violation]:
     yield _asymmetric(graph, op, weight, is_warning=known)
 
 
-def _asymmetric(graph: OpGraph, op: Op, weight: Tensor, *, is_warning: bool) -> Violation:
+def _asymmetric(graph: OpGraph, op: Op, weight: Tensor, *, is_warning: bool) -> RuleViolation:
     point = int(weight.zero_points[weight.zero_points != 0][0])
     symptom = f"its weight has zero point {point}, expected 0".replace("-", "−")
     if is_warning:
-        return Violation(
+        return RuleViolation(
             WEIGHT_ZERO_POINT,
             op,
             symptom,
@@ -451,7 +455,7 @@ def _asymmetric(graph: OpGraph, op: Op, weight: Tensor, *, is_warning: bool) -> 
             "the weight is computed, and has the range of an activation: hold it in a buffer of "
             "the module, which is quantized as a weight, or leave the op in float"
         )
-    return Violation(
+    return RuleViolation(
         WEIGHT_ZERO_POINT,
         op,
         symptom,
@@ -460,33 +464,33 @@ def _asymmetric(graph: OpGraph, op: Op, weight: Tensor, *, is_warning: bool) -> 
     )
 
 
-def _bias(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[Violation]:
+def _bias(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleViolation]:
     bias = _bias_of(graph, op, rules)
     data, weight = (graph.tensor(op, op.inputs[i]) for i in (rules.inputs[0], rules.weights[0]))
     if bias is None or not bias.is_quantized or not data.is_quantized:
         return
     if bias.zero_points.any():
         point = int(bias.zero_points[bias.zero_points != 0][0])
-        yield Violation(
+        yield RuleViolation(
             BIAS_SCALE,
             op,
             f"its bias has zero point {point}, expected 0",
             "its kernels take 0 whatever the file says, or refuse the file",
             "write the bias with zero point 0",
         )
-    given = qparams(data)
-    if given is None or not len(weight.scales):
+    parameters = qparams(data)
+    if parameters is None or not len(weight.scales):
         return
-    product = weight.scales.astype(np.float64) * given[0]
+    product = weight.scales.astype(np.float64) * parameters[0]
     if len(bias.scales) not in (1, len(product)) and len(product) != 1:
-        return  # `verify` has looked at their number
+        return  # `verify` has checked their number
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = (bias.scales / product).reshape(-1)
     wrong = ~(np.abs(ratios - 1) <= _OBSERVED)
     if wrong.any():
         # The converter (litert-torch 0.10.0) writes it so: the kernels add as much more or less.
         shared = is_shared(graph, op, data.index)
-        yield Violation(
+        yield RuleViolation(
             BIAS_SCALE,
             op,
             f"its bias has {ratio_text(float(ratios[wrong][0]))} × the scale of its input × that "
@@ -504,14 +508,14 @@ def _has(tensor: Tensor, parameters: tuple[float, int]) -> bool:
 
 
 def is_shared(
-    graph: OpGraph, op: Op, index: int, given: Collection[tuple[float, int]] = ()
+    graph: OpGraph, op: Op, index: int, chosen: Collection[tuple[float, int]] = ()
 ) -> bool:
     """
-    Whether the input of an op is also read by an op that passes its scale on.
+    Return whether an op's input has another consumer that keeps its scale.
 
-    The converter (litert-torch 0.10.0) gives it the scale of a pool or a resize behind, and leaves
-    the bias of a convolution beside as it was written, for the scale that it was observed to have.
-    Where the quantizer gave that scale, the op that hands it on need not have it as well.
+    The converter (litert-torch 0.10.0) sets the input's scale to that of such a pool or resize, but
+    leaves the bias of a convolution on that input quantized for the observed scale. If that scale
+    is one that the quantizer has chosen, the other consumer's output need not have it as well.
     """
     subgraph = graph.subgraphs[op.subgraph]
     above = {op.index}
@@ -521,31 +525,31 @@ def is_shared(
         keeping = [o for o in others if o.name in KEEPING_SCALE and o.index not in above]
         if any(qparams(subgraph.tensors[each.outputs[0]]) == own for each in keeping):
             return True
-        if keeping and any(_has(subgraph.tensors[index], each) for each in given):
+        if keeping and any(_has(subgraph.tensors[index], each) for each in chosen):
             return True
         maker = subgraph.producer.get(index)
-        if maker is None or maker.name not in MOVING or not hands_on(graph, maker):
+        if maker is None or maker.name not in MOVING or not passes_codes_through(graph, maker):
             return False
         index = maker.inputs[0]
         above.add(maker.index)
 
 
-def hands_on(graph: OpGraph, op: Op) -> bool:
-    """Whether an op gives the codes that it takes, in the scale that it takes them in."""
+def passes_codes_through(graph: OpGraph, op: Op) -> bool:
+    """Return whether an op passes its input's codes and scale through unchanged."""
     if op.name not in KEEPING_SCALE:
         return False
-    taken, made = graph.tensor(op, op.inputs[0]), graph.tensor(op, op.outputs[0])
-    same = np.array_equal(taken.scales, made.scales)
-    return same and np.array_equal(taken.zero_points, made.zero_points)
+    source, result = graph.tensor(op, op.inputs[0]), graph.tensor(op, op.outputs[0])
+    same = np.array_equal(source.scales, result.scales)
+    return same and np.array_equal(source.zero_points, result.zero_points)
 
 
-def _shifts(graph: OpGraph, op: Op) -> Iterator[Violation]:
-    """Check the int16 ADD and SUB that shift where all scales are powers of two."""
+def _shifts(graph: OpGraph, op: Op) -> Iterator[RuleViolation]:
+    """Check int16 ADD and SUB, which shift if all scales are powers of two."""
     if op.name not in ("ADD", "SUB") or len(op.inputs) < 2:
         return
     tensors = [graph.tensor(op, index) for index in (*op.inputs[:2], op.outputs[0])]
-    given = [qparams(tensor) for tensor in tensors if tensor.dtype == "int16"]
-    scales = [each[0] for each in given if each is not None]
+    parameters = [qparams(tensor) for tensor in tensors if tensor.dtype == "int16"]
+    scales = [each[0] for each in parameters if each is not None]
     if len(scales) < 3 or not all(map(is_power_of_two, scales)):
         return
     if not op_option(graph, op, "PotScaleInt16", False):
@@ -553,7 +557,7 @@ def _shifts(graph: OpGraph, op: Op) -> Iterator[Violation]:
     first, second, output = (round(math.log2(scale)) for scale in scales)
     if max(first, second) == output:
         return
-    yield Violation(
+    yield RuleViolation(
         POWER_OF_TWO,
         op,
         f"its scales are 2^{first} and 2^{second}, and its output's 2^{output}, expected "
@@ -565,7 +569,7 @@ def _shifts(graph: OpGraph, op: Op) -> Iterator[Violation]:
 
 
 def is_power_of_two(scale: float) -> bool:
-    """Whether `CheckedLog2` in quantization_util.cc takes a scale for a power of two."""
+    """Return whether `CheckedLog2` in quantization_util.cc accepts a scale as a power of two."""
     if scale <= 0:
         return False
     power = math.log2(scale)

@@ -1,4 +1,4 @@
-"""The constants of a file, read with all that their values depend on."""
+"""Constants of a file, with all parameters that their values depend on."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Array: TypeAlias = npt.NDArray[Any]
 @dataclass(frozen=True, slots=True, eq=False)
 class Constant:
     """
-    A constant with all that its values depend on, in one layout.
+    A constant with its quantization parameters, in one layout.
 
     Attributes:
-        dtype: As the file calls it: `int8`, `int4`, `float32`, …
-        values: Codes as int64, or floats as they are.
+        dtype: The file's name for it: `int8`, `int4`, `float32`, …
+        values: Codes as int64, or floats unchanged.
         scales: float64, broadcasting to `values`; None where the values are floats.
         zero_points: int64, likewise.
         grouping: `per_tensor`, `per_channel`, `blockwise_<size>`; None for floats.
@@ -38,7 +38,7 @@ class Constant:
 
     @property
     def floats(self) -> Array:
-        """What it stands for, float64."""
+        """The dequantized values, float64."""
         if self.scales is None or self.zero_points is None:
             return self.values.astype(np.float64)
         floats: Array = (self.values - self.zero_points) * self.scales
@@ -47,7 +47,7 @@ class Constant:
 
 def read_constant(graph: OpGraph, op: Op, stored: StoredTensor) -> Constant:
     """
-    Read what an op takes: the stored codes, turned as RESHAPE and TRANSPOSE turn them on the way.
+    Read a constant operand in the op's layout, with RESHAPE and TRANSPOSE applied.
 
     Raises:
         UnreadableError: A tensor in a file of its own, of a dtype without values (strings), or
@@ -70,7 +70,7 @@ def read_constant(graph: OpGraph, op: Op, stored: StoredTensor) -> Constant:
 
 def dequantized(graph: OpGraph, subgraph: int, tensor: Tensor) -> Array:
     """
-    Return what a constant stands for, float64, in the shape in which it is stored.
+    Return the dequantized values of a constant, float64, in its stored shape.
 
     Raises:
         UnreadableError: As `read_constant`.
@@ -109,7 +109,7 @@ def _decoded(graph: OpGraph, tensor: Tensor) -> Array:
 
 
 def _unpacked(raw: npt.NDArray[np.uint8], bits: int, signed: bool) -> Array:
-    """Codes of less than a byte; the first stands in the lowest bits."""
+    """Unpack codes of less than a byte; the first is in the lowest bits."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     codes: Array = ((raw[:, None] >> shifts) & (2**bits - 1)).ravel().astype(np.int64)
     if signed:
@@ -118,7 +118,7 @@ def _unpacked(raw: npt.NDArray[np.uint8], bits: int, signed: bool) -> Array:
 
 
 def _spread_parameters(graph: OpGraph, subgraph: int, tensor: Tensor) -> tuple[Array, Array]:
-    """Scales and zero points, broadcasting to the tensor's values."""
+    """Return scales and zero points, broadcasting to the tensor's values."""
     scales = graph.scales(subgraph, tensor).astype(np.float64)
     if tensor.block_scales < 0:
         axis = tensor.quantized_dimension if len(scales) > 1 else None
@@ -140,19 +140,19 @@ def _spread_parameters(graph: OpGraph, subgraph: int, tensor: Tensor) -> tuple[A
 
 
 def shape_along(count: int, ndim: int, axis: int | None) -> tuple[int, ...]:
-    """The shape in which one number, or one for each index along an axis, broadcasts."""
+    """Return the shape that broadcasts one value, or one for each index."""
     if axis is None or count == 1:
         return (1,) * ndim
     return tuple(-1 if i == axis else 1 for i in range(ndim))
 
 
 def _along(values: Array, each: Array, axis: int | None) -> Array:
-    """One number for each index along an axis, shaped to broadcast to `values`."""
+    """Reshape one value per index of an axis to broadcast to `values`."""
     return each.reshape(shape_along(each.size, values.ndim, axis))
 
 
 def _carriers(graph: OpGraph, op: Op, stored: StoredTensor) -> list[tuple[str, tuple[int, ...]]]:
-    """RESHAPE and TRANSPOSE between the stored tensor and the op's operand, in execution order."""
+    """Return the RESHAPE and TRANSPOSE ops between a constant and its consumer, in order."""
     subgraph = graph.subgraphs[op.subgraph]
     found: list[tuple[str, tuple[int, ...]]] = []
     index = stored.operand.index

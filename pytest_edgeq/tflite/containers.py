@@ -1,4 +1,4 @@
-"""Name the models inside of files that hold several, such as MediaPipe's bundles."""
+"""Name the models inside files that hold several, such as MediaPipe's bundles."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HEADER_AT, _MOST = 32, 1 << 20
 
 
 def container_text(buffer: Buffer) -> str:
-    """Return what a zip archive or a LiteRT-LM file is, with what it holds; else nothing."""
+    """Describe a zip archive or a LiteRT-LM file and its content; empty for others."""
     head = bytes(buffer[:8])
     kinds = {b"PK\x03\x04": ("a zip archive", _zip_text), b"LITERTLM": (_LITERTLM, _litertlm_text)}
     for magic, (kind, text) in kinds.items():
@@ -59,7 +59,7 @@ def _zip_text(buffer: Buffer) -> str:
 
 def _sections(buffer: Buffer) -> Iterator[str]:
     """
-    Give the kind of each section of a LiteRT-LM file, and of a model what it is for.
+    Yield the kinds of a LiteRT-LM file's sections, with the type of models.
 
     The tables are those of litertlm_header_schema.fbs: metadata, sections, and pairs of key and
     value.

@@ -1,8 +1,8 @@
 """
-Cut a `.tflite` file into ops that stand alone, to run each on inputs of one's own.
+Cut a `.tflite` file into isolated ops, to run each on its own inputs.
 
-All of them stand in one file and run in one go, on any runtime: what an op takes is an input of the
-file, what it gives an output. So each is judged by itself, whatever the ops before it did.
+All of them are in one file and run in one invocation, on any runtime: the operands of an op are
+inputs of the file, its results are outputs. So each is judged independently of the ops before it.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from pytest_edgeq.tflite.model_objects import packed, unpacked
 from pytest_edgeq.tflite.ops import MOVING, facts_of
 from pytest_edgeq.tflite.subgraph import Op, Subgraph
 
-# The offsets of a flatbuffer are signed, of 32 bits; what is not data takes far less than this.
+# The offsets of a flatbuffer are signed, of 32 bits; all but the data fits into the rest.
 _MOST_BYTES = 2**31 - 2**26
 
 
-# Bytes that the tensors of a group of ops take, unless one op alone takes more.
+# Bytes of the tensors of a group of ops, unless one op alone needs more.
 _MOST_OF_A_GROUP = 1 << 26
 
 KEPT_GROUPS = 2
-"""Groups of ops that callers keep open between samples; of more, each is closed after its run."""
+"""Groups of ops that callers keep open between samples; if more, each is closed after its run."""
 
 ALONE = "a copy of the file in which its ops stand alone"
-"""What to call such a file in texts."""
+"""Name of such a file in texts."""
 
-# Room for what is not data, at first.
+# Initial room for all but the data.
 _SMALL_PARTS = 1 << 16
 
 # Ops that only prepare constants.
@@ -48,17 +48,17 @@ _PREPARES = MOVING - {"SQUEEZE"}
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
     """
-    A file in which ops stand alone.
+    A file of isolated ops.
 
     Attributes:
         content: The file, with one signature, `cut`.
-        inputs: By the names of its inputs, the tensor of the whole file's subgraph whose value
-            each takes.
-        consumers: By the names of its inputs, the op of the whole file that takes each.
+        inputs: By the names of its inputs, the tensor of the whole file's subgraph that each is
+            fed.
+        consumers: By the names of its inputs, the op of the whole file that consumes each.
         outputs: In the order of its outputs, the op and the tensor of the whole file that each
             output is.
-        left_out: Ops that cannot stand alone, and why.
-        ops: Of the whole file, in the order of the file's own.
+        left_out: Ops that cannot be isolated, and why.
+        ops: Ops of the whole file, in the order of the file's own.
     """
 
     content: bytes
@@ -77,10 +77,10 @@ def cut_ops(
     constants: Mapping[tuple[int, int], npt.NDArray[np.float32]] | None = None,
 ) -> Cut:
     """
-    Let every op of a subgraph stand alone.
+    Write a file in which every op of a subgraph is isolated.
 
-    A constant behind a DEQUANTIZE, or laid out anew, stays with the op that takes it, as kernels
-    treat such operands apart; it is no op to look at. What else is computed from constants is.
+    A constant behind a DEQUANTIZE or a layout op stays with its consumer, because kernels may treat
+    constant operands differently; the ops between are not isolated. Other ops on constants are.
 
     Raises:
         ValueError: The constants are too many for one flatbuffer.
@@ -94,7 +94,7 @@ def first_op_that(
     holds: Callable[[Cut], bool],
     shape_of: Callable[[int], tuple[int, ...]] | None = None,
 ) -> Op | None:
-    """Return the first op of which a predicate holds where it stands alone; None if of none."""
+    """Return the first op whose isolated form satisfies a predicate, or None."""
 
     def fails(ops: Sequence[Op]) -> bool:
         cut = cut_ops(graph, subgraph, shape_of, {op.index for op in ops})
@@ -104,7 +104,7 @@ def first_op_that(
 
 
 def first_failing(ops: Sequence[Op], fails: Callable[[Sequence[Op]], bool]) -> Op | None:
-    """Return the first op that fails even alone, by bisection; None where each passes alone."""
+    """Return the first op that fails even alone, by bisection, or None."""
     is_known = fails(ops)
     if not is_known:
         return None
@@ -120,7 +120,7 @@ def grouped_ops(
     ops: Iterable[Op],
     shape_of: Callable[[int], tuple[int, ...]],
 ) -> list[tuple[Op, ...]]:
-    """Split ops into groups, in order, so that each can be cut out and run in bounded memory."""
+    """Split ops into groups, in order, each of bounded memory."""
     groups: list[list[Op]] = []
     total = 0
     for op in ops:
@@ -142,7 +142,7 @@ def grouped_ops(
 
 @dataclass(slots=True, eq=False)
 class _Cutter:
-    """The file in the making."""
+    """Builder of the file of isolated ops."""
 
     graph: OpGraph
     subgraph: Subgraph
@@ -179,12 +179,12 @@ class _Cutter:
     def cut(self) -> Cut:
         left_out = []
         needed = self._needed()
-        # Tensors that depend on what comes in, on a state or on chance.
+        # Tensors that depend on inputs, on state or on chance.
         computed = {i for i in self.subgraph.inputs if not self.subgraph.tensors[i].is_constant}
         computed |= {tensor.index for tensor in self.subgraph.tensors if tensor.is_variable}
         for op in self.subgraph.ops:
             raw = self.raw.subgraphs[self.subgraph.index].operators[op.index]
-            cause = self._cannot_stand(op, raw, computed)
+            cause = self._why_not_isolated(op, raw, computed)
             is_fixed = op.name in _PREPARES and not any(index in computed for index in op.inputs)
             if cause or not is_fixed:
                 computed.update(index for index in op.outputs if index >= 0)
@@ -202,7 +202,7 @@ class _Cutter:
         )
 
     def _needed(self) -> set[int]:
-        """Return the ops that may prepare constants of those that are wanted."""
+        """Return the ops that may prepare constants of the wanted ops."""
         needed: set[int] = set()
         if self.wanted is None:
             return needed
@@ -212,8 +212,8 @@ class _Cutter:
                 needed.update(each.index for each in producers if each is not None)
         return needed
 
-    def _cannot_stand(self, op: Op, raw: Any, computed: set[int]) -> str:
-        """Say why an op cannot stand alone; nothing where it can."""
+    def _why_not_isolated(self, op: Op, raw: Any, computed: set[int]) -> str:
+        """Return why an op cannot be isolated; empty if it can."""
         options = (raw.builtinOptions, raw.builtinOptions2)
         if any("subgraph" in key.lower() for each in options if each for key in vars(each)):
             return "it runs other subgraphs"
@@ -221,61 +221,61 @@ class _Cutter:
             return "it gives other values in every run"
         if raw.largeCustomOptionsSize:
             return "its options lie behind the flatbuffer"
-        taken = [self.subgraph.tensors[index] for index in op.inputs if index >= 0]
-        given = [self.subgraph.tensors[index] for index in op.outputs if index >= 0]
-        if any(tensor.is_variable for tensor in (*taken, *given)):
+        operands = [self.subgraph.tensors[index] for index in op.inputs if index >= 0]
+        results = [self.subgraph.tensors[index] for index in op.outputs if index >= 0]
+        if any(tensor.is_variable for tensor in (*operands, *results)):
             return "it keeps state from run to run"
-        for tensor in (*(t for t in taken if t.index in computed), *given):
+        for tensor in (*(t for t in operands if t.index in computed), *results):
             if tensor.dtype in ("resource", "variant"):
                 return "it keeps state from run to run"
             if numpy_dtype(tensor.dtype) is None:
                 return f"numpy holds no {tensor.dtype}"
-        if any(tensor.is_external for tensor in taken):
+        if any(tensor.is_external for tensor in operands):
             return "its constants lie in a file of their own"
-        return "" if taken else "it takes nothing"
+        return "" if operands else "it takes nothing"
 
     def _add(self, op: Op, raw: Any, computed: set[int], *, is_fixed: bool) -> None:
-        lone = copy.copy(raw)
-        lone.opcodeIndex = self._opcode(raw.opcodeIndex)
-        lone.mutatingVariableInputs = None
-        lone.debugMetadataIndex = -1
+        isolated = copy.copy(raw)
+        isolated.opcodeIndex = self._opcode(raw.opcodeIndex)
+        isolated.mutatingVariableInputs = None
+        isolated.debugMetadataIndex = -1
         own: dict[int, int] = {-1: -1}
-        lone.inputs = []
+        isolated.inputs = []
         for position, index in enumerate(op.inputs):
             if (op.index, position) in self.constants:
-                lone.inputs.append(self._replaced(op, position))
+                isolated.inputs.append(self._replaced(op, position))
                 continue
             if index not in own:
                 own[index] = self._input(op, index) if index in computed else self._constant(index)
-            lone.inputs.append(own[index])
+            isolated.inputs.append(own[index])
         if raw.intermediates is not None:
-            lone.intermediates = [self._tensor(index) for index in raw.intermediates]
-        lone.outputs = []
+            isolated.intermediates = [self._tensor(index) for index in raw.intermediates]
+        isolated.outputs = []
         for index in op.outputs:
             if index < 0:
-                lone.outputs.append(-1)
+                isolated.outputs.append(-1)
                 continue
             if is_fixed:
-                made = self._fixed[index] = self._tensor(index)
+                tensor = self._fixed[index] = self._tensor(index)
             else:
                 name = f"out_{op.index}_{index}"
-                made = self._tensor(index, name)
-                self.main.outputs.append(made)
+                tensor = self._tensor(index, name)
+                self.main.outputs.append(tensor)
                 self.outputs.append((op, index))
                 self.output_names.append(name)
-            lone.outputs.append(made)
-        self.main.operators.append(lone)
+            isolated.outputs.append(tensor)
+        self.main.operators.append(isolated)
         self.ops.append(op)
 
     def _input(self, op: Op, index: int) -> int:
         name = f"in_{op.index}_{index}"
-        made = self._tensor(index, name)
+        tensor = self._tensor(index, name)
         if self.shape_of is not None:
-            self.main.tensors[made].shape = list(self.shape_of(index))
-        self.main.inputs.append(made)
+            self.main.tensors[tensor].shape = list(self.shape_of(index))
+        self.main.inputs.append(tensor)
         self.inputs[name] = index
         self.consumers[name] = op
-        return made
+        return tensor
 
     def _constant(self, index: int) -> int:
         if index not in self._fixed:
@@ -283,33 +283,33 @@ class _Cutter:
         return self._fixed[index]
 
     def _replaced(self, op: Op, position: int) -> int:
-        """Add a constant in place of the one that an operand is."""
+        """Add a constant that replaces a constant operand."""
         from ai_edge_litert import schema_py_generated as schema
 
         index = op.inputs[position]
-        made = copy.copy(self.raw.subgraphs[self.subgraph.index].tensors[index])
-        made.name = f"constant_{index}_of_{op.index}"
-        made.type, made.quantization = schema.TensorType.FLOAT32, None
-        made.sparsity = None
+        tensor = copy.copy(self.raw.subgraphs[self.subgraph.index].tensors[index])
+        tensor.name = f"constant_{index}_of_{op.index}"
+        tensor.type, tensor.quantization = schema.TensorType.FLOAT32, None
+        tensor.sparsity = None
         content = self.constants[op.index, position]
-        made.buffer = self._add_buffer(contiguous(content).reshape(-1).view(np.uint8))
-        self.main.tensors.append(made)
+        tensor.buffer = self._add_buffer(contiguous(content).reshape(-1).view(np.uint8))
+        self.main.tensors.append(tensor)
         return len(self.main.tensors) - 1
 
     def _tensor(self, index: int, name: str = "") -> int:
-        """Copy a tensor of the subgraph, with the constants that it has or refers to."""
+        """Copy a tensor of the subgraph, with its own and its referenced constants."""
         tensor = self.subgraph.tensors[index]
-        made = copy.copy(self.raw.subgraphs[self.subgraph.index].tensors[index])
-        made.name = name or f"constant_{index}"
-        made.buffer = self._buffer(tensor.buffer, index) if tensor.is_constant else 0
+        copied = copy.copy(self.raw.subgraphs[self.subgraph.index].tensors[index])
+        copied.name = name or f"constant_{index}"
+        copied.buffer = self._buffer(tensor.buffer, index) if tensor.is_constant else 0
         if tensor.block_scales >= 0:
-            made.quantization = copy.copy(made.quantization)
-            details = made.quantization.details = copy.copy(made.quantization.details)
+            copied.quantization = copy.copy(copied.quantization)
+            details = copied.quantization.details = copy.copy(copied.quantization.details)
             details.scales = self._constant(tensor.block_scales)
             details.zeroPoints = (
                 self._constant(tensor.block_zero_points) if tensor.block_zero_points >= 0 else -1
             )
-        self.main.tensors.append(made)
+        self.main.tensors.append(copied)
         return len(self.main.tensors) - 1
 
     def _buffer(self, buffer: int, index: int) -> int:
@@ -353,7 +353,7 @@ _models: weakref.WeakKeyDictionary[OpGraph, Any] = weakref.WeakKeyDictionary()
 
 
 def _unpacked(graph: OpGraph) -> Any:
-    """Return a file's objects, which are not changed: unpacking takes longer than a small cut."""
+    """Return a file's objects, cached and read-only: unpacking is slower than a small cut."""
     if graph not in _models:
         _models[graph] = unpacked(graph)
     return _models[graph]

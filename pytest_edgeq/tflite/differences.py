@@ -21,24 +21,24 @@ from pytest_edgeq.tflite.ops import facts_of
 Array: TypeAlias = npt.NDArray[Any]
 
 _LISTED = 3
-"""Channels that are described one by one."""
+"""Channels that are described individually."""
 
 
 @dataclass(frozen=True, eq=False)
-class Claim:
+class ConstantPair:
     """
-    A stored constant and its reference. All arrays have its shape, in the file's layout.
+    A stored constant and its reference; all arrays have its shape and layout.
 
     Attributes:
-        actual: The stored values, in steps from the zero point; floats as they are.
+        actual: The stored values, in steps from the zero point; floats unchanged.
         target: The reference, in steps, not rounded.
         tolerance: The greatest allowed difference.
-        low: The lowest step that a code can stand for.
+        low: The lowest step that a code can represent.
         high: The highest.
         unit: The size of a step; 1 for floats.
         axes: The name of an index along each axis.
         channel_axis: The axis of the channels.
-        quantized: Steps are codes.
+        quantized: Whether steps are codes.
     """
 
     actual: Array
@@ -53,25 +53,25 @@ class Claim:
 
     @cached_property
     def holds(self) -> Array:
-        """Where the stored value agrees with the reference."""
+        """Mask of the elements that agree with the reference."""
         return self.fits(self.target)
 
     def fits(self, target: Array, at: Any = ...) -> Array:
-        """Where the stored steps are these, if rounded to the nearest and cut off at the limits."""
+        """Return where the stored steps agree with others, rounded and clipped."""
         clipped = np.clip(target, self.low[at], self.high[at])
         result: Array = np.abs(self.actual[at] - clipped) <= self.tolerance[at]
         return result
 
 
-def claim_of(
+def pair_of(
     op_name: str,
     stored: Constant,
     target: Array,
     tolerance: Array | float,
     *,
     exact: bool = False,
-) -> Claim:
-    """Return what must hold, in the units of the stored values: steps of the scale, or floats."""
+) -> ConstantPair:
+    """Return a constant with its reference, in steps of its scale or as floats."""
     shape = stored.values.shape
     low: Array = np.full((1,) * len(shape), -np.inf)
     high, unit, steps = -low, np.ones_like(low), stored.values
@@ -84,7 +84,7 @@ def claim_of(
         high = limits[1] - stored.zero_points.astype(np.float64)
     channels = [i for i, length in enumerate(np.shape(unit)) if length > 1]
     axes = _axis_names(op_name, len(shape))
-    return Claim(
+    return ConstantPair(
         actual=steps.astype(np.float64),
         target=target,
         tolerance=np.broadcast_to(tolerance, shape),
@@ -110,9 +110,9 @@ def _channel_axis(names: tuple[str, ...]) -> int:
     return next((i for i, name in enumerate(names) if name in ("output channel", "channel")), 0)
 
 
-def explain(claim: Claim) -> str:
+def explain(pair: ConstantPair) -> str:
     """Explain how a constant differs from its reference."""
-    ways: tuple[Callable[[Claim], str | None], ...] = (
+    ways: tuple[Callable[[ConstantPair], str | None], ...] = (
         _nonfinite,
         _all_zero,
         _one_element,
@@ -120,108 +120,107 @@ def explain(claim: Claim) -> str:
         _by_channel,
         _scaled,
     )
-    return next(filter(None, (way(claim) for way in ways)), None) or _at_large(claim)
+    return next(filter(None, (way(pair) for way in ways)), None) or _at_large(pair)
 
 
-def _count(claim: Claim) -> str:
-    wrong, total = int((~claim.holds).sum()), claim.actual.size
+def _count(pair: ConstantPair) -> str:
+    wrong, total = int((~pair.holds).sum()), pair.actual.size
     return f"{wrong} of {total} {'differ' if wrong != 1 else 'differs'}"
 
 
-def _nonfinite(claim: Claim) -> str | None:
-    wrong = int((~np.isfinite(claim.actual)).sum())
-    return f"{wrong} of {claim.actual.size} are NaN or infinite" if wrong else None
+def _nonfinite(pair: ConstantPair) -> str | None:
+    wrong = int((~np.isfinite(pair.actual)).sum())
+    return f"{wrong} of {pair.actual.size} are NaN or infinite" if wrong else None
 
 
-def _all_zero(claim: Claim) -> str | None:
-    return None if claim.actual.any() else f"all {claim.actual.size} are zero"
+def _all_zero(pair: ConstantPair) -> str | None:
+    return None if pair.actual.any() else f"all {pair.actual.size} are zero"
 
 
-def _one_element(claim: Claim) -> str | None:
-    wrong = np.flatnonzero(~claim.holds)
+def _one_element(pair: ConstantPair) -> str | None:
+    wrong = np.flatnonzero(~pair.holds)
     if len(wrong) != 1:
         return None
-    place = np.unravel_index(int(wrong[0]), claim.actual.shape)
+    place = np.unravel_index(int(wrong[0]), pair.actual.shape)
     index = [int(i) for i in place]
-    if not claim.quantized:
-        actual, target = float(claim.actual[place]), float(claim.target[place])
-        return f"{_count(claim)}: {index} is {actual:.6g} where the reference gives {target:.6g}"
-    actual = int(claim.actual[place])
-    wanted = np.clip(claim.target[place], claim.low[place], claim.high[place])
+    if not pair.quantized:
+        actual, target = float(pair.actual[place]), float(pair.target[place])
+        return f"{_count(pair)}: {index} is {actual:.6g} where the reference gives {target:.6g}"
+    actual = int(pair.actual[place])
+    wanted = np.clip(pair.target[place], pair.low[place], pair.high[place])
     nearest = int(np.rint(wanted))
     sign = " (its sign)" if actual == -nearest else ""
-    return f"{_count(claim)}: {index} is {actual} where the reference gives {nearest}{sign}"
+    return f"{_count(pair)}: {index} is {actual} where the reference gives {nearest}{sign}"
 
 
-def _negated(claim: Claim) -> str | None:
-    return "negated" if claim.fits(-claim.target).all() else None
+def _negated(pair: ConstantPair) -> str | None:
+    return "negated" if pair.fits(-pair.target).all() else None
 
 
 def _slice(axis: int, index: int) -> tuple[Any, ...]:
     return (*(slice(None) for _ in range(axis)), index)
 
 
-def _by_channel(claim: Claim) -> str | None:
-    """Describe the channels that are wrong, where at least as many are right."""
-    aside = tuple(i for i in range(claim.actual.ndim) if i != claim.channel_axis)
-    right = claim.holds.all(axis=aside)
+def _by_channel(pair: ConstantPair) -> str | None:
+    """Describe the wrong channels, if at least as many are right."""
+    aside = tuple(i for i in range(pair.actual.ndim) if i != pair.channel_axis)
+    right = pair.holds.all(axis=aside)
     wrong = np.flatnonzero(~right)
     if not len(wrong) or right.sum() < len(wrong):
         return None
-    name = claim.axes[claim.channel_axis]
-    told = [f"{name} {channel} {_channel(claim, int(channel))}" for channel in wrong[:_LISTED]]
+    name = pair.axes[pair.channel_axis]
+    parts = [f"{name} {channel} {_channel(pair, int(channel))}" for channel in wrong[:_LISTED]]
     more = f" and {len(wrong) - _LISTED} more {name}s" if len(wrong) > _LISTED else ""
-    return f"{', '.join(told)}{more} ({_count(claim)})"
+    return f"{', '.join(parts)}{more} ({_count(pair)})"
 
 
-def _channel(claim: Claim, channel: int) -> str:
-    at = _slice(claim.channel_axis, channel)
-    actual, target = claim.actual[at], claim.target[at]
+def _channel(pair: ConstantPair, channel: int) -> str:
+    at = _slice(pair.channel_axis, channel)
+    actual, target = pair.actual[at], pair.target[at]
     if not actual.any():
         return "is zero"
     if actual.size > 1:
-        if claim.fits(-target, at).all():
+        if pair.fits(-target, at).all():
             return "is negated"
-        held = _held(claim, channel)
-        if held is not None:
-            return f"holds {claim.axes[claim.channel_axis]} {held}"
+        other_channel = _other_channel(pair, channel)
+        if other_channel is not None:
+            return f"holds {pair.axes[pair.channel_axis]} {other_channel}"
     elif actual == -np.rint(target):
         return "is negated"
-    ratio = _scale_ratio(claim, at) if claim.quantized and actual.size > 1 else None
+    ratio = _scale_ratio(pair, at) if pair.quantized and actual.size > 1 else None
     if ratio is not None:
         return f"has a scale of {ratio} × the reference's"
-    wrong = ~claim.holds[at]
+    wrong = ~pair.holds[at]
     worst = np.abs(actual - target)[wrong].max()
-    unit, digits = (" codes", ".0f") if claim.quantized else ("", ".3g")
+    unit, digits = (" codes", ".0f") if pair.quantized else ("", ".3g")
     return f"is off in {int(wrong.sum())} of {actual.size}{unit} by up to {worst:{digits}}"
 
 
-def _held(claim: Claim, channel: int) -> int | None:
-    """Return the channel whose values another one holds, in either one's scale."""
-    at = _slice(claim.channel_axis, channel)
-    for other in range(claim.actual.shape[claim.channel_axis]):
-        there = _slice(claim.channel_axis, other)
-        steps = claim.target[there]
+def _other_channel(pair: ConstantPair, channel: int) -> int | None:
+    """Return another channel whose values this one holds, in either one's scale."""
+    at = _slice(pair.channel_axis, channel)
+    for other in range(pair.actual.shape[pair.channel_axis]):
+        there = _slice(pair.channel_axis, other)
+        steps = pair.target[there]
         if other != channel and any(
-            claim.fits(each, at).all()
-            for each in (steps, steps * claim.unit[there] / claim.unit[at])
+            pair.fits(each, at).all() for each in (steps, steps * pair.unit[there] / pair.unit[at])
         ):
             return other
     return None
 
 
-def _scale_ratio(claim: Claim, at: Any = ...) -> str | None:
+def _scale_ratio(pair: ConstantPair, at: Any = ...) -> str | None:
     """
-    Return the stored scale over the right one, if that alone makes the codes wrong.
+    Return the stored scale over the right one, if it explains all wrong codes.
 
     With a code n of a value x in steps, the right scale is between x/(n + ½) and x/(n − ½) of the
-    stored one; one at a limit has no upper bound on x.
+    stored one; a code at a limit has no upper bound on x.
     """
-    actual, target = claim.actual[at].ravel(), claim.target[at].ravel()
+    actual, target = pair.actual[at].ravel(), pair.target[at].ravel()
     steps, sizes = np.abs(actual), np.abs(target)
     if ((actual * target < 0) & (sizes > 0.5)).any():
         return None
-    at_limit = (actual >= claim.high[at].ravel()) | (actual <= claim.low[at].ravel())
+    at_limit = (actual >= pair.high[at].ravel()) | (actual <= pair.low[at].ravel())
     bounded = ~at_limit
     lower = (sizes[bounded] / (steps[bounded] + 0.5)).max(initial=0.0)
     counted = (steps > 0) & (sizes > 0)
@@ -233,47 +232,47 @@ def _scale_ratio(claim: Claim, at: Any = ...) -> str | None:
     return f"{inverse:.3g}" if abs(inverse - 1) >= 5e-3 else f"{inverse:.6f}"
 
 
-def _scaled(claim: Claim) -> str | None:
-    if claim.actual.size < 2 or not claim.quantized:
+def _scaled(pair: ConstantPair) -> str | None:
+    if pair.actual.size < 2 or not pair.quantized:
         return None
-    ratio = _scale_ratio(claim)
+    ratio = _scale_ratio(pair)
     if ratio is not None:
-        return f"the scale is {ratio} × the reference's ({_count(claim)})"
-    if np.ptp(claim.unit) == 0:
+        return f"the scale is {ratio} × the reference's ({_count(pair)})"
+    if np.ptp(pair.unit) == 0:
         return None
     ratios = [
-        _scale_ratio(claim, _slice(claim.channel_axis, i))
-        for i in range(claim.actual.shape[claim.channel_axis])
+        _scale_ratio(pair, _slice(pair.channel_axis, i))
+        for i in range(pair.actual.shape[pair.channel_axis])
     ]
     known = [float(ratio) for ratio in ratios if ratio is not None]
-    if len(known) < len(ratios) or claim.actual.size // len(ratios) < 2:
+    if len(known) < len(ratios) or pair.actual.size // len(ratios) < 2:
         return None
     low, high = min(known), max(known)
-    # As many digits as it takes to distinguish the two.
+    # Enough digits to distinguish the two.
     form = ".3g" if high - low >= 1e-2 else ".6g"
-    return f"the scale is {low:{form}} to {high:{form}} × the reference's ({_count(claim)})"
+    return f"the scale is {low:{form}} to {high:{form}} × the reference's ({_count(pair)})"
 
 
-def _at_large(claim: Claim) -> str:
-    wrong = ~claim.holds
-    gaps = np.where(wrong, np.abs(claim.actual - claim.target), -1)
+def _at_large(pair: ConstantPair) -> str:
+    wrong = ~pair.holds
+    gaps = np.where(wrong, np.abs(pair.actual - pair.target), -1)
     place = np.unravel_index(int(gaps.argmax()), gaps.shape)
-    aside = tuple(i for i in range(wrong.ndim) if i != claim.channel_axis)
+    aside = tuple(i for i in range(wrong.ndim) if i != pair.channel_axis)
     channels = int(wrong.any(axis=aside).sum())
-    name = claim.axes[claim.channel_axis]
-    shape = "g" if not claim.quantized else ".1f"
-    signal = np.sqrt(np.mean((claim.target * claim.unit) ** 2))
-    noise = np.sqrt(np.mean(((claim.actual - claim.target) * claim.unit) ** 2))
+    name = pair.axes[pair.channel_axis]
+    shape = "g" if not pair.quantized else ".1f"
+    signal = np.sqrt(np.mean((pair.target * pair.unit) ** 2))
+    noise = np.sqrt(np.mean(((pair.actual - pair.target) * pair.unit) ** 2))
     share = f"; off by {_times(noise / signal)} (rms)" if signal else ""
     return (
-        f"{_count(claim)}, in {channels} of {wrong.shape[claim.channel_axis]} {name}s, most at "
-        f"{[int(i) for i in place]}: {claim.actual[place]:g} where the reference gives "
-        f"{claim.target[place]:{shape}}{share}"
+        f"{_count(pair)}, in {channels} of {wrong.shape[pair.channel_axis]} {name}s, most at "
+        f"{[int(i) for i in place]}: {pair.actual[place]:g} where the reference gives "
+        f"{pair.target[place]:{shape}}{share}"
     )
 
 
 def _times(share: float) -> str:
-    """Return a ratio in per cent as far as these are easily read."""
+    """Format a ratio in per cent, or as a factor from 10 on."""
     if share >= 10:
         return f"{share:.0f} × their size"
     return f"{100 * share:.0f} %" if share >= 1 else f"{100 * share:.2g} %"

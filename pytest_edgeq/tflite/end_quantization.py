@@ -1,4 +1,4 @@
-"""How the inputs and outputs of a file are quantized: themselves, or by ops next to them."""
+"""Quantization of a file's inputs and outputs, also by ops next to them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def quantized_inputs(
     graph: OpGraph, signature: Signature
 ) -> Iterator[tuple[SignatureTensor, Tensor]]:
     """
-    Give every input that is quantized to one scale, and the tensor that holds it so.
+    Yield every input quantized per tensor, with the tensor that holds its codes.
 
-    An input of float32 may be quantized several times, or not at all.
+    A float32 input may be quantized several times, or not at all.
     """
     subgraph = graph.subgraphs[signature.subgraph]
-    for border in signature.inputs:
+    for io_tensor in signature.inputs:
         found: dict[tuple[float, int, str], Tensor] = {}
-        waiting = [border.tensor]
+        waiting = [io_tensor.tensor]
         while waiting:
             tensor = waiting.pop()
             if tensor.is_quantized:
@@ -32,17 +32,17 @@ def quantized_inputs(
                 if tensor.index in op.inputs and op.name in {"QUANTIZE", *LAYOUT}:
                     waiting += [subgraph.tensors[index] for index in op.outputs]
         for tensor in found.values():
-            yield border, tensor
+            yield io_tensor, tensor
 
 
-def quantized_output(graph: OpGraph, signature: Signature, border: SignatureTensor) -> Tensor:
+def quantized_output(graph: OpGraph, signature: Signature, io_tensor: SignatureTensor) -> Tensor:
     """
-    Return the tensor that holds the codes of an output: behind a DEQUANTIZE, its input.
+    Return the tensor that holds the codes of an output.
 
-    The output itself where no DEQUANTIZE of one scale makes it.
+    That is the input of a DEQUANTIZE of one scale, else the output itself.
     """
     subgraph = graph.subgraphs[signature.subgraph]
-    tensor = border.tensor
+    tensor = io_tensor.tensor
     while (op := subgraph.producer.get(tensor.index)) is not None and op.inputs[0] >= 0:
         source = subgraph.tensors[op.inputs[0]]
         if op.name == "DEQUANTIZE" and source.is_quantized and len(source.scales) == 1:
@@ -50,4 +50,4 @@ def quantized_output(graph: OpGraph, signature: Signature, border: SignatureTens
         if op.name not in LAYOUT or tensor.is_quantized:
             break
         tensor = source
-    return border.tensor
+    return io_tensor.tensor

@@ -19,7 +19,7 @@ from pytest_edgeq.names import printable
 
 @functools.cache
 def enum_names(enum: str) -> dict[int, str]:
-    """Names by number of one of the schema's enumerations."""
+    """Return the names of one of the schema's enumerations, by number."""
     from ai_edge_litert import schema_py_generated as schema
 
     members = vars(getattr(schema, enum))
@@ -28,10 +28,10 @@ def enum_names(enum: str) -> dict[int, str]:
 
 def checked(what: str, index: int, count: int, *, least: int = 0) -> int:
     """
-    Give an index back if it points at something: the flatbuffer's verifier does not look at them.
+    Return an index if it is in range, which the verifier does not check.
 
     Raises:
-        ValueError: It points at nothing.
+        ValueError: It is out of range.
     """
     if not least <= index < count:
         raise ValueError(
@@ -42,27 +42,27 @@ def checked(what: str, index: int, count: int, *, least: int = 0) -> int:
 
 
 def text(raw: bytes | None) -> str:
-    """Decode a string of the file, whatever is in it, as `printable` gives it."""
+    """Decode a string of the file, escaped as by `printable`."""
     return "" if raw is None else printable(raw.decode("utf-8", "backslashreplace"))
 
 
 def integers(values: Any) -> tuple[int, ...]:
-    """Give a vector of integers; an absent one reads as the number 0."""
+    """Return a vector of integers; empty if absent."""
     return tuple(values.tolist()) if isinstance(values, np.ndarray) else ()
 
 
 def indices(values: Any, count: int, *, least: int = 0) -> tuple[int, ...]:
     """
-    Give a vector of tensor indices.
+    Return a vector of tensor indices.
 
     Raises:
-        ValueError: One of them points at nothing.
+        ValueError: One of them is out of range.
     """
     return tuple(checked("tensor", index, count, least=least) for index in integers(values))
 
 
 def op_name(code: Any) -> str:
-    """The name of an `OperatorCode`; `CUSTOM:<code>` of one that the schema does not have."""
+    """Return the name of an `OperatorCode`; `CUSTOM:<code>` for a custom op."""
     # Files from before 2020 keep the code in a byte; 127 in it means "look at the newer field".
     builtin = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
     name = enum_names("BuiltinOperator").get(builtin, f"UNKNOWN_{builtin}")
@@ -70,7 +70,7 @@ def op_name(code: Any) -> str:
 
 
 def fused_activation(operator: Any) -> str | None:
-    """The activation that an `Operator` applies to its result."""
+    """Return the activation that an `Operator` applies to its result."""
     from ai_edge_litert import schema_py_generated as schema
 
     options = enum_names("BuiltinOptions").get(operator.BuiltinOptionsType(), "NONE")
@@ -86,7 +86,7 @@ def fused_activation(operator: Any) -> str | None:
 
 
 class Buffers:
-    """Which buffers of a file hold data."""
+    """The buffers of a file."""
 
     def __init__(self, model: Any, file_bytes: int) -> None:
         self._model = model
@@ -95,7 +95,7 @@ class Buffers:
 
     def has_data(self, tensor: Any) -> bool:
         """
-        Whether a `Tensor` has data in the file, or in a file of its own.
+        Return whether a `Tensor` has data, in this file or its own.
 
         Raises:
             ValueError: There is no such buffer, or the file ends before it does.
@@ -107,8 +107,8 @@ class Buffers:
             # Buffer 0 is the empty one by convention (schema.fbs, "Model.buffers").
             return False
         buffer = self._model.Buffers(checked("buffer", index, self._count))
-        # Large files keep data behind the flatbuffer, where the verifier does not look; an offset
-        # of 0 or 1 stands for none.
+        # Large files keep data behind the flatbuffer, which the verifier does not check; an offset
+        # of 0 or 1 means none.
         if buffer.Offset() <= 1:
             return bool(buffer.DataLength())
         end = buffer.Offset() + buffer.Size()
@@ -122,7 +122,7 @@ class Buffers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Quantization:
-    """Quantization parameters as `Tensor` in `graph.py` describes them."""
+    """Quantization parameters, with the fields of `Tensor` in `subgraph`."""
 
     axis: int = 0
     scales: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
@@ -145,7 +145,7 @@ def read_quantization(raw: Any, n_tensors: int) -> Quantization:
         return Quantization()
     axis = raw.QuantizedDimension()
     kinds = schema.QuantizationDetails
-    # ai-edge-litert 2.1 knows no scales on several axes.
+    # ai-edge-litert 2.1 has no scales on several axes.
     several = getattr(kinds, "MultiAxisQuantization", None)
     if raw.DetailsType() in (kinds.BlockwiseQuantization, several):
         by_block = raw.DetailsType() == kinds.BlockwiseQuantization
@@ -166,20 +166,22 @@ def read_quantization(raw: Any, n_tensors: int) -> Quantization:
         )
     if not raw.ScaleLength():
         return Quantization(axis)
-    given = np.array(raw.ScaleAsNumpy(), np.float32)
-    # A file may leave the zero points out where all are 0, or give one for all channels.
+    stored_scales = np.array(raw.ScaleAsNumpy(), np.float32)
+    # A file may leave the zero points out if all are 0, or store one for all channels.
     offsets = (
         np.array(raw.ZeroPointAsNumpy(), np.int64)
         if raw.ZeroPointLength()
         else np.zeros(1, np.int64)
     )
     return Quantization(
-        axis, given, np.repeat(offsets, len(given)) if len(offsets) == 1 else offsets
+        axis,
+        stored_scales,
+        np.repeat(offsets, len(stored_scales)) if len(offsets) == 1 else offsets,
     )
 
 
 def aligned_buffer(content: npt.NDArray[Any]) -> Any:
-    """Return a buffer whose data stands at a multiple of 16 bytes, as the schema demands."""
+    """Return a buffer whose data is aligned to 16 bytes, as the schema demands."""
     from ai_edge_litert import schema_py_generated as schema
 
     class Aligned(schema.BufferT):  # type: ignore[misc] # the schema ships no types

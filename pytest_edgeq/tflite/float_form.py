@@ -1,8 +1,8 @@
 """
 Write a quantized `.tflite` file in float: the same ops, without quantized activations.
 
-QUANTIZE and DEQUANTIZE ops go, constants are dequantized, also those in float16, all else stays as
-it is. What is left rounds its weights as the file does, and its activations not at all.
+QUANTIZE and DEQUANTIZE ops are removed, constants are dequantized, also those in float16.
+Weights keep the values to which the file rounds them; activations are not rounded.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def write_in_float(
     Raises:
         UnreadableError: A constant whose values cannot be read, such as one in a file of its own.
     """
-    return _Writer(graph, constants or {}).write()
+    return _FloatFormWriter(graph, constants or {}).write()
 
 
 @dataclass(slots=True, eq=False)
-class _Writer:
+class _FloatFormWriter:
     graph: OpGraph
     constants: Mapping[tuple[int, int], npt.NDArray[Any]]
     model: Any = field(init=False)
@@ -52,30 +52,30 @@ class _Writer:
         self.model.buffers = [schema.BufferT()]
         written = [self._write(subgraph) for subgraph in self.graph.subgraphs]
         for signature in self.model.signatureDefs or ():
-            held = written[signature.subgraphIndex]
+            sources = written[signature.subgraphIndex]
             for entry in signature.outputs or ():
-                entry.tensorIndex = held.get(entry.tensorIndex, entry.tensorIndex)
+                entry.tensorIndex = sources.get(entry.tensorIndex, entry.tensorIndex)
         return packed(self.model)
 
     def _write(self, subgraph: Subgraph) -> dict[int, int]:
-        """Write a subgraph; return the tensor that each one behind a cast holds."""
+        """Write a subgraph; return the input of each removed cast, by its output."""
         raw = self.model.subgraphs[subgraph.index]
-        held: dict[int, int] = {}
+        sources: dict[int, int] = {}
         operators: list[Any] = []
         for op in subgraph.ops:
             operator = raw.operators[op.index]
-            operator.inputs = [held.get(index, index) for index in op.inputs]
+            operator.inputs = [sources.get(index, index) for index in op.inputs]
             operator.debugMetadataIndex = -1
             if not is_cast(self.graph, op):
                 operators.append(operator)
             else:
                 source = op.inputs[0]
-                held[op.outputs[0]] = held.get(source, source)
+                sources[op.outputs[0]] = sources.get(source, source)
         for tensor in subgraph.tensors:
             self._write_tensor(subgraph, tensor, raw.tensors[tensor.index])
         raw.operators = operators
-        raw.outputs = [held.get(index, index) for index in subgraph.outputs]
-        return held
+        raw.outputs = [sources.get(index, index) for index in subgraph.outputs]
+        return sources
 
     def _write_tensor(self, subgraph: Subgraph, tensor: Tensor, record: Any) -> None:
         from ai_edge_litert import schema_py_generated as schema
@@ -94,9 +94,9 @@ class _Writer:
 
     def _floats(self, subgraph: Subgraph, tensor: Tensor) -> npt.NDArray[np.float32] | None:
         """Dequantize a constant; return None if it is not quantized."""
-        given = self.constants.get((subgraph.index, tensor.index))
-        if given is not None:
-            return contiguous(given, np.float32)
+        values = self.constants.get((subgraph.index, tensor.index))
+        if values is not None:
+            return contiguous(values, np.float32)
         scales = bias_scales(self.graph, subgraph, tensor)
         if scales is not None:
             codes = self.graph.constant(tensor).view(np.dtype(tensor.dtype))
@@ -107,12 +107,12 @@ class _Writer:
 
 
 def is_cast(graph: OpGraph, op: Op) -> bool:
-    """Whether an op only changes how a value is held, or widens a float16 constant."""
+    """Return whether an op only quantizes, dequantizes or widens a float16 constant."""
     if op.name not in QDQ:
         return op.name == "DENSIFY"
     subgraph = graph.subgraphs[op.subgraph]
-    source, made = (subgraph.tensors[index] for index in (op.inputs[0], op.outputs[0]))
-    if source.is_quantized or made.is_quantized:
+    source, result = (subgraph.tensors[index] for index in (op.inputs[0], op.outputs[0]))
+    if source.is_quantized or result.is_quantized:
         return True
     dense = subgraph.producer.get(source.index)
     if dense is not None and dense.name == "DENSIFY":
@@ -121,23 +121,23 @@ def is_cast(graph: OpGraph, op: Op) -> bool:
 
 
 def _is_half_constant(subgraph: Subgraph, tensor: Tensor) -> bool:
-    """Whether a constant in float16 is only made wider."""
+    """Return whether a float16 constant is only widened."""
     if not tensor.is_constant or tensor.dtype != "float16":
         return False
     readers = subgraph.consumers[tensor.index]
-    behind = [
+    further = [
         o for op in readers if op.name == "DENSIFY" for o in subgraph.consumers[op.outputs[0]]
     ]
-    return all(op.name in ("DEQUANTIZE", "DENSIFY") for op in (*readers, *behind))
+    return all(op.name in ("DEQUANTIZE", "DENSIFY") for op in (*readers, *further))
 
 
 def bias_scales(
     graph: OpGraph, subgraph: Subgraph, tensor: Tensor
 ) -> npt.NDArray[np.float64] | None:
     """
-    Return the scale of each code of a quantized bias; None of what is none.
+    Return the scale of each code of a quantized bias; None for other tensors.
 
-    Kernels add the codes to sums of input × weight: the scale that is stored with them is not read.
+    Kernels add the codes to sums of input × weight: they do not read the stored scale of the bias.
     """
     if tensor.dtype not in _BIAS_DTYPES:
         return None

@@ -1,4 +1,4 @@
-"""Write a copy of a `.tflite` file in which ops are replaced by those of another file."""
+"""Write a copy of a `.tflite` file with ops replaced by another file's."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from pytest_edgeq.tflite.subgraph import Op
 @dataclass(frozen=True, slots=True)
 class Graft:
     """
-    The parts of an op that are replaced by those of an op of another file.
+    The parts of an op that are replaced by those of another file's op.
 
     Attributes:
         op: The op of the file.
         donor: The op of the other file.
-        takes_kind: Whether operator code and options are replaced.
+        replaces_kind: Whether operator code and options are replaced.
         operands: By position, the tensor of the file to read instead.
         constants: Positions of the operands that are replaced by the donor's constants.
     """
 
     op: Op
     donor: Op
-    takes_kind: bool = False
+    replaces_kind: bool = False
     operands: Mapping[int, int] = field(default_factory=dict)
     constants: frozenset[int] = frozenset()
 
     def parts(self) -> Iterable[Graft]:
-        """Split it into replacements of one part each."""
-        if self.takes_kind:
-            yield Graft(self.op, self.donor, takes_kind=True)
+        """Split it into grafts of one part each."""
+        if self.replaces_kind:
+            yield Graft(self.op, self.donor, replaces_kind=True)
         for place, tensor in self.operands.items():
             yield Graft(self.op, self.donor, operands={place: tensor})
         for place in sorted(self.constants):
@@ -50,13 +50,13 @@ def write_with(file: OpGraph, donor: OpGraph, grafts: Iterable[Graft]) -> bytes:
     for graft in grafts:
         subgraph = model.subgraphs[graft.op.subgraph]
         theirs = other.subgraphs[graft.donor.subgraph]
-        own, given = subgraph.operators[graft.op.index], theirs.operators[graft.donor.index]
-        if graft.takes_kind:
-            model.operatorCodes.append(other.operatorCodes[given.opcodeIndex])
+        own, replacement = subgraph.operators[graft.op.index], theirs.operators[graft.donor.index]
+        if graft.replaces_kind:
+            model.operatorCodes.append(other.operatorCodes[replacement.opcodeIndex])
             own.opcodeIndex = len(model.operatorCodes) - 1
-            for name in vars(given):
+            for name in vars(replacement):
                 if "ption" in name:  # builtinOptions, builtinOptions2Type, customOptionsFormat, …
-                    setattr(own, name, getattr(given, name))
+                    setattr(own, name, getattr(replacement, name))
         own.inputs = [
             _constant(model, subgraph, donor, graft.donor, theirs, place)
             if place in graft.constants
@@ -67,10 +67,10 @@ def write_with(file: OpGraph, donor: OpGraph, grafts: Iterable[Graft]) -> bytes:
 
 
 def _constant(model: Any, subgraph: Any, donor: OpGraph, op: Op, theirs: Any, place: int) -> int:
-    """Add a constant operand of the donor to a file; return its tensor."""
+    """Add a constant operand of the donor to a file; return its index."""
     index = op.inputs[place]
-    made = copy.copy(theirs.tensors[index])
+    tensor = copy.copy(theirs.tensors[index])
     model.buffers.append(aligned_buffer(np.asarray(donor.stored(donor.tensor(op, index)))))
-    made.buffer = len(model.buffers) - 1
-    subgraph.tensors.append(made)
+    tensor.buffer = len(model.buffers) - 1
+    subgraph.tensors.append(tensor)
     return len(subgraph.tensors) - 1

@@ -1,7 +1,7 @@
 """
 The op graph of a `.tflite` file, read from its flatbuffer.
 
-Buffers are not copied: constants are looked at only when asked for.
+Buffers are not copied: constants are read on request.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class OpGraph:
         Read the graph of a file.
 
         Raises:
-            FileNotFoundError, ValueError, TypeError, UnrunnableError: As `open_tflite` says.
+            FileNotFoundError, ValueError, TypeError, UnrunnableError: As `open_tflite`.
         """
         return _read(open_tflite(source, build))
 
@@ -80,14 +80,14 @@ class OpGraph:
 
     @property
     def is_stateful(self) -> bool:
-        """Whether a run leaves something behind for the next: variables, or resources."""
+        """Whether a run keeps values for the next one: variables, or resources."""
         return any(facts_of(op.name).stateful for op in self.ops) or any(
             tensor.is_variable for subgraph in self.subgraphs for tensor in subgraph.tensors
         )
 
     def tensor(self, op: Op, index: int) -> Tensor:
         """
-        The tensor with this index in the op's subgraph.
+        Return the tensor with this index in the op's subgraph.
 
         Raises:
             IndexError: There is none, as for the −1 of an optional input that was left out.
@@ -97,17 +97,17 @@ class OpGraph:
         return self.subgraphs[op.subgraph].tensors[index]
 
     def operator(self, op: Op) -> Any:
-        """The op's own table in the flatbuffer, an `Operator`."""
+        """Return the op's table in the flatbuffer, an `Operator`."""
         return self._model.Subgraphs(op.subgraph).Operators(op.index)
 
     def version(self, op: Op) -> int:
-        """The version of an op, by which kernels tell what they can compute."""
+        """Return the version of an op, by which kernels choose their behaviour."""
         version: int = self._model.OperatorCodes(self.operator(op).OpcodeIndex()).Version()
         return version
 
     def constant(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
         """
-        The bytes of a constant's values; int4 holds two values a byte.
+        Return the bytes of a constant's values; int4 has two values a byte.
 
         Raises:
             UnreadableError: The data lies in a file of its own, or is sparse and packed or damaged.
@@ -135,7 +135,7 @@ class OpGraph:
 
     def stored(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
         """
-        The bytes of a constant as they are stored, a view into the file.
+        Return the stored bytes of a constant, a view into the file.
 
         Raises:
             UnreadableError: The data lies in a file of its own.
@@ -152,7 +152,7 @@ class OpGraph:
         return data if isinstance(data, np.ndarray) else np.empty(0, np.uint8)
 
     def scales(self, subgraph: int, tensor: Tensor) -> npt.NDArray[np.float32]:
-        """Every scale of a tensor of a subgraph; blocks keep theirs in a float16 tensor."""
+        """Return all scales of a tensor, including those of blocks."""
         if tensor.block_scales < 0:
             return tensor.scales
         holder = self.subgraphs[subgraph].tensors[tensor.block_scales]
@@ -160,12 +160,12 @@ class OpGraph:
 
 
 def operator_names() -> tuple[str, ...]:
-    """Every operator of the schema."""
+    """Return the names of the schema's operators."""
     return tuple(enum_names("BuiltinOperator").values())
 
 
 def tensor_types() -> tuple[str, ...]:
-    """Every dtype of the schema, in lower case."""
+    """Return the names of the schema's dtypes, in lower case."""
     return tuple(name.lower() for name in enum_names("TensorType").values())
 
 
@@ -203,8 +203,8 @@ def _read_subgraph(model: Any, index: int, opcodes: list[str], buffers: Buffers)
         )
         ops.append(op)
         producer.update(dict.fromkeys((i for i in op.outputs if i >= 0), op))
-        for taken in (i for i in op.inputs if i >= 0):
-            consumers[taken].append(op)
+        for operand in (i for i in op.inputs if i >= 0):
+            consumers[operand].append(op)
     return Subgraph(
         index,
         text(subgraph.Name()),
@@ -242,7 +242,7 @@ def _read_tensor(raw: Any, index: int, count: int, buffers: Buffers) -> Tensor:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Sort `output_10` after `output_9`."""
+    """Return a sort key that puts `output_10` after `output_9`."""
     return [
         (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
     ]
@@ -281,16 +281,16 @@ def _in_order(
     entries: list[Any], subgraph: Subgraph, order: tuple[int, ...], side: str
 ) -> tuple[SignatureTensor, ...]:
     """
-    Give the signature's names in the subgraph's order; one tensor may carry several names.
+    Return a signature's inputs or outputs in the subgraph's order.
 
-    A border without a name in the signature keeps its tensor's; where that is empty (a stripped
-    file) or given already (one tensor twice), its position is told.
+    One tensor may have several names. Without a name in the signature it keeps its own; if that is
+    empty (a stripped file) or in use (one tensor twice), its position makes it unique.
     """
     names: dict[int, list[str]] = {}
     for entry in sorted(entries, key=lambda entry: _natural(text(entry.Name()))):
         index = checked("tensor", entry.TensorIndex(), len(subgraph.tensors))
         names.setdefault(index, []).append(text(entry.Name()))
-    taken = {name for queue in names.values() for name in queue}
+    used = {name for queue in names.values() for name in queue}
     ordered = []
     for position, index in enumerate(order):
         tensor = subgraph.tensors[index]
@@ -299,11 +299,11 @@ def _in_order(
             name = queue.pop(0)
         else:
             name = tensor.name or f"{side}_{position}"
-            while name in taken:
+            while name in used:
                 name += f"_{position}"
-            taken.add(name)
+            used.add(name)
         ordered.append(SignatureTensor(name, tensor))
-    # Names of the signature alone: the interpreter knows them, so they are part of it.
+    # Further names in the signature, which the interpreter accepts, too.
     ordered += [
         SignatureTensor(name, subgraph.tensors[index])
         for index, queue in names.items()

@@ -1,8 +1,8 @@
 """
-Layouts: where the file keeps the channels of an input or an output, and where its reference does.
+Layouts: the channel axis of inputs and outputs in file and reference.
 
-Samples, and what `run` gives, are always laid out as the reference has it. They are turned at the
-border of the file, and only where that was asked for.
+Samples, and the results of `run`, always have the reference's layout. They are permuted at the
+inputs and outputs of the file, and only on request.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pytest_edgeq.names import nearest
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
 
 LAYOUTS = ("nwc", "nhwc", "ndhwc", "ncw", "nchw", "ncdhw")
-"""As many letters as dimensions: batch, channels, depth, height, width."""
+"""One letter a dimension: batch, channels, depth, height, width."""
 
 LayoutArgument: TypeAlias = "str | Mapping[str, str] | None"
 
 
 class Layouts:
     """
-    The inputs and outputs of a file whose channels stand elsewhere than in the reference.
+    The inputs and outputs of a file whose channel axis differs from the reference's.
 
     Raises:
         TypeError: Neither a string, a dict of strings by name, nor None.
@@ -32,41 +32,43 @@ class Layouts:
     """
 
     def __init__(self, layout: LayoutArgument, signatures: Sequence[Signature]) -> None:
-        borders = [border for each in signatures for border in (*each.inputs, *each.outputs)]
+        io_tensors = [
+            io_tensor for each in signatures for io_tensor in (*each.inputs, *each.outputs)
+        ]
         self._words: dict[tuple[str, int], str] = {}
         if layout is None:
             return
         if isinstance(layout, Mapping):
             for name, word in layout.items():
-                self._words |= _of_name(name, word, borders)
+                self._words |= _of_name(name, word, io_tensors)
             return
-        self._words = _of_rank(_known(layout, "layout"), borders)
+        self._words = _of_rank(_known(layout, "layout"), io_tensors)
 
-    def of(self, border: SignatureTensor) -> str | None:
-        """How the file lays a border out, None where the reference does it likewise."""
-        return self._words.get((border.name, len(border.tensor.shape_signature)))
+    def of(self, io_tensor: SignatureTensor) -> str | None:
+        """Return the file's layout of an input or output; None if the reference's."""
+        return self._words.get((io_tensor.name, len(io_tensor.tensor.shape_signature)))
 
-    def axes(self, border: SignatureTensor) -> tuple[int, int] | None:
-        """Where the reference keeps a border's channels and where the file does; None if alike."""
-        word = self.of(border)
+    def axes(self, io_tensor: SignatureTensor) -> tuple[int, int] | None:
+        """Return the channel axis in the reference and in the file; None if equal."""
+        word = self.of(io_tensor)
         return None if word is None else _move(word)
 
-    def shape(self, border: SignatureTensor) -> tuple[int, ...]:
-        """A border's shape as the reference has it, −1 where any length will do."""
-        word, shape = self.of(border), border.tensor.shape_signature
-        return shape if word is None else _turned(shape, *reversed(_move(word)))
+    def shape(self, io_tensor: SignatureTensor) -> tuple[int, ...]:
+        """Return a shape in the reference's layout, −1 for any length."""
+        word, shape = self.of(io_tensor), io_tensor.tensor.shape_signature
+        return shape if word is None else _permuted(shape, *reversed(_move(word)))
 
-    def to_file(self, border: SignatureTensor, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Turn what the reference takes, a view of it, into the file's layout."""
-        word = self.of(border)
-        # Another number of dimensions is told where shapes are checked.
+    def to_file(self, io_tensor: SignatureTensor, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return a view of an input in the file's layout."""
+        word = self.of(io_tensor)
+        # Another number of dimensions is reported where shapes are checked.
         if word is None or value.ndim != len(word):
             return value
         return np.moveaxis(value, *_move(word))
 
-    def from_file(self, border: SignatureTensor, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Turn what the file gives, a view of it, into the reference's layout."""
-        word = self.of(border)
+    def from_file(self, io_tensor: SignatureTensor, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return a view of an output in the reference's layout."""
+        word = self.of(io_tensor)
         return value if word is None else np.moveaxis(value, *reversed(_move(word)))
 
 
@@ -74,15 +76,17 @@ UNTURNED = Layouts(None, ())
 """File and reference agree."""
 
 
-def _of_name(name: str, word: Any, borders: Sequence[SignatureTensor]) -> dict[Any, str]:
-    names = list(dict.fromkeys(border.name for border in borders))
+def _of_name(name: str, word: Any, io_tensors: Sequence[SignatureTensor]) -> dict[Any, str]:
+    names = list(dict.fromkeys(io_tensor.name for io_tensor in io_tensors))
     if name not in names:
         raise ValueError(
             f"layout: the file has no input or output {name!r}{nearest(str(name), names)}; it has "
             f"{names}"
         )
     word = _known(word, f"layout of {name!r}")
-    shapes = [border.tensor.shape_signature for border in borders if border.name == name]
+    shapes = [
+        io_tensor.tensor.shape_signature for io_tensor in io_tensors if io_tensor.name == name
+    ]
     if all(len(shape) != len(word) for shape in shapes):
         raise ValueError(
             f"layout: {word!r} has {len(word)} dimensions, and {name!r} has "
@@ -91,14 +95,16 @@ def _of_name(name: str, word: Any, borders: Sequence[SignatureTensor]) -> dict[A
     return {(name, len(word)): word}
 
 
-def _of_rank(word: str, borders: Sequence[SignatureTensor]) -> dict[Any, str]:
+def _of_rank(word: str, io_tensors: Sequence[SignatureTensor]) -> dict[Any, str]:
     found = {
-        (border.name, len(word)): word
-        for border in borders
-        if len(border.tensor.shape_signature) == len(word)
+        (io_tensor.name, len(word)): word
+        for io_tensor in io_tensors
+        if len(io_tensor.tensor.shape_signature) == len(word)
     }
     if not found:
-        shapes = {border.name: list(border.tensor.shape_signature) for border in borders}
+        shapes = {
+            io_tensor.name: list(io_tensor.tensor.shape_signature) for io_tensor in io_tensors
+        }
         raise ValueError(
             f"layout: no input or output of the file has the {len(word)} dimensions of {word!r}: "
             f"{shapes}"
@@ -120,23 +126,23 @@ def _known(word: Any, where: str) -> str:
 
 
 def _move(word: str) -> tuple[int, int]:
-    """Where the reference keeps the channels, and where the file does."""
+    """Return the channel axis in the reference, and in the file."""
     return (1, len(word) - 1) if word.endswith("c") else (len(word) - 1, 1)
 
 
-def _turned(shape: Sequence[int], source: int, target: int) -> tuple[int, ...]:
+def _permuted(shape: Sequence[int], source: int, target: int) -> tuple[int, ...]:
     lengths = list(shape)
     lengths.insert(target, lengths.pop(source))
     return tuple(lengths)
 
 
 def mismatch_hint(reference: Sequence[int], file: Sequence[int]) -> str:
-    """Give what to pass where two shapes differ in the place of the channels only, else nothing."""
+    """Suggest a layout if two shapes differ only in the channel axis, else nothing."""
     words = [
         word
         for word in LAYOUTS
         if len(word) == len(reference) == len(file)
-        and _fits(_turned(reference, *_move(word)), file)
+        and _fits(_permuted(reference, *_move(word)), file)
     ]
     if not words:
         return ""

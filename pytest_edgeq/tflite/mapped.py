@@ -1,4 +1,4 @@
-"""A file as bytes that are mapped, never read whole."""
+"""A memory-mapped file, never read whole."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Buffer: TypeAlias = "bytes | MappedFile"
 
 class MappedFile(mmap.mmap):
     """
-    A file mapped for reading, that knows when it is no longer what was opened.
+    A file mapped for reading that detects later changes of the file.
 
-    Whoever overwrites a mapped file changes it under the reader, and one that is cut short kills
-    the process that reads on.
+    Overwriting a mapped file changes it for its readers, and truncating it kills a process that
+    reads on.
     """
 
     path: Path
@@ -25,7 +25,7 @@ class MappedFile(mmap.mmap):
         """Map a file."""
         with path.open("rb") as file:
             mapped = cls(file.fileno(), 0, access=mmap.ACCESS_READ)
-        # Another working directory must not lead to another file.
+        # So that the path stays valid in another working directory.
         mapped.path = path.absolute()
         mapped._stamp = _stamp(mapped.path)
         return mapped

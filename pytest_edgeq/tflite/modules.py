@@ -1,22 +1,22 @@
 """
-From the names in a converted file back to the modules of the torch model.
+Map tensor names of a converted file to the modules of the torch model.
 
 litert-torch names a tensor after the stack of modules that its op was called in:
 `pkg.Net/torch.nn.modules.container.Sequential_layer1/pkg.Block_0/…Conv2d_conv;`, one
 `<class>_<last part of the attribute path>` a module, `;` behind each stack and a counter behind
 the last `;` (litert_torch/backend/debuginfo/_build.py, 0.10). Three things make them hard to read:
 
-- Class and attribute names hold underscores, and a container whose children are called one by one
-  is not in the stack. So a stack is read in every way that the live model allows, and counts only
-  if one way is left.
+- Class and attribute names have underscores, and a container whose children are called one by one
+  is not in the stack. So every reading of a stack that the live model allows is tried, and it
+  counts only if one is left.
 - An op that several torch ops were merged into has all their stacks, in an order that depends on
-  the converter's rewrite: the activation stands before a convolution and behind a linear layer, a
-  bias folded into the next layer leaves its own layer's name there. The order is looked at
-  for two kinds alone: elementwise functions, which stand before what they were moved across, and
-  ops that one module's stacks enclose.
+  the converter's rewrite: the activation precedes a convolution and follows a linear layer, a
+  bias folded into the next layer leaves its own layer's name there. The order is used
+  for two kinds only: elementwise functions, which precede the ops across which they were moved,
+  and ops that one module's stacks enclose.
 - The result of the graph is named after the output, not after a module.
 
-Where several modules are left that may have called the op, it is None.
+If several modules are left that may have called the op, the result is None.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pytest_edgeq.tflite.subgraph import Op, Subgraph
 
 _CLAMP_CLASSES = {f"torch.nn.modules.activation.{name}" for name in ("ReLU", "ReLU6", "Hardtanh")}
 
-# torch's own layers that never multiply with a matrix, whatever is folded into them.
+# torch's own layers without a matrix product, whatever is folded into them.
 _WITHOUT_MATRIX = tuple(
     f"torch.nn.modules.{name}." for name in ("activation", "batchnorm", "dropout", "padding")
 )
@@ -67,49 +67,49 @@ class ModuleNode:
 
     @property
     def label(self) -> str:
-        """As the converter writes it."""
+        """The converter's name for it in a stack."""
         return f"{self.class_name}_{self.attribute}" if self.attribute else self.class_name
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _ModuleReading:
     """
-    What a name tells.
+    The modules that a tensor name refers to.
 
     Attributes:
         nodes: The modules of its stacks, in the order written.
-        open: A stack of it cannot be told.
+        is_ambiguous: Whether one of its stacks has no unique reading.
     """
 
     nodes: tuple[ModuleNode, ...] = ()
-    open: bool = False
+    is_ambiguous: bool = False
 
     def paths(self) -> set[str]:
         return {node.path for node in self.nodes}
 
 
 class ModulePaths(Protocol):
-    """Tells which torch module called an op."""
+    """A mapping of ops to the torch modules that called them."""
 
     def path_of(self, graph: OpGraph, op: Op) -> str | None:
-        """The module's path, None where it cannot be told."""
+        """Return the module's path, or None if unknown."""
 
 
 class SignatureModules:
-    """The modules of a file whose signatures were made from models of their own."""
+    """The modules of a file with a model for each signature."""
 
     def __init__(self, trees: Mapping[str | None, ModuleTree]) -> None:
         self._trees = trees
 
     def path_of(self, graph: OpGraph, op: Op) -> str | None:
-        """Tell the module of an op that a signature's own subgraph holds."""
+        """Return the module's path of an op in a signature's own subgraph."""
         keys = [each.key for each in graph.signatures if each.subgraph == op.subgraph]
         tree = self._trees.get(keys[0]) if keys else None
         return None if tree is None else tree.path_of(graph, op)
 
 
 class ModuleTree:
-    """Resolves names of a `.tflite` file against a torch model's modules."""
+    """A torch model's modules, by which names in a `.tflite` file are resolved."""
 
     def __init__(self, root: ModuleNode) -> None:
         self._root = root
@@ -121,17 +121,17 @@ class ModuleTree:
         self._names = _Names(self, ())
 
     def __getstate__(self) -> ModuleNode:
-        """Leave out what is known of a file, which may be mapped, and by ids of this process."""
+        """Leave out the cache, which is valid in this process only."""
         return self._root
 
     def __setstate__(self, root: ModuleNode) -> None:
-        """Begin anew."""
+        """Start with an empty cache."""
         self._root = root
         self._begin()
 
     def path_of(self, graph: OpGraph, op: Op) -> str | None:
         """
-        The torch module path of an op: `""` is the model itself, None where it cannot be told.
+        Return an op's module path: `""` for the model itself, None if unknown.
 
         A module that is reached under several attributes has its first path, as in
         `named_modules()`.
@@ -143,10 +143,10 @@ class ModuleTree:
 
     def readings(self, labels: Sequence[str]) -> list[tuple[tuple[ModuleNode, ...], set[str]]]:
         """
-        Every way to read a stack.
+        Return every reading of a stack.
 
         Returns:
-            For each the modules called, and the paths of modules that were left out of the stack.
+            For each, the modules called, and the paths of modules that were left out of the stack.
         """
         if labels[0] != self._root.label:
             return []
@@ -162,7 +162,7 @@ class ModuleTree:
     def _below(
         self, caller: ModuleNode, label: str
     ) -> list[tuple[ModuleNode, tuple[ModuleNode, ...]]]:
-        """The submodules of this label that `caller` may have called, and what lies between."""
+        """Return the submodules of this label that `caller` may call, and those between."""
         key = (id(caller), label)
         if key not in self._found:
             self._found[key] = list(
@@ -184,7 +184,7 @@ def _search(
 
 
 class _Names:
-    """The names of one file, read against the live model."""
+    """The tensor names of one file, resolved with the live model."""
 
     def __init__(self, tree: ModuleTree, names: Iterable[str]) -> None:
         self._tree = tree
@@ -209,7 +209,7 @@ class _Names:
 
     def path_of(self, graph: OpGraph, op: Op) -> str | None:
         subgraph = graph.subgraphs[op.subgraph]
-        told = self._read(
+        reading = self._read(
             subgraph.tensors[i].name
             for i in op.outputs
             # The result's own name is the signature's.
@@ -217,53 +217,64 @@ class _Names:
         )
         kind = facts_of(op.name).module
         if kind is None:
-            return self._without_weights(subgraph, op, told)
+            return self._without_weights(subgraph, op, reading)
         roles = roles_of(graph, op)
-        for operands, alone in ((roles.weights, False), (roles.biases, True)):
+        for operands, needs_one_owner in ((roles.weights, False), (roles.biases, True)):
             stored = self._read_stored(graph, op, operands)
-            if not stored.nodes and not stored.open:
+            if not stored.nodes and not stored.is_ambiguous:
                 continue
-            # A constant has the names of the layer that it belongs to and of what was folded in.
+            # A constant has the names of its own layer and of those folded into it.
             owners = {node.path: node.kind for node in stored.nodes if _has_matrix(node)}
-            if owners and told.nodes and not owners.keys() & told.paths():
+            if owners and reading.nodes and not owners.keys() & reading.paths():
                 return None
             of_kind = [path for path, owner in owners.items() if owner == kind]
-            if len(of_kind) == 1 and not stored.open and (not alone or len(owners) == 1):
-                return of_kind[0] if not told.nodes or of_kind[0] in told.paths() else None
+            if (
+                len(of_kind) == 1
+                and not stored.is_ambiguous
+                and (not needs_one_owner or len(owners) == 1)
+            ):
+                return of_kind[0] if not reading.nodes or of_kind[0] in reading.paths() else None
             break
-        return _only(told, [node for node in told.nodes if _has_matrix(node)])
+        return _only(reading, [node for node in reading.nodes if _has_matrix(node)])
 
-    def _without_weights(self, subgraph: Subgraph, op: Op, told: _Reading) -> str | None:
+    def _without_weights(self, subgraph: Subgraph, op: Op, reading: _ModuleReading) -> str | None:
         computed = all(i >= 0 and not subgraph.tensors[i].is_constant for i in op.inputs)
-        left = [node for node in told.nodes if _may_call(node, op.name, computed=computed)]
-        if left and not told.open and op.fused_activation is None and facts_of(op.name).unary:
+        left = [node for node in reading.nodes if _may_call(node, op.name, computed=computed)]
+        if (
+            left
+            and not reading.is_ambiguous
+            and op.fused_activation is None
+            and facts_of(op.name).unary
+        ):
             return left[0].path
-        nodes = told.nodes
+        nodes = reading.nodes
         if op.fused_activation is not None and len(nodes) == 3 and nodes[0].path == nodes[2].path:
-            # The activation's caller, where its lowering was first met, and the op's own caller:
+            # The activation's caller, where its lowering was first traced, and the op's caller:
             # `layer1.0;;(the model's first relu);;layer1.0`.
-            return None if told.open else nodes[0].path
-        return _only(told, left)
+            return None if reading.is_ambiguous else nodes[0].path
+        return _only(reading, left)
 
-    def _read(self, names: Iterable[str]) -> _Reading:
+    def _read(self, names: Iterable[str]) -> _ModuleReading:
         nodes: list[ModuleNode] = []
-        is_open = False
+        is_ambiguous = False
         for name in names:
             for stack in _stacks(name):
                 if stack not in self._known:
-                    is_open = True
+                    is_ambiguous = True
                     continue
                 node = self._known[stack]
-                is_open = is_open or node is None
+                is_ambiguous = is_ambiguous or node is None
                 nodes += [] if node is None else [node]
-        return _Reading(tuple(nodes), is_open)
+        return _ModuleReading(tuple(nodes), is_ambiguous)
 
-    def _read_stored(self, graph: OpGraph, op: Op, operands: Iterable[StoredTensor]) -> _Reading:
+    def _read_stored(
+        self, graph: OpGraph, op: Op, operands: Iterable[StoredTensor]
+    ) -> _ModuleReading:
         """
-        Read the names of constants that this op alone uses.
+        Read the names of constants that only this op uses.
 
-        A constant that two layers share has the name of one of them. PT2E's weights are named
-        after the export's wrapper, which tells nothing and forbids nothing.
+        A constant that two layers share has the name of one of them. PT2E's weights are named after
+        the export's wrapper, and are ignored.
         """
         uses = self._uses_of(graph)
         names = [
@@ -289,13 +300,13 @@ class _Names:
 
 
 def _stacks(name: str) -> list[str]:
-    # Behind the last `;` stand a counter and what ai-edge-quantizer appends.
+    # Behind the last `;` are a counter and a suffix of ai-edge-quantizer.
     return [stack for stack in name.split(";")[:-1] if stack and not stack.isdigit()]
 
 
-def _only(told: _Reading, left: Sequence[ModuleNode]) -> str | None:
+def _only(reading: _ModuleReading, left: Sequence[ModuleNode]) -> str | None:
     paths = {node.path for node in left}
-    return next(iter(paths)) if len(paths) == 1 and not told.open else None
+    return next(iter(paths)) if len(paths) == 1 and not reading.is_ambiguous else None
 
 
 def _has_matrix(node: ModuleNode) -> bool:

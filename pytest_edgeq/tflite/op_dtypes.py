@@ -1,4 +1,4 @@
-"""The op-dtype map: what each op of a `.tflite` file computes in."""
+"""The op-dtype map: the dtypes in which each op of a `.tflite` file computes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pytest_edgeq.tflite.subgraph import Op, Tensor
 
 _QUANTIZED = ("int16x8", "int8", "uint8", "int4", "int2", "uint4", "int32")
 SCHEMES = (*_QUANTIZED, "dynamic", "weight_only", "float16", "float", "integer")
-"""What an op computes in; see `OpDtypes.scheme`."""
+"""Quantization schemes of ops; see `OpDtypes.scheme`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class OpDtypes:
         index: Position in its subgraph, in execution order.
         subgraph: Index of the subgraph.
         op: The operator's name in the schema, for instance `CONV_2D`.
-        module: Path of the torch module (`""` is the model itself), None where it cannot be told.
+        module: Path of the torch module (`""` is the model itself), None if unknown.
         inputs: dtypes of the data operands; shapes, axes and other arguments are left out.
         weight: dtype of the weight as stored in the file; several kinds are joined with `+`.
         bias: dtype of the bias as stored in the file.
@@ -63,7 +63,7 @@ class OpDtypes:
         return Place("op", self.op, self.index, self.module, self.subgraph)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain and JSON-able, keys sorted."""
+        """Return a JSON-able dict with sorted keys."""
         return {
             "bias": self.bias,
             "granularity": self.granularity,
@@ -79,7 +79,7 @@ class OpDtypes:
 
 class OpDtypeMap:
     """
-    One entry an op, in execution order, and the dtypes of the file's inputs and outputs.
+    The dtypes of every op and of the file's inputs and outputs.
 
     dtypes are those of the flatbuffer (numpy has no int4).
 
@@ -105,8 +105,8 @@ class OpDtypeMap:
 
     def __repr__(self) -> str:
         schemes = Counter(entry.scheme for entry in self._entries)
-        told = ", ".join(f"{count} {scheme}" for scheme, count in sorted(schemes.items()))
-        return f"<OpDtypeMap of {len(self)} ops: {told}>"
+        counts = ", ".join(f"{count} {scheme}" for scheme, count in sorted(schemes.items()))
+        return f"<OpDtypeMap of {len(self)} ops: {counts}>"
 
     def ops(self, op: str | None = None, module: str | None = None) -> tuple[OpDtypes, ...]:
         """
@@ -114,8 +114,8 @@ class OpDtypeMap:
 
         Args:
             op: The operator's name, exactly.
-            module: A glob (`fnmatch`) on the torch module path; an op whose module cannot be told
-                matches none.
+            module: A glob (`fnmatch`) on the torch module path; an op of unknown module matches
+                none.
         """
         return tuple(
             entry
@@ -128,30 +128,32 @@ class OpDtypeMap:
         )
 
     def counts(self) -> dict[str, int]:
-        """How many of each op."""
+        """Return the number of ops, by name."""
         return dict(sorted(Counter(entry.op for entry in self._entries).items()))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain, sorted and JSON-able: `inputs`, `outputs` and `ops` in execution order."""
+        """Return a sorted, JSON-able dict: `inputs`, `outputs` and `ops` in execution order."""
         return {
-            "inputs": [border for s in self._graph.signatures for border in _borders(s, "inputs")],
+            "inputs": [
+                io_tensor for s in self._graph.signatures for io_tensor in _io_tensors(s, "inputs")
+            ],
             "ops": [entry.to_dict() for entry in self._entries],
             "outputs": [
-                border for s in self._graph.signatures for border in _borders(s, "outputs")
+                io_tensor for s in self._graph.signatures for io_tensor in _io_tensors(s, "outputs")
             ],
         }
 
 
-def _borders(signature: Any, side: str) -> list[dict[str, Any]]:
-    # A file with several signatures tells them apart by key.
+def _io_tensors(signature: Any, side: str) -> list[dict[str, Any]]:
+    # A file may have several signatures, distinguished by key.
     return [
         {
-            "dtype": border.tensor.dtype,
-            "name": border.name,
-            "shape": list(border.tensor.shape_signature),
+            "dtype": io_tensor.tensor.dtype,
+            "name": io_tensor.name,
+            "shape": list(io_tensor.tensor.shape_signature),
             "signature": signature.key,
         }
-        for border in getattr(signature, side)
+        for io_tensor in getattr(signature, side)
     ]
 
 
@@ -218,5 +220,5 @@ def _float_scheme(op: Op, activations: list[Tensor], roles: Roles) -> str:
     return "float"
 
 
-# Which of their operands is a weight is not written down in roles.py.
+# The table has no positions of their weights.
 _OF_UNKNOWN_OPERANDS = ("BIDIRECTIONAL_SEQUENCE_", "CUSTOM:", "UNKNOWN_")

@@ -1,10 +1,10 @@
 """
-What is known of TFLite's ops: one row an op, and the sets that the code needs.
+The table of TFLite's ops, one row an op, and sets derived from it.
 
-What kernels demand is from the specification
+Demands of kernels are from the specification
 (https://ai.google.dev/edge/litert/models/quantization_spec) and the function named in each row,
-under `tensorflow/lite/kernels/`. Each such row was run on xnnpack, builtin and reference kernels of
-ai-edge-litert 2.3.0: what it demands, some of them refuse or compute wrongly.
+under `tensorflow/lite/kernels/`. Each such row was tested on xnnpack, builtin and reference
+kernels of ai-edge-litert 2.3.0: some of them refuse a file that violates it, or compute wrongly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pytest_edgeq.names import hint, nearest
 @dataclass(frozen=True, slots=True)
 class OpFacts:
     """
-    One op.
+    Properties of one op.
 
     Attributes:
         least: Least numbers of inputs and outputs, from the kernel's `Prepare`. Operands beyond
@@ -33,7 +33,7 @@ class OpFacts:
         biases: Positions of biases (`kBiasTensor`).
         computed_weight: Whether the weight may as well be an activation.
         axis: Axis of the weight that holds the output channels, or the rows of an embedding.
-            Kernels that know several scales read them along it.
+            Kernels read per-channel scales along it.
         axes: Names of the axes of the weight.
         summed: Axes of the weight that one output value sums over.
         dynamic: dtypes of weights that the kernels compute with float activations.
@@ -47,25 +47,25 @@ class OpFacts:
         exact: Greatest relative difference of the output's scale from that.
         moves_zero_point: Whether CPU kernels compute 8 bits with another zero point of the output.
         symmetric: Whether int16 needs zero points of 0.
-        one_scale: Operands of which the kernels read the first of several scales.
-        to: Output dtypes that kernels have beside the input's, by the input's.
+        one_scale: Operands of which the kernels read only the first of several scales.
+        to: Output dtypes that kernels support besides the input's, by the input's.
         without: Quantized dtypes that kernels compute as plain integers.
         required: How many of the first inputs may not be left out (−1); 0 for the least number.
         dtype_of: Input whose dtype the kernels write, whichever the output has: `Prepare` neither
             compares the dtypes nor sets the output's.
-        other_dtypes: Outputs that the op can have all the same for inputs of 8 bits or less.
+        other_dtypes: Other output dtypes that it may have for inputs of 8 bits or less.
             ai-edge-quantizer 0.10.0 writes float32 for a BATCH_MATMUL of two constants: the kernels
             write fewer bytes than the tensor has, which `localize` reports.
-        changes: What alone differs between the input and the output.
-        copies: Whether quantized kernels copy codes and compute none.
-        ends: Ends of the interval that it clamps each element to.
+        changes: The only property that differs between the input and the output.
+        copies: Whether quantized kernels copy codes without computing new ones.
+        ends: Ends of the interval to which it clamps each element.
         unary: Whether it is an elementwise function that torch calls in a module of its own.
         commutative: Whether the operands can be exchanged.
         compares: Whether its kernels bring two inputs of codes to one scale first: near ties may go
             either way.
         scores: Position of the operand by which it chooses labels, boxes or a mask, which a small
             change of that operand may change as a whole.
-        passes_choice: Whether it passes on what was chosen: always, or alone, if all other operands
+        passes_choice: Whether it passes a choice through: always, or alone, if all other operands
             are constant.
         keeps_error: Whether the rounding error of the output is that of the inputs.
         narrows: Whether the values of the output can lie in a smaller range than those of the
@@ -399,7 +399,7 @@ _UNKNOWN = OpFacts()
 
 
 def facts_of(name: str) -> OpFacts:
-    """Return the row of an op; an empty one where the table has none."""
+    """Return the row of an op, or an empty one."""
     return OPS.get(name, _UNKNOWN)
 
 
@@ -408,22 +408,22 @@ def _where(has: Callable[[OpFacts], object]) -> frozenset[str]:
 
 
 QDQ = _where(lambda op: op.changes == "quantization")
-"""Ops between two dtypes, which belong to neither side."""
+"""Ops that convert between two quantizations."""
 
 HOLDING = _where(lambda op: op.changes in ("quantization", "storage", "shape"))
-"""Ops that hold the elements of their input, in their order."""
+"""Ops that keep the elements of their input, and their order."""
 
 MOVING = _where(lambda op: op.changes)
-"""Ops that hold the elements of their input, in any order."""
+"""Ops that keep the elements of their input, in any order."""
 
 LAYOUT = _where(lambda op: op.changes in ("shape", "order"))
-"""Ops that a converter inserts for the layout."""
+"""Ops that converters insert to change the layout."""
 
 CARRYING = MOVING - {"EXPAND_DIMS", "SQUEEZE"}
 """Ops between a constant of the file and the op that reads it."""
 
 KEEPING_SCALE = _where(lambda op: op.same)
-"""Ops whose output has the scale of their input."""
+"""Ops whose output must have the scale of their input."""
 
 CLAMPING = _where(lambda op: op.ends)
 """Ops that clamp each element."""
@@ -432,7 +432,7 @@ COMMUTATIVE = _where(lambda op: op.commutative)
 COMPARING = _where(lambda op: op.compares)
 
 PICKING = _where(lambda op: op.narrows == "picks" or op.ends)
-"""Ops whose output holds some of the values of their input."""
+"""Ops whose output values are some of their input's."""
 
 NARROWING = _where(lambda op: op.narrows or op.ends)
 """Ops whose values can all lie in a smaller range than those of their input."""
@@ -451,7 +451,7 @@ KNOWN_WRONG = {(op.wrong_on, name) for name, op in OPS.items() if op.wrong_on}
 
 
 def nearest_op(name: str, known: Collection[str]) -> str:
-    """Return ` (did you mean a or b?)` for an op, which may be named as in torch, Keras or ONNX."""
+    """Suggest known ops for a name, which may be of torch, Keras or ONNX."""
     for part in reversed(name.lower().split(".")):  # `aten.linear.default`
         other_name = re.sub(r"[^a-z0-9]", "", part)
         places = {

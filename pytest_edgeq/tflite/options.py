@@ -1,4 +1,4 @@
-"""The options of an op."""
+"""Options of an op."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pytest_edgeq.tflite.subgraph import Op
 
 
 def op_option(graph: OpGraph, op: Op, field: str, default: Any) -> Any:
-    """Return an option of an op; the default where the op has no options, or those of another."""
+    """Return an option of an op, or the default if it has none."""
     from ai_edge_litert import schema_py_generated as schema
 
     operator = graph.operator(op)

@@ -12,12 +12,12 @@ from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTensor:
     """
-    A constant as the file holds it.
+    A constant operand as stored in the file.
 
     Attributes:
-        tensor: What is stored.
-        dequantized: It reaches the op through a DEQUANTIZE.
-        operand: What the op reads: the stored tensor, or what was made of it on the way.
+        tensor: The stored tensor.
+        dequantized: Whether a DEQUANTIZE lies between it and the op.
+        operand: The tensor that the op reads: the stored one, or the result of ops between.
     """
 
     tensor: Tensor
@@ -37,14 +37,13 @@ class Roles:
 
 def stored_constant(subgraph: Subgraph, index: int) -> StoredTensor | None:
     """
-    Find the constant that an operand holds: behind DEQUANTIZE, DENSIFY, CAST and layout ops, too.
+    Return the constant of an operand, also behind DEQUANTIZE, DENSIFY, CAST and layout ops.
 
-    Returns:
-        None where the operand is computed from an input.
+    Returns None if the operand is computed from an input.
     """
     operand = index
     dequantized = False
-    # A damaged file may lead in a circle.
+    # A damaged file may have a cycle.
     seen: set[int] = set()
     while index >= 0 and index not in seen:
         if subgraph.tensors[index].is_constant:
@@ -60,9 +59,9 @@ def stored_constant(subgraph: Subgraph, index: int) -> StoredTensor | None:
 
 def roles_of(graph: OpGraph, op: Op) -> Roles:
     """
-    Sort the operands of an op by role; optional ones that were left out are in none.
+    Sort the operands of an op by role; omitted optional ones are in none.
 
-    An operand of an op that has no weights by nature (ADD with a constant, say) is an input.
+    A constant operand of an op without weights, such as ADD, is an input.
     """
     subgraph = graph.subgraphs[op.subgraph]
     data, weighting = _inputs_and_weights(subgraph, op)
@@ -84,7 +83,7 @@ def roles_of(graph: OpGraph, op: Op) -> Roles:
 
 
 def role_of(graph: OpGraph, op: Op, tensor: int) -> str | None:
-    """Return whether an op reads a tensor as its weight or as its bias; else None."""
+    """Return whether an op reads a tensor as `weight` or `bias`, else None."""
     roles = roles_of(graph, op)
     for name, each in (("weight", roles.weights), ("bias", roles.biases)):
         if any(stored.operand.index == tensor for stored in each):
@@ -102,8 +101,8 @@ def _present(op: Op, positions: tuple[int, ...]) -> list[int]:
 
 def _inputs_and_weights(subgraph: Subgraph, op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if op.name == "GATHER" and op.inputs:
-        # A table in the file is a weight and the indices are what comes in; otherwise the indices
-        # are an argument, as in SLICE.
+        # If the table is a constant, it is a weight and the indices are the input; otherwise the
+        # indices are an argument, as in SLICE.
         is_table = stored_constant(subgraph, op.inputs[0]) is not None
         return ((1,), (0,)) if is_table else ((0,), ())
     if op.name == "BATCH_MATMUL":

@@ -1,5 +1,5 @@
 """
-What a user's own runtime must be.
+Protocols of a user's own runtime.
 
 This module is cheap to import.
 """
@@ -29,8 +29,9 @@ class RuntimeSession(Protocol):
         Run one sample.
 
         Returns:
-            Every output by the signature's output name, of the dtype and shape that the file gives:
-            the codes of a quantized output. Anything else is an error.
+            Every output by the signature's output name, with the dtype and shape in the file: the
+                codes
+            of a quantized output. Anything else is an error.
         """
 
 
@@ -38,8 +39,8 @@ class Runtime(Protocol):
     """
     A user's own runtime: a phone over adb, a simulator, another interpreter.
 
-    It is called when a file is first run on it, not before, in the process that runs the test; and
-    before that, for the first run alone, in a child process.
+    It is called when a file is first run on it, in the process that runs the test; before that, for
+    the first run only, in a child process.
     """
 
     def __call__(self, path: Path, signature: str | None, /) -> RuntimeSession:

@@ -1,4 +1,4 @@
-"""What tells a file from the one that it claims to be: ops, wiring, options, parameters."""
+"""Compare a file with the one that it should be: ops, wiring, options, parameters."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from pytest_edgeq.tflite.subgraph import Op, Signature, Tensor
 
 _SCALE_TOLERANCE = 2.0**-10
 """
-How far two scales may be apart, relative: the furthest code of int8 moves by 1/8 LSB.
+Relative tolerance of two scales: the furthest code of int8 moves by 1/8 LSB.
 
-Another machine sums ranges up in another order, which moves them in the last digits.
+Another machine may sum ranges in another order, which changes their last digits.
 """
 
 
-def border_differences(origin: OpGraph, other: OpGraph) -> list[str]:
+def io_differences(origin: OpGraph, other: OpGraph) -> list[str]:
     """
-    Say which inputs and outputs are others: their number, names, order, dtypes, shapes.
+    Describe differences of inputs and outputs: number, names, order, dtypes, shapes.
 
-    Signatures are held against each other by key; where each file has but one, whatever it is
-    called.
+    Signatures are matched by key, or regardless of it if each file has only one.
     """
     found = []
     for ours, theirs in _signatures(origin, other):
         for side in ("inputs", "outputs"):
-            expected, got = ([_border(b) for b in getattr(each, side)] for each in (ours, theirs))
+            expected, got = (
+                [_io_tensor(b) for b in getattr(each, side)] for each in (ours, theirs)
+            )
             if expected != got:
                 found.append(f"{side}: expected {'; '.join(expected)}, got {'; '.join(got)}")
     return found
@@ -46,15 +47,15 @@ def _signatures(origin: OpGraph, other: OpGraph) -> Iterator[tuple[Signature, Si
             yield ours, by_key[ours.key]
 
 
-def _border(border: Any) -> str:
-    tensor = border.tensor
-    return f"{border.name} {tensor.dtype} {list(tensor.shape_signature)}"
+def _io_tensor(io_tensor: Any) -> str:
+    tensor = io_tensor.tensor
+    return f"{io_tensor.name} {tensor.dtype} {list(tensor.shape_signature)}"
 
 
 def op_differences(origin: OpGraph, other: OpGraph, names: OpDtypeMap) -> list[str]:
-    """Say which ops of two files with the same op-dtype map differ, and in what."""
-    # Same maps and borders have as many ops, inputs and outputs; what else a damaged file has more
-    # of (subgraphs that nothing runs, outputs of an op) changes nothing.
+    """Describe the differences between the ops of two files with equal op-dtype maps."""
+    # Equal maps have equally many ops, inputs and outputs; more of anything else in a damaged file
+    # (subgraphs that nothing runs, outputs of an op) does not matter.
     found = []
     places: list[dict[int, int]] = []
     for here, there in zip(origin.subgraphs, other.subgraphs, strict=False):
@@ -77,12 +78,12 @@ def op_differences(origin: OpGraph, other: OpGraph, names: OpDtypeMap) -> list[s
         found += [f"{entry.where}: {each}" for each in wrong]
     for expected, got in _signatures(origin, other):
         known = places[expected.subgraph]
-        for border, claimed in zip(expected.outputs, got.outputs, strict=False):
-            index = border.tensor.index
+        for io_tensor, claimed in zip(expected.outputs, got.outputs, strict=False):
+            index = io_tensor.tensor.index
             if known.get(index, claimed.tensor.index) != claimed.tensor.index:
                 wanted = source_of(origin, expected.subgraph, index)
-                given = source_of(other, got.subgraph, claimed.tensor.index)
-                found.append(f"the output {border.name!r}: expected {wanted}, got {given}")
+                actual = source_of(other, got.subgraph, claimed.tensor.index)
+                found.append(f"the output {io_tensor.name!r}: expected {wanted}, got {actual}")
     return found
 
 
@@ -95,7 +96,7 @@ def _raw(graph: OpGraph) -> Any:
 def _wiring(
     origin: OpGraph, other: OpGraph, one: Op, two: Op, known: dict[int, int]
 ) -> Iterator[str]:
-    """Which of an op's operands come from elsewhere."""
+    """Describe the operands of an op that have another producer."""
     if len(one.inputs) != len(two.inputs):
         yield f"expected {len(one.inputs)} operands, got {len(two.inputs)}"
         return
@@ -125,7 +126,7 @@ def source_of(graph: OpGraph, subgraph: int, tensor: int) -> str:
 def option_differences(
     origin: OpGraph, other: OpGraph, one: Op, two: Op, *, ignored: Container[str] = ()
 ) -> Iterator[str]:
-    """Say which options of two ops differ: strides, padding, fused activation."""
+    """Describe the differing options of two ops: strides, padding, fused activation."""
     for key, expected, got in changed_options(origin, other, one, two):
         if key not in ignored:
             yield f"{_OPTIONS.get(key, key)}: expected {expected}, got {got}"
@@ -137,7 +138,7 @@ _OPTIONS = {"fusedActivationFunction": "fused activation"}
 def changed_options(
     origin: OpGraph, other: OpGraph, one: Op, two: Op
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the options that differ: their names in the schema's objects, and both values."""
+    """Yield the differing options: the schema's names, and both values."""
     ours, theirs = (_fields(_raw(graph), op) for graph, op in ((origin, one), (other, two)))
     for key in sorted(ours.keys() | theirs.keys()):
         expected, got = ours.get(key), theirs.get(key)
@@ -165,14 +166,14 @@ def _fields(model: Any, op: Op) -> dict[str, Any]:
 
 
 def parameter_difference(ours: Tensor, theirs: Tensor) -> str:
-    """Say how the quantization parameters of two tensors differ; nothing where they do not."""
+    """Describe the difference of two tensors' quantization parameters; empty if none."""
     if len(ours.scales) != len(theirs.scales):
         return f"expected {len(ours.scales)} scales, got {len(theirs.scales)}"
     with np.errstate(invalid="ignore"):
-        apart = np.abs(theirs.scales.astype(np.float64) - ours.scales)
-        far = ~(apart <= _SCALE_TOLERANCE * np.abs(ours.scales))
-    if far.any():
-        at = int(far.argmax())
+        differences = np.abs(theirs.scales.astype(np.float64) - ours.scales)
+        differ = ~(differences <= _SCALE_TOLERANCE * np.abs(ours.scales))
+    if differ.any():
+        at = int(differ.argmax())
         return f"expected the scale {ours.scales[at]:.6g}, got {theirs.scales[at]:.6g}"
     if not np.array_equal(ours.zero_points, theirs.zero_points):
         at = int((ours.zero_points != theirs.zero_points).argmax())
@@ -184,10 +185,10 @@ def unexpected_qparams(
     what: str, actual: tuple[float, int], expected: tuple[float, int], whose: str = "the reference"
 ) -> str | None:
     """
-    Hold the parameters of an activation against others, exactly as float32.
+    Compare the parameters of an activation with others, exactly as float32.
 
     Returns:
-        A sentence, or None where they are the same.
+        A sentence, or None if they are equal.
     """
     (scale, zero_point), (wanted, wanted_point) = actual, expected
     wants, gets = [], []
@@ -204,7 +205,7 @@ def unexpected_qparams(
 
 
 def ratio_text(value: float) -> str:
-    """Four digits, or as many as it takes to see that it is not 1."""
+    """Format a ratio with four digits, or enough to distinguish it from 1."""
     if abs(value - 1) < 5e-4:
         return f"(1 {'+' if value > 1 else '−'} {abs(value - 1):.2g})"
     return f"{value:.4g}"

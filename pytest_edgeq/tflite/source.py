@@ -1,7 +1,7 @@
 """
 Open a `.tflite` file, or refuse it with the reason.
 
-A file is mapped, never read whole; bytes are used where they stand.
+A file is mapped, never read whole; bytes are not copied.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ _IDENTIFIER = b"TFL3"
 # Root offset (4 bytes) and file identifier (4 bytes): the least that a flatbuffer can hold.
 _HEADER_BYTES = 8
 
-# What the interpreter says of a whole file that is newer than its kernels, or needs kernels of its
-# own: the graph can be read all the same, and the runtime that is asked to run it says what it
-# lacks.
+# Errors of the interpreter for an undamaged file that is newer than its kernels, or has custom
+# ops: the graph can be read nevertheless, and a runtime reports missing kernels when it runs it.
 _LACKS_KERNELS = (
     "builtin_code out of range",
     "Didn't find op",
@@ -35,7 +34,7 @@ _LACKS_KERNELS = (
 
 def build_interpreter(source: Path | bytes) -> None:
     """
-    Build an interpreter, which is not allocated: 0.5 ms and no copy, whatever the file's size.
+    Build an interpreter without allocating it, in 0.5 ms for any file size.
 
     Raises:
         ValueError, RuntimeError: It refuses the file.
@@ -52,7 +51,7 @@ def open_tflite(
     source: TflitePath | bytes, build: Callable[[Buffer], None] | None = None
 ) -> Buffer:
     """
-    Give the bytes of a `.tflite` file after checking that it is one.
+    Return the bytes of a `.tflite` file after checking that it is one.
 
     The flatbuffer is verified by the interpreter's own verifier (`CreateWrapperFromBuffer` runs
     `tflite::VerifyModelBuffer`): tables and vectors all lie inside the file, so a truncated
@@ -94,7 +93,7 @@ def _mapped(path: Path) -> MappedFile:
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(f"{path} is a folder, not a .tflite file")
     if not stat.S_ISREG(status.st_mode):
-        # A pipe would be waited for, and none of them can be mapped.
+        # Opening a pipe would block, and none of them can be mapped.
         raise ValueError(f"{path} is no regular file, but a pipe, a socket or a device")
     if status.st_size == 0:
         raise ValueError(f"{path} is empty: 0 bytes are no .tflite file")
@@ -119,8 +118,8 @@ def _check(buffer: Buffer, where: str, build: Callable[[Buffer], None]) -> None:
         )
     identifier = bytes(buffer[4:8])
     if identifier != _IDENTIFIER:
-        if held := container_text(buffer):
-            raise ValueError(f"{where}: not a .tflite file: {held}")
+        if container := container_text(buffer):
+            raise ValueError(f"{where}: not a .tflite file: {container}")
         raise ValueError(
             f"{where}: not a .tflite file: file identifier {identifier!r}, expected {_IDENTIFIER!r}"
             f"{_guess_format(bytes(buffer[:8]))}"
@@ -130,12 +129,12 @@ def _check(buffer: Buffer, where: str, build: Callable[[Buffer], None]) -> None:
     except UnrunnableError:
         raise
     except (ValueError, RuntimeError) as error:
-        said = str(error).strip()
-        if any(symptom in said for symptom in _LACKS_KERNELS):
+        error_text = str(error).strip()
+        if any(symptom in error_text for symptom in _LACKS_KERNELS):
             return
-        if "not a valid Flatbuffer" not in said:
+        if "not a valid Flatbuffer" not in error_text:
             raise ValueError(
-                f"{where}: no usable .tflite file: the interpreter says {said!r}; build or "
+                f"{where}: no usable .tflite file: the interpreter says {error_text!r}; build or "
                 "download it again"
             ) from None
         raise ValueError(

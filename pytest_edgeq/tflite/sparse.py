@@ -1,4 +1,4 @@
-"""Write a sparse constant densely."""
+"""Convert sparse constants to dense ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DENSE = 0
 
 def densified(sparsity: Any, shape: Sequence[int], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """
-    Return a sparse constant with its zeros.
+    Return the dense values of a sparse constant.
 
     The dimensions of blocks follow those of the tensor, each a part of one of them; `schema.fbs`,
     `SparsityParameters`.

@@ -1,4 +1,4 @@
-"""Tensors, ops, subgraphs and signatures, as a `.tflite` file describes them."""
+"""Tensors, ops, subgraphs and signatures of a `.tflite` file."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class Tensor:
 
     @property
     def is_quantized(self) -> bool:
-        """An integer tensor with scales, or one whose scales stand in a tensor of their own."""
+        """Whether it is an integer tensor with scales, or with a tensor of scales."""
         return (len(self.scales) > 0 or self.block_scales >= 0) and self.dtype.startswith(
             ("int", "uint")
         )
 
     @property
     def is_floating_point(self) -> bool:
-        """Real or complex floats of any width."""
+        """Whether its elements are real or complex floats of any width."""
         return self.dtype.startswith(("float", "bfloat", "complex"))
 
     @property
@@ -101,17 +101,17 @@ class Op:
         return Place("op", self.name, self.index, subgraph=self.subgraph)
 
     def wrong(self, symptom: str, **known: Any) -> Finding:
-        """Return a finding on this op: that it is wrong, unless `known` has another kind."""
+        """Return a finding on this op: of kind `WRONG_OP`, unless `known` has another."""
         return Finding(**{"kind": WRONG_OP, "place": self.place, "symptom": symptom, **known})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Subgraph:
     """
-    Tensors, ops and borders of one subgraph.
+    Tensors, ops, inputs and outputs of one subgraph.
 
-    `producer` maps a tensor to the op making it, `consumers` to those taking it, as often as each
-    does, in execution order; a tensor that none takes is in it with none.
+    `producer` maps a tensor to the op that computes it, `consumers` to the ops that read it, once
+    for each operand, in execution order; every tensor is in it.
     """
 
     index: int
@@ -126,7 +126,7 @@ class Subgraph:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SignatureTensor:
-    """An input or an output by the name under which users know it."""
+    """An input or output of a signature, with its name for users."""
 
     name: str
     tensor: Tensor
@@ -155,7 +155,7 @@ class Signature:
         """
         Whether an axis of an input has any length.
 
-        The file stores 1 for it, which its ops may refuse: it is allocated by the shapes of a
-        sample then.
+        The file stores 1 for it, which its ops may refuse, so tensors are allocated for the shapes
+        of a sample.
         """
         return any(-1 in each.tensor.shape_signature for each in self.inputs)

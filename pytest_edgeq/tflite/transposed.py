@@ -1,4 +1,4 @@
-"""Write a copy of a `.tflite` file in which a tensor is read with its axes in another order."""
+"""Write a copy of a `.tflite` file in which a tensor's axes are permuted."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def write_transposed(file: OpGraph, op: Op, order: Sequence[int]) -> bytes:
     model.buffers.append(aligned_buffer(np.array(order, np.int32).view(np.uint8)))
     axes.name, axes.type, axes.shape = "order", schema.TensorType.INT32, [len(order)]
     axes.buffer = len(model.buffers) - 1
-    given = op.outputs[0]
-    made = copy.copy(subgraph.tensors[given])
-    made.name = "transposed"
-    subgraph.tensors += [axes, made]
+    source = op.outputs[0]
+    result = copy.copy(subgraph.tensors[source])
+    result.name = "transposed"
+    subgraph.tensors += [axes, result]
     count = len(subgraph.tensors)
     transpose.opcodeIndex = len(model.operatorCodes) - 1
-    transpose.inputs, transpose.outputs = [given, count - 2], [count - 1]
+    transpose.inputs, transpose.outputs = [source, count - 2], [count - 1]
     transpose.builtinOptionsType = schema.BuiltinOptions.TransposeOptions
     transpose.builtinOptions = schema.TransposeOptionsT()
     for reader in subgraph.operators[op.index + 1 :]:
-        reader.inputs = [count - 1 if each == given else int(each) for each in reader.inputs]
+        reader.inputs = [count - 1 if each == source else int(each) for each in reader.inputs]
     subgraph.operators.insert(op.index + 1, transpose)
     return packed(model)

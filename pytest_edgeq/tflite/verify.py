@@ -1,8 +1,8 @@
 """
-Check of a `.tflite` file what kernels use without a check, and write beyond their memory by.
+Verify properties of a `.tflite` file on which kernels rely unchecked.
 
-Those are the sizes of tensors, the operands of ops, and the dtypes of outputs. What ends a process
-at once is left to the child process, in which a file from elsewhere is first run.
+These are the sizes of tensors, the operands of ops, and the dtypes of outputs. The child process
+in which a file from elsewhere is first run protects from immediate crashes.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _BITS = {
     **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 64),
     "complex128": 128,
 }
-"""Of the dtypes whose elements all have one size."""
+"""Bits of one element, for dtypes of a fixed size."""
 
 _MOST_BYTES = 1 << 40
-"""No machine that runs a file has a terabyte for one tensor, and the kernels' own sums overflow."""
+"""A terabyte for one tensor: beyond any machine, and the kernels' own sums may overflow."""
 
 
 def verify(model: Any, subgraphs: Sequence[Subgraph]) -> None:
     """
-    Check every tensor and every op of a file.
+    Verify every tensor and every op of a file.
 
     Raises:
-        ValueError: Names the tensor or op and what is wrong with it.
+        ValueError: Names the tensor or op and the problem.
     """
     for subgraph in subgraphs:
         for tensor in subgraph.tensors:
@@ -106,7 +106,7 @@ def _quantization_problem(subgraph: Subgraph, tensor: Tensor) -> str:
             return f"its scales are in tensor {holder.index}, which is no constant of floats"
         return ""
     n_scales = len(tensor.scales)
-    # Of floats nothing reads them.
+    # Nothing reads those of floats.
     if not n_scales or tensor.is_floating_point:
         return ""
     if len(tensor.zero_points) != n_scales:
@@ -131,7 +131,7 @@ def _quantization_problem(subgraph: Subgraph, tensor: Tensor) -> str:
 
 
 def _verify_ops(subgraph: Subgraph) -> None:
-    """Check the operands of every op, in execution order."""
+    """Verify the operands of every op, in execution order."""
     tensors = subgraph.tensors
     for index in subgraph.inputs:
         if tensors[index].is_constant:

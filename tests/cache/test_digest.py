@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from pytest_edgeq.litert.digest import UnknownError, digest_of
+from pytest_edgeq.litert.digest import UnhashableError, digest_of
 
 _PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
@@ -93,7 +93,7 @@ def test_unusual_numbers_count(value: float) -> None:
 )
 def test_what_cannot_be_read_is_refused(value: Any) -> None:
     """Never hashed by its address or its class."""
-    with pytest.raises(UnknownError):
+    with pytest.raises(UnhashableError):
         digest_of([value])
 
 
@@ -102,7 +102,7 @@ def test_operators_of_others_are_refused() -> None:
     library: Any = torch.library.Library("edgeq_test", "DEF")  # type: ignore[no-untyped-call]
     library.define("double(Tensor x) -> Tensor")
     operators: Any = torch.ops.edgeq_test
-    with pytest.raises(UnknownError, match=r"edgeq_test\.double"):
+    with pytest.raises(UnhashableError, match=r"edgeq_test\.double"):
         digest_of(operators.double.default)
     assert digest_of(torch.ops.aten.add.Tensor) != digest_of(torch.ops.aten.add.Scalar)
     library._destroy()

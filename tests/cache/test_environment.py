@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from pytest_edgeq import litert
-from pytest_edgeq.litert.digest import UnknownError, digest_of
+from pytest_edgeq.litert.digest import UnhashableError, digest_of
 from pytest_edgeq.quantize.cache import environment
 
 ROOT = Path(__file__).parent.parent.parent
@@ -77,7 +77,7 @@ def test_what_others_register_with_a_library_makes_the_key_unknown(
     key = _key()
     with pytest.MonkeyPatch.context() as patch:
         extend(patch)
-        with pytest.raises(UnknownError, match="which other code has registered with"):
+        with pytest.raises(UnhashableError, match="which other code has registered with"):
             _key()
     assert _key() == key
 
@@ -198,7 +198,7 @@ def test_a_library_from_elsewhere_makes_the_key_unknown(
     monkeypatch.syspath_prepend(tmp_path)
     for loaded in [each for each in sys.modules if each.partition(".")[0] == name]:
         monkeypatch.delitem(sys.modules, loaded)
-    with pytest.raises(UnknownError, match="which is imported from elsewhere"):
+    with pytest.raises(UnhashableError, match="which is imported from elsewhere"):
         _key()
     assert name not in sys.modules
 
@@ -209,7 +209,7 @@ def test_a_loaded_library_from_elsewhere_makes_the_key_unknown(
     """Also one that is no package at all."""
     monkeypatch.setitem(sys.modules, "immutabledict", types.ModuleType("immutabledict"))
     environment._installed.cache_clear()
-    with pytest.raises(UnknownError, match="immutabledict, which was made in memory"):
+    with pytest.raises(UnhashableError, match="immutabledict, which was made in memory"):
         _key()
 
 

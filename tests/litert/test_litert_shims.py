@@ -321,7 +321,7 @@ class _Levels(nn.Module):
 
 
 def test_batch_norms_are_still_folded_into_shared_weights() -> None:
-    """Torchao 0.18.0, though nothing is quantized; see `part_shared_weights`."""
+    """Torchao 0.18.0, though nothing is quantized; see `duplicate_shared_weights`."""
     with litert.quiet():
         from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
@@ -337,7 +337,7 @@ def test_batch_norms_are_still_folded_into_shared_weights() -> None:
 
 
 def test_what_is_stacked_still_gets_one_scale() -> None:
-    """litert-torch 0.10.0; see `keep_floats_apart`."""
+    """litert-torch 0.10.0; see `isolate_float_ops`."""
 
     class Stacked(nn.Module):
         def __init__(self) -> None:
@@ -524,7 +524,7 @@ def _weight() -> Any:
 
 
 def test_dynamic_activations_are_still_no_node_of_the_converter() -> None:
-    """litert-torch 0.10.0; see `mend_annotations`."""
+    """litert-torch 0.10.0; see `normalize_annotations`."""
     dynamic = _spec(_observer("PlaceholderObserver"), is_dynamic=True)
     graph = _without_our_face(_by_hand(dynamic, _weight(), None), nn.Linear(4, 4))
     with pytest.raises(KeyError, match="getitem"):
@@ -532,7 +532,7 @@ def test_dynamic_activations_are_still_no_node_of_the_converter() -> None:
 
 
 def test_observers_of_torch_are_still_taken_out() -> None:
-    """Torchao 0.18.0 leaves no trace of them; see `mend_annotations`."""
+    """Torchao 0.18.0 leaves no trace of them; see `normalize_annotations`."""
     own = _spec(torch.ao.quantization.MinMaxObserver)
     graph = _without_our_face(_by_hand(own, own, own), nn.Linear(4, 4))
     assert not litert.holds_quantization(graph)
@@ -543,7 +543,7 @@ def test_observers_of_torch_are_still_taken_out() -> None:
 
 
 def test_fixed_fake_quantizers_still_take_no_dtype() -> None:
-    """Torchao 0.18.0; see `mend_annotations`."""
+    """Torchao 0.18.0; see `normalize_annotations`."""
     from torchao.quantization.pt2e.fake_quantize import FixedQParamsFakeQuantize
 
     fixed = _observer("FixedQParamsObserver").with_args(scale=0.1, zero_point=0)
@@ -570,7 +570,7 @@ def test_a_bias_of_int32_still_cannot_be_written() -> None:
 
 
 def test_activations_of_int16_still_get_a_bias_of_int32() -> None:
-    """litert-torch 0.10.0; convolutions of 16 bits read it as int64. See `mend_annotations`."""
+    """litert-torch 0.10.0; 16-bit convolutions read int64. See `normalize_annotations`."""
     spec = _spec(_observer("MinMaxObserver"), dtype=torch.int16, quant_min=-32768, quant_max=32767)
     graph = _without_our_face(_by_hand(spec, _weight(), spec), nn.Linear(4, 4))
     (entry,) = _convert(graph, static=True).ops(op="FULLY_CONNECTED")
@@ -579,7 +579,7 @@ def test_activations_of_int16_still_get_a_bias_of_int32() -> None:
 
 
 def test_activations_of_uint8_still_get_zero_points_of_int8() -> None:
-    """litert-torch 0.10.0 shifts them by 128, to below 0; see `mend_annotations`."""
+    """litert-torch 0.10.0 shifts them by 128, to below 0; see `normalize_annotations`."""
     spec = _spec(_observer("MinMaxObserver"), dtype=torch.uint8, quant_min=0, quant_max=255)
     graph = _without_our_face(_by_hand(spec, _weight(), spec), nn.Linear(4, 4))
     traced = {litert.SIGNATURE: litert.Traced(graph, (torch.ones(1, 4),))}
@@ -616,7 +616,7 @@ def test_weights_alone_are_still_float_in_the_static_mode() -> None:
 
 
 def test_what_is_not_annotated_is_still_quantized_between_int8() -> None:
-    """litert-torch 0.10.0; see `keep_floats_apart`."""
+    """litert-torch 0.10.0; see `isolate_float_ops`."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     quantizer = _by_hand(spec := _spec(_observer("MinMaxObserver")), _weight(), spec)
     annotate = quantizer.annotate
@@ -632,7 +632,7 @@ def test_what_is_not_annotated_is_still_quantized_between_int8() -> None:
 
 
 def test_a_barrier_for_one_tensor_still_cannot_be_read() -> None:
-    """litert-torch 0.10.0 gives its one result without a list; see `keep_floats_apart`."""
+    """litert-torch 0.10.0 gives its one result without a list; see `isolate_float_ops`."""
     from litert_torch.backend.optimization_barrier import optimization_barrier_op
 
     class Barred(nn.Module):

@@ -53,7 +53,7 @@ def _quantizer() -> Any:
 
 def _by_torchao(quantizer: Any) -> Any:
     """What torchao makes of the graph once it is handed modules for its patterns."""
-    with litert.quiet(), patterns.pattern_modules(), qat._trying_what_is_there():
+    with litert.quiet(), patterns.pattern_modules(), qat._trying_present_convs():
         from torchao.quantization.pt2e.quantize_pt2e import prepare_qat_pt2e
 
         return prepare_qat_pt2e(_exported(), quantizer)
@@ -108,7 +108,7 @@ def test_batch_norms_are_still_folded_with_another_eps() -> None:
     for shim in (True, False):
         prepared = litert.prepare_qat(_exported(), _quantizer())
         prepared(_images())
-        with qat._trying_what_is_there():
+        with qat._trying_present_convs():
             converted = litert.finish_qat(prepared) if shim else litert.finish_pt2e(prepared)
         weights.append(converted.get_parameter("conv.weight"))
     model = seeded(_Net)
@@ -155,7 +155,7 @@ def _conv_not_annotated() -> Any:
 
 
 def test_pairs_in_float_still_get_the_training_pattern() -> None:
-    """Torchao 0.18.0 makes it for each pair, and leaves it; see `_fusing_what_is_annotated`."""
+    """Torchao 0.18.0 makes it for each pair, and leaves it; see `_fusing_annotated`."""
     divisions = [
         _arguments(graph, torch.ops.aten.div.Tensor)
         for graph in (
@@ -178,7 +178,7 @@ def test_pairs_in_float_are_folded() -> None:
 
 
 def test_patterns_of_absent_convolutions_are_still_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torchao 0.18.0: three for each of four kinds; see `_trying_what_is_there`."""
+    """Torchao 0.18.0: three for each of four kinds; see `_trying_present_convs`."""
     with litert.quiet():
         from torchao.quantization.pt2e import qat_utils
     trace, traced = qat_utils._get_aten_graph_module_for_pattern, []
@@ -191,7 +191,7 @@ def test_patterns_of_absent_convolutions_are_still_traced(monkeypatch: pytest.Mo
     with litert.quiet():
         qat_utils._fuse_conv_bn_qat(_exported())
         theirs = len(traced)
-        with qat._trying_what_is_there():
+        with qat._trying_present_convs():
             qat_utils._fuse_conv_bn_qat(_exported())
 
     assert (theirs, len(traced) - theirs) == (12, 3)

@@ -221,7 +221,7 @@ def test_constants_that_explain_a_difference_do_so_on_every_sample(maker: Edgeq)
     values = file.constant(weight)
     assert values is not None
     file.store(weight, 2 * values)
-    broken, sound = EdgeFile(file.content()), quantized.edge.apart()
+    broken, sound = EdgeFile(file.content()), quantized.edge.clone()
     forms = Forms(broken, broken, model, aligned=lambda: sound)
     against = AgainstTorch(quantized, forms, _sample(quantized, ResidualNet))
     runner, names = broken.runner("builtin", keep=True), list(quantized.input_names)

@@ -17,7 +17,7 @@ from pytest_edgeq.tflite.conformance import (
     POWER_OF_TWO,
     SAME_SCALE,
     WEIGHT_ZERO_POINT,
-    Violation,
+    RuleViolation,
     violations,
 )
 from pytest_edgeq.tflite.graph import OpGraph
@@ -43,7 +43,7 @@ _POSITIVE = {"int8": (1 / 127, 0), "uint8": (1 / 127, 0), "int16": (1 / 16384, 0
 _WRONG_KERNELS = {("SUM", "int8"): {"reference"}, ("SUM", "int16"): {"reference"}}
 
 
-def found(content: bytes) -> list[Violation]:
+def found(content: bytes) -> list[RuleViolation]:
     """Read a file and return its violations."""
     return list(violations(OpGraph.read(content)))
 

@@ -34,9 +34,9 @@ def test_each_part_is_taken_over_alone_and_together() -> None:
     file, other = (EdgeFile(c).graph for c in (content, _file("SUB", "SubOptions", 5.0)))
     (mul, add), (its_mul, sub) = (graph.subgraphs[0].ops for graph in (file, other))
     x, product = add.inputs
-    kind = Graft(add, sub, takes_kind=True)
+    kind = Graft(add, sub, replaces_kind=True)
     constant = Graft(mul, its_mul, constants=frozenset({1}))
-    whole = Graft(add, sub, takes_kind=True, operands={0: product, 1: x})
+    whole = Graft(add, sub, replaces_kind=True, operands={0: product, 1: x})
 
     assert _run(content) == 3 + 3 * 2
     assert _run(write_with(file, other, [kind])) == 3 - 3 * 2

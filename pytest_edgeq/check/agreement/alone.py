@@ -41,7 +41,7 @@ class SingleOps:
 
     def __init__(self, edge: EdgeFile, base: str) -> None:
         # A clone, since the interpreters of `edge` may run in another thread.
-        self._edge = edge.apart()
+        self._edge = edge.clone()
         self._base = base
         self._ran: int | None = None
         self._groups: list[_CutGroup] = []
@@ -75,7 +75,7 @@ class SingleOps:
                     self._close(group, results)
                     group.cut = group.file = None
         if len(self._groups) > KEPT_GROUPS:
-            self._edge, self._ran = self._edge.apart(), None
+            self._edge, self._ran = self._edge.clone(), None
 
     def _compare(
         self, results: RuntimeResults, cut: Cut, file: EdgeFile, kept: Runner, index: int

@@ -54,7 +54,7 @@ def first_differing_op(edge: EdgeFile, one: str, other: str, inputs: Inputs) -> 
     It is empty if all ops agree, or if they cannot be run alone there.
     """
     try:
-        found = _first_difference(edge.apart(), one, other, inputs)
+        found = _first_difference(edge.clone(), one, other, inputs)
     except (UnrunnableError, CopyError, ValueError):  # the difference itself is already reported
         return ""
     if found is None:

@@ -163,8 +163,8 @@ def _paired_outputs(
     model: QuantizedModel, pairs: Iterator[tuple[int, tuple[Sample, Any]]], scorer: Scorer
 ) -> Iterator[PairedOutputs]:
     """Yield every sample with both models' outputs, in order, on the model's cores."""
-    is_far = model.edge.runtimes.target_of(model.runtime) is not None
-    at_once = AtOnce(model.threads, is_far=is_far)
+    is_remote = model.edge.runtimes.target_of(model.runtime) is not None
+    at_once = AtOnce(model.threads, is_remote=is_remote)
 
     def measure(edge: EdgeFile, item: tuple[int, tuple[Sample, Any]]) -> PairedOutputs:
         return run_both(model, edge, item, scorer, at_once.cores)
@@ -178,7 +178,7 @@ def _paired_outputs(
         return
     # A loader may reuse the memory of samples and labels.
     kept = ((index, (sample.clone(), _copied(label))) for index, (sample, label) in pairs)
-    yield from in_order(kept, model.edge.apart, measure, at_once.workers)
+    yield from in_order(kept, model.edge.clone, measure, at_once.workers)
 
 
 def _copied(label: Any) -> Any:

@@ -17,12 +17,12 @@ from pytest_edgeq.compare.executors.stream import Stream
 from pytest_edgeq.compare.executors.tasks import Job
 from pytest_edgeq.compare.foreign import OnnxReference, is_keras
 from pytest_edgeq.compare.parallel import on_one_thread, state_of
-from pytest_edgeq.compare.quantized import Counterpart, QuantizedModel
+from pytest_edgeq.compare.quantized import QuantizedModel, SignatureReference
 from pytest_edgeq.compare.reference import as_tensor, call_reference, torch_module, undisturbed
 from pytest_edgeq.compare.sample_source import SampleSource
 from pytest_edgeq.compare.samples import Sample, SampleSpec
 from pytest_edgeq.errors import warn_user
-from pytest_edgeq.litert.digest import UnknownError
+from pytest_edgeq.litert.digest import UnhashableError
 from pytest_edgeq.litert.graphs import decode_graph, encode_graph
 from pytest_edgeq.numerics.samples import SampleLedger
 from pytest_edgeq.progress import Step
@@ -76,7 +76,7 @@ class _Parts:
 
         edge = edge_of(self.file)
         simulated = None if self.simulated is None else unpickled_reference(self.simulated)
-        counterpart = Counterpart(
+        reference = SignatureReference(
             self.spec,
             unpickled_reference(self.reference),
             None if simulated is None else lambda: simulated,
@@ -86,7 +86,7 @@ class _Parts:
             edge,
             name=self.name,
             flow=self.flow,
-            counterparts={edge.signature.key: counterpart},
+            references={edge.signature.key: reference},
             runtime=lambda: self.runtime,
             float_edge=None if self.float_file is None else edge_of(self.float_file),
             origin=edge if self.has_origin else None,
@@ -160,7 +160,7 @@ def pickled_reference(reference: Callable[..., Any]) -> PickledReference:
     if isinstance(reference, torch.fx.GraphModule):
         try:
             return encode_graph(reference)
-        except UnknownError:
+        except UnhashableError:
             pass
     if isinstance(reference, OnnxReference):
         raise CannotTravelError(

@@ -1,4 +1,4 @@
-"""The steps of a conversion, each run once for equal ingredients."""
+"""The steps of a conversion, each run once for equal inputs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_edgeq import litert
-from pytest_edgeq.litert.digest import UnknownError, digest_of
+from pytest_edgeq.litert.digest import UnhashableError, digest_of
 from pytest_edgeq.quantize.cache import environment
-from pytest_edgeq.quantize.cache.entries import Entries, Parts, Step
+from pytest_edgeq.quantize.cache.entries import CachedStep, Entries, Parts
 from pytest_edgeq.quantize.cache.parts import (
     Simulation,
     read_file,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class ConversionCache:
-    """Runs the steps of a conversion, or reads their results."""
+    """The steps of a conversion, whose results are read if they are stored."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class ConversionCache:
 
     @property
     def is_on(self) -> bool:
-        """Whether results are kept."""
+        """Whether results are stored."""
         return self._entries is not None
 
     @contextlib.contextmanager
-    def noted_steps(self) -> Iterator[list[Step]]:
-        """Note the steps that run meanwhile; none where nothing is kept."""
-        steps: list[Step] = []
+    def noted_steps(self) -> Iterator[list[CachedStep]]:
+        """Yield a list that records the steps run meanwhile; empty without a store."""
+        steps: list[CachedStep] = []
         if self._entries is not None:
             self._entries.steps = steps
         yield steps
@@ -70,16 +70,16 @@ class ConversionCache:
 
     def traced_key(self, traced: litert.Traced, preset: str) -> str | None:
         """
-        Return a key that spares a strict export; None where it cannot be known.
+        Return a key that makes a strict export unnecessary, or None.
 
-        It holds all that decides on the strict export of a model and its annotations by a preset,
-        as far as it can be seen without that export: the non-strict graph with its source lines,
-        and the source of every module that is not installed.
+        It includes everything that determines the strict export of a model and its annotations by a
+        preset, as far as it is visible without that export: the non-strict graph with its source
+        lines, and the source of every module that is not installed.
         """
         if not self.is_on:
             return None
         try:
-            # The strict export must find the generators and the model as they are now.
+            # The strict export must not see changed generators or a changed model.
             with seeded(self._seed):
                 program = litert.export(traced.of(_copied(traced.model)), runs=False)
             digest = program_digest(program, lines=True)
@@ -93,29 +93,28 @@ class ConversionCache:
         self, name: str, make: Callable[[], str], traced_key: str | None = None
     ) -> str | None:
         """
-        Return the key of a graph with observers; None where it cannot be known.
+        Return the key of a graph with observers, or None.
 
-        It is made, by `graph_key`, unless an earlier run has stored it under the key of the trace.
+        It is computed by `graph_key`, unless an earlier run has stored it under the key of the
+        trace.
         """
         if self._entries is None:
             return None
         try:
             if traced_key is None:
                 return make()
-            made = self._entries.once(
-                "export", traced_key, "key", lambda: make().encode(), read_key
-            )
-        except UnknownError as error:
+            key = self._entries.once("export", traced_key, "key", lambda: make().encode(), read_key)
+        except UnhashableError as error:
             self.refuse(name, f"its key cannot be known, because of {error}")
             return None
-        return made.decode()
+        return key.decode()
 
     def graph_key(self, graph: torch.fx.GraphModule, *facts: Any) -> str:
         """
-        Return the key of a graph with observers and of how it was exported.
+        Return the key of a graph with observers and of its export.
 
         Raises:
-            UnknownError: A part of it cannot be identified.
+            UnhashableError: A part of it cannot be identified.
         """
         return self._digest((graph_digest(graph), facts), threads=torch.get_num_threads())
 
@@ -126,13 +125,13 @@ class ConversionCache:
             return None
         try:
             return self._digest(ingredients(), **options)
-        except UnknownError as error:
+        except UnhashableError as error:
             self.refuse(name, f"its key cannot be known, because of {error}")
             return None
 
-    def _digest(self, told: Sequence[Any], **options: Any) -> str:
+    def _digest(self, values: Sequence[Any], **options: Any) -> str:
         fixed = (environment.libraries(), environment.settings(), self._seed)
-        return digest_of(fixed, options, told)
+        return digest_of(fixed, options, values)
 
     # --- steps ----------------------------------------------------------------------------------
 
@@ -146,33 +145,33 @@ class ConversionCache:
         second_pipeline: bool = False,
         native: litert.Native | None = None,
     ) -> bytes:
-        """Convert as `litert.convert` does."""
+        """Convert as `litert.convert`, or read the stored file."""
         programs: dict[str, torch.export.ExportedProgram] = {}
 
         def ingredients() -> Sequence[Any]:
-            told: list[Any] = [static, environment.second_pipeline() if second_pipeline else None]
+            found: list[Any] = [static, environment.second_pipeline() if second_pipeline else None]
             for key, traced in signatures.items():
                 if simulations is not None:
                     digest = simulations[key].digest
-                    told.append((key, digest, _shapes(traced), repr(traced.dynamic_shapes)))
+                    found.append((key, digest, _shapes(traced), repr(traced.dynamic_shapes)))
                 else:
                     programs[key] = litert.export(traced)
-                    told.append((key, program_digest(programs[key])))
-            return told
+                    found.append((key, program_digest(programs[key])))
+            return found
 
         def make() -> bytes:
-            given = dict(signatures)
+            models = dict(signatures)
             if simulations is not None:
-                given = {k: each.of(simulations[k].graph()) for k, each in signatures.items()}
+                models = {k: each.of(simulations[k].graph()) for k, each in signatures.items()}
             return litert.convert(
-                given,
+                models,
                 static=static,
                 second_pipeline=second_pipeline,
                 programs=programs,
                 native=native,
             )
 
-        # Why a graph has no digest was told where it was made.
+        # The missing digest of a graph was reported when it was made.
         is_known = simulations is None or all(each.digest for each in simulations.values())
         key = self._key(name, ingredients) if is_known else None
         return self._file("convert", key, make)
@@ -188,7 +187,7 @@ class ConversionCache:
         """
         Return the quantized graph of a model and its calibration samples.
 
-        It is stored only if the key of the graph that was calibrated is the one that was looked up.
+        It is stored only if the calibrated graph has the key that was looked up.
         """
         if key is None or self._entries is None:
             return make(samples)[0]
@@ -201,7 +200,7 @@ class ConversionCache:
                 return simulation, None, has_read
             try:
                 parts = write_simulation(simulation)
-            except UnknownError as error:
+            except UnhashableError as error:
                 self.refuse(name, f"its quantized graph cannot be stored, because of {error}")
                 return simulation, None, has_read
             digest = read_simulation(parts).digest
@@ -220,18 +219,18 @@ class ConversionCache:
         *,
         threads: int,
     ) -> Any:
-        """Return the ranges that a recipe needs, None where it needs none."""
+        """Return the ranges that a recipe needs, or None if it needs none."""
         key = self._key(name, lambda: (float_tflite, recipe, list(samples)), threads=threads)
         if key is None or self._entries is None:
             return make(samples)
 
-        def calibrate(given: Iterator[Tagged]) -> tuple[Any, Parts | None, bool]:
-            ranges = make(streams_of(given, samples))
+        def calibrate(stream: Iterator[Tagged]) -> tuple[Any, Parts | None, bool]:
+            ranges = make(streams_of(stream, samples))
             if ranges is None:
                 return None, None, False
             try:
                 return ranges, write_ranges(ranges), True
-            except UnknownError as error:
+            except UnhashableError as error:
                 self.refuse(name, f"its ranges cannot be stored, because of {error}")
             return ranges, None, True
 
@@ -241,7 +240,7 @@ class ConversionCache:
     def quantize_recipe(
         self, name: str, float_tflite: bytes, recipe: Any, ranges: Any, make: Callable[[], bytes]
     ) -> bytes:
-        """Return the file that a recipe makes of a float file and its ranges."""
+        """Return the file quantized by a recipe with its ranges."""
         return self._file("quantize", self._key(name, lambda: (float_tflite, recipe, ranges)), make)
 
     def _file(self, kind: str, key: str | None, make: Callable[[], bytes]) -> bytes:
@@ -251,7 +250,7 @@ class ConversionCache:
 
 
 def _copied(model: torch.nn.Module) -> torch.nn.Module:
-    """Return a copy with the same weights: a forward that counts its calls must not count this."""
+    """Return a copy that shares its weights, to protect the model's own state."""
     tensors = itertools.chain(model.parameters(), model.buffers())
     return copy.deepcopy(model, {id(each): each for each in tensors})
 

@@ -30,7 +30,7 @@ _LONGEST_HEADER = 1 << 16
 _TEMPORARY = re.compile(r"\..+\.entry\.[0-9]+-[0-9a-f]+")
 
 _HOUR_NS = 3600 * 10**9
-"""Age of a temporary file whose writer has died, and what clocks of two machines may differ by."""
+"""Age of an orphaned temporary file, and tolerance for the clocks of two machines."""
 
 _GITIGNORE = "# Created by pytest-edgeq: finished conversions, safe to delete.\n*\n"
 
@@ -41,7 +41,7 @@ Report = Callable[[str], None]
 
 
 class _DamagedError(Exception):
-    """The content of a file is not that of the entry; the text says why."""
+    """The file of an entry has other content; the text has the reason."""
 
 
 class _Held(threading.local):
@@ -68,7 +68,7 @@ class Store:
         self._warned: set[str] = set()
 
     def read(self, kind: str, key: str) -> dict[str, bytes] | None:
-        """Return the parts of an entry; None where there is none or it is damaged."""
+        """Return the parts of an entry; None if it is missing or damaged."""
         path = self._path(kind, key)
         try:
             with open_regular(path) as file:
@@ -89,7 +89,7 @@ class Store:
         return parts
 
     def write(self, kind: str, key: str, parts: Mapping[str, bytes]) -> None:
-        """Store an entry atomically, and evict others where the directory grows too large."""
+        """Store an entry atomically, and evict others if the directory is too large."""
         path = self._path(kind, key)
         temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(8).hex()}")
         try:
@@ -120,12 +120,12 @@ class Store:
     @contextlib.contextmanager
     def lock(self, kind: str, key: str) -> Iterator[None]:
         """
-        Hold the only lock of a key; wait while another process or thread holds it.
+        Acquire the exclusive lock of a key, waiting for other processes and threads.
 
-        A thread that holds it goes on at once: its calibration samples may come from a conversion
-        of the same model. The operating system releases the lock of a process that dies.
-        Lock files stay where they are: if one were deleted that a process has opened and not yet
-        locked, the next process would make another one, and both would hold the lock.
+        The lock is reentrant for a thread: its calibration samples may come from a conversion of
+        the same model. The operating system releases the lock of a process that dies. Lock files
+        are never deleted: a process that has opened a deleted file and one that makes a new one
+        would both get the lock.
         """
         path = self.directory / "locks" / f"{kind}-{key}.lock"
         lock, name = None, ""
@@ -146,7 +146,7 @@ class Store:
                 try:
                     lock.release()
                 except OSError as error:
-                    # It counts as held, because to wait for it would be to wait for this process.
+                    # It counts as held, because waiting for it would deadlock.
                     self.report(
                         f"{path} cannot be unlocked ({error}); others may wait for this process"
                     )
@@ -154,7 +154,7 @@ class Store:
                     _HELD.paths.discard(name)
 
     def report_damage(self, kind: str, key: str, why: str) -> None:
-        """Report that the content of an entry is not what it should be."""
+        """Report that the content of an entry is damaged."""
         path = self._path(kind, key)
         self.report(f"{path} is damaged ({why}); the step runs again and replaces it")
 
@@ -178,7 +178,7 @@ class Store:
         entries: list[tuple[int, Path, int]] = []
         refusals: list[OSError] = []
         for path, status in _files(self.directory):
-            # What a clock that was wrong has dated in the future would never be the oldest.
+            # A file dated in the future by a wrong clock would never be the oldest.
             used = status.st_mtime_ns if status.st_mtime_ns <= now + _HOUR_NS else 0
             if path.suffix == _SUFFIX:
                 entries.append((used, path, status.st_size))
@@ -210,7 +210,7 @@ def is_cache(directory: Path) -> bool:
 
 def clear(directory: Path) -> tuple[int, int]:
     """
-    Delete all entries below a directory, and leave its lock files, which others may hold.
+    Delete all entries below a directory, except lock files in use.
 
     Returns:
         The number of entries deleted, and their bytes.
@@ -230,7 +230,7 @@ def clear(directory: Path) -> tuple[int, int]:
 
 
 def _files(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Every file in the folders of a directory, without those that cannot be looked at."""
+    """Yield every readable file in the folders of a directory."""
     for folder, its_status in _listed(directory):
         if stat.S_ISDIR(its_status.st_mode):
             for path, status in _listed(folder):
@@ -268,12 +268,12 @@ def _acquired(path: Path) -> BaseFileLock:
 
     lock = FileLock(path)
     with warnings.catch_warnings():
-        # A newer one warns and makes a lock that stays when its process is killed.
+        # A newer one warns and makes a lock that survives a killed process.
         warnings.filterwarnings("error", "flock not supported", UserWarning)
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            pass  # and wait below: these settings of warnings are those of every thread
+            pass  # and wait below: warning filters apply to all threads
         except UserWarning as error:
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from error
         else:
@@ -283,7 +283,7 @@ def _acquired(path: Path) -> BaseFileLock:
 
 
 def _pack(name: str, parts: Mapping[str, bytes]) -> Iterator[bytes]:
-    """Yield a line of JSON with the lengths of the parts, the parts, and a hash of it all."""
+    """Yield a JSON line with the parts' lengths, the parts, and a hash."""
     header = json.dumps([name, [[part, len(content)] for part, content in parts.items()]])
     hasher = hashlib.sha256()
     for piece in (header.encode() + b"\n", *parts.values()):
@@ -294,7 +294,7 @@ def _pack(name: str, parts: Mapping[str, bytes]) -> Iterator[bytes]:
 
 def _unpack(file: BinaryIO, name: str, limit: int) -> dict[str, bytes]:
     """
-    Read an entry and verify its hash; lengths are compared with the file's own before.
+    Read an entry and verify its lengths and its hash.
 
     Raises:
         _DamagedError: Not an entry, another one's, cut off, or changed.

@@ -1,4 +1,4 @@
-"""Results that are read where they are stored, or made and stored, once for all processes."""
+"""Results that are read from the store, or computed and stored once."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Parts = Mapping[str, bytes]
 _Result = TypeVar("_Result")
 
 Decode = Callable[[Parts], _Result]
-"""Returns what the parts of an entry hold; raises anything of parts that another program wrote."""
+"""Decodes the parts of an entry; raises anything for parts that another program wrote."""
 
 
-class Step(NamedTuple):
+class CachedStep(NamedTuple):
     """
     One step of a conversion.
 
@@ -39,21 +39,21 @@ class Entries:
     The entries of a store by kind and key.
 
     Attributes:
-        steps: The steps run since this list was put here, in order.
+        steps: The steps run since this list was assigned, in order.
     """
 
     def __init__(self, store: Store, *, refresh: bool = False) -> None:
         self._store = store
         self._refresh = refresh
         self._written: set[tuple[str, str]] = set()
-        self.steps: list[Step] = []
+        self.steps: list[CachedStep] = []
 
     def lock(self, kind: str, key: str) -> AbstractContextManager[None]:
         """Lock an entry: one process at a time creates it."""
         return self._store.lock(kind, key)
 
     def read(self, kind: str, key: str, decode: Decode[_Result]) -> _Result | None:
-        """Return what an entry holds; None where there is none, or, warned of, a damaged one."""
+        """Return the content of an entry; None if missing or, with a warning, damaged."""
         if self._refresh and (kind, key) not in self._written:
             return None
         parts = self._store.read(kind, key)
@@ -61,7 +61,7 @@ class Entries:
             return None
         try:
             return decode(parts)
-        except Exception as error:  # torch raises anything of parts that another program wrote
+        except Exception as error:  # torch raises anything for parts that another program wrote
             why = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
             self._store.report_damage(kind, key, why)
             return None
@@ -74,7 +74,7 @@ class Entries:
     def once(
         self, kind: str, key: str, part: str, make: Callable[[], bytes], decode: Decode[bytes]
     ) -> bytes:
-        """Return the only part of an entry, or make and store it."""
+        """Return the only part of an entry, or compute and store it."""
         found = self.read(kind, key, decode)
         is_cached = True
         if found is None:
@@ -85,7 +85,7 @@ class Entries:
                     is_cached = False
                     found = make()
                     self.write(kind, key, {part: found})
-        self.steps.append(Step(kind, is_cached))
+        self.steps.append(CachedStep(kind, is_cached))
         return found
 
     def calibrated(
@@ -106,7 +106,7 @@ class Entries:
                 remaining = spooled(recording, self._store.report)
                 found = f"{key}.{recording.digest}"
             known = self.read(kind, found, decode)
-            self.steps.append(Step(kind, known is not None))
+            self.steps.append(CachedStep(kind, known is not None))
             if known is not None:
                 return known
             result, parts, has_read = make(remaining)

@@ -1,4 +1,4 @@
-"""Libraries, our own code and process settings: the part of a key that all models share."""
+"""Libraries, own code and process settings: the common part of all keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 
 from pytest_edgeq import litert
-from pytest_edgeq.litert.digest import UnknownError, digest_of
+from pytest_edgeq.litert.digest import UnhashableError, digest_of
 
 _DISTRIBUTIONS: Final = (
     "absl-py",
@@ -77,8 +77,8 @@ _VARIABLES: Final = (
 """
 Beginnings of the names of environment variables that the libraries read.
 
-TF_ alone would take Terraform's variables in, which differ with each run in CI. litert-torch 0.10.0
-keeps its `config` in variables alone; the last three are its own.
+TF_ alone would include Terraform's variables, which differ with each run in CI. litert-torch 0.10.0
+reads its `config` only from variables; the last three are its own.
 """
 
 _SILENT: Final = frozenset(
@@ -107,19 +107,20 @@ _CPU: Final = (
     "CPU part",
     "Features",
 )
-"""Lines of that file that kernels are chosen by."""
+"""Lines of that file by which kernels are chosen."""
 
 _FP32: Final = ("", "matmul", "conv", "rnn")
-"""Kinds of operators whose precision oneDNN has a setting for; the first is of all others."""
+"""Kinds of operators with a precision setting in oneDNN; the first is for all others."""
 
 
 @functools.cache
 def _installed(names: tuple[str, ...], path: tuple[str, ...]) -> dict[str, str]:
     """
-    Return, by distribution, its version and a hash of the list of its files.
+    Return the versions of distributions, each with a hash of its file list.
 
     Raises:
-        UnknownError: Its code is imported from elsewhere, such as a working tree that may change.
+        UnhashableError: Its code is imported from elsewhere, such as a working tree that may
+            change.
     """
     found = {"python": sys.version}
     for name in names:
@@ -127,15 +128,15 @@ def _installed(names: tuple[str, ...], path: tuple[str, ...]) -> dict[str, str]:
         try:
             spec = importlib.util.find_spec(module)
         except ValueError as error:
-            raise UnknownError(f"{module}, which was made in memory") from error
+            raise UnhashableError(f"{module}, which was made in memory") from error
         if spec is None:
             continue
         for place in spec.submodule_search_locations or [spec.origin or "memory"]:
             if not is_installed(place):
-                raise UnknownError(f"{module}, which is imported from elsewhere: {place}")
+                raise UnhashableError(f"{module}, which is imported from elsewhere: {place}")
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             distribution = importlib.metadata.distribution(name)
-            # Scripts, which lie outside of the packages, hold the path of their interpreter.
+            # Scripts, which lie outside the packages, contain the path of their interpreter.
             record = (distribution.read_text("RECORD") or "").splitlines()
             files = [line for line in record if not line.startswith("../")]
             found[name] = f"{distribution.version} {digest_of(files)}"
@@ -143,7 +144,7 @@ def _installed(names: tuple[str, ...], path: tuple[str, ...]) -> dict[str, str]:
 
 
 def is_installed(file: str) -> bool:
-    """Whether a file belongs to an installed package or to the standard library."""
+    """Return whether a file belongs to an installed package or the standard library."""
     return file.startswith(_STANDARD) or _SITE in file or _DIST in file
 
 
@@ -168,21 +169,23 @@ def libraries() -> dict[str, str]:
     Return the versions of every library in the chain, and ours.
 
     Raises:
-        UnknownError: A library is no installed one, or other code has registered rules with it.
+        UnhashableError: A library is not installed, or other code has registered rules with it.
     """
     found = litert.registered_by_others()
     if found:
-        raise UnknownError(f"{found[0]}, which other code has registered with the libraries")
+        raise UnhashableError(f"{found[0]}, which other code has registered with the libraries")
     installed = _installed(_DISTRIBUTIONS, tuple(sys.path))
     return {**installed, "pytest-edgeq": _own_code()}
 
 
 def sources() -> dict[str, Any]:
     """
-    Return all code that a model may run: installed packages by name and version, hashes of others.
+    Return identities of all code that a model may run.
+
+    These are names and versions of installed packages, and hashes of other loaded modules.
 
     Raises:
-        UnknownError: The file of a loaded module cannot be read.
+        UnhashableError: The file of a loaded module cannot be read.
     """
     scripts = sysconfig.get_path("scripts") + os.sep
     loaded = {}
@@ -196,7 +199,7 @@ def sources() -> dict[str, Any]:
                 status = Path(file).stat()
                 loaded[name] = _source(file, status.st_mtime_ns, status.st_size)
             except OSError as error:
-                raise UnknownError(f"the module {name}: {error}") from error
+                raise UnhashableError(f"the module {name}: {error}") from error
     return {"installed": _packages(tuple(sys.path)), "loaded": loaded}
 
 
@@ -207,26 +210,26 @@ def _source(file: str, time: int, size: int) -> str:
 
 @functools.cache
 def _packages(path: tuple[str, ...]) -> list[str]:
-    """Return the names of the folders that hold the names and versions of installed packages."""
+    """Return the sorted metadata folders of installed packages, which name versions."""
     return sorted({each.name for folder in path for each in Path(folder).glob("*.*-info")})
 
 
 def second_pipeline() -> dict[str, str]:
     """
-    Return what identifies the libraries that the converter's second pipeline adds.
+    Return the versions of the libraries of the converter's second pipeline.
 
     Raises:
-        UnknownError: As `libraries` does.
+        UnhashableError: As `libraries`.
     """
     return _installed(_SECOND_PIPELINE, tuple(sys.path))
 
 
 def settings() -> dict[str, str]:
     """
-    Return the settings of this process and machine that floating-point results depend on.
+    Return the settings of process and machine that affect floating-point results.
 
-    The number of torch's threads counts where samples run, not where a graph is converted. The CPU
-    counts for both, since the converter computes constants: entries of one model of CPU are not
+    The number of torch's threads matters where samples run, not where a graph is converted. The CPU
+    matters for both, since the converter computes constants: entries of one model of CPU are not
     read on another.
     """
     chosen = {
@@ -251,9 +254,9 @@ def settings() -> dict[str, str]:
 @functools.cache
 def _cpu_model() -> str:
     """
-    Return what oneDNN, MKL, XNNPACK and OpenBLAS choose their kernels by.
+    Return the CPU properties by which oneDNN, MKL, XNNPACK and OpenBLAS choose kernels.
 
-    torch's capability, AVX512 for instance, stands for many models, whose results differ.
+    torch's capability, AVX512 for instance, covers many models, whose results differ.
     """
     if not _CPU_INFO.exists():
         return platform.processor()
@@ -274,5 +277,5 @@ def _fp32_precision() -> str:
     if not hasattr(mkldnn, "matmul"):
         return torch.get_float32_matmul_precision()
     kinds = [getattr(mkldnn, kind) if kind else mkldnn for kind in _FP32]
-    # "none" is what was never set; `set_float32_matmul_precision("highest")` sets "ieee".
+    # "none" means unset; `set_float32_matmul_precision("highest")` sets "ieee".
     return " ".join(kind.fp32_precision.replace("none", "ieee") for kind in kinds)

@@ -9,10 +9,10 @@ from pytest_edgeq.errors import warn_user
 
 class CacheLog:
     """
-    Takes the cache's messages: a warning by default, or whatever the plugin does with them.
+    Receiver of the cache's messages: a warning by default, or the plugin.
 
-    They are no warnings of Python inside pytest, because a suite that turns warnings into errors
-    would fail of a damaged entry, which costs nothing but time.
+    They are no Python warnings inside pytest, because a suite that turns warnings into errors would
+    fail for a damaged entry, which only costs time.
     """
 
     def __init__(

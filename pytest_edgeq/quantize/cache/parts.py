@@ -1,4 +1,4 @@
-"""Encode and decode the results that are stored: quantized graphs, ranges, files and keys."""
+"""Encode and decode stored results: quantized graphs, ranges, files and keys."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 import torch
 
 from pytest_edgeq.errors import Warned
-from pytest_edgeq.litert.digest import UnknownError, digest_of
+from pytest_edgeq.litert.digest import UnhashableError, digest_of
 from pytest_edgeq.litert.graphs import decode_graph, decode_tensors, encode_graph, encode_tensors
 
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
     """
-    A quantized torch graph, built when it is first used, and what the flow must know of it.
+    A quantized torch graph, built at first use, with facts for the flow.
 
     Attributes:
         graph: Return the graph, always the same one.
@@ -28,7 +28,7 @@ class Simulation:
         weights_alone: Whether an op has a quantized weight and a float input.
         annotated: Module and op type of the weights that the quantizer annotated.
         strict_refusal: Why strict export refused the model, if it did.
-        warned: What the libraries warned of while they calibrated, each text once.
+        warned: Warnings of the libraries during calibration, each text once.
         digest: A hash of the graph; None where the graph cannot be stored.
     """
 
@@ -46,7 +46,7 @@ def write_simulation(simulation: Simulation) -> dict[str, bytes]:
     Encode a quantized graph.
 
     Raises:
-        UnknownError: The format cannot hold it.
+        UnhashableError: The format cannot encode it.
     """
     parts = encode_graph(simulation.graph())
     facts = {
@@ -62,14 +62,14 @@ def write_simulation(simulation: Simulation) -> dict[str, bytes]:
 
 def read_simulation(parts: Mapping[str, bytes]) -> Simulation:
     """
-    Return the quantized graph that `write_simulation` has encoded; built when first used.
+    Decode a quantized graph of `write_simulation`; it is built at first use.
 
     Raises:
-        Exception: The parts are other ones; Python raises what it meets in them.
+        Exception: The parts are invalid; of any class.
     """
     _check_names(parts, "graph", "tensors", "facts")
     facts = json.loads(parts["facts"])
-    # Looked at now, because when the graph is built it is too late to calibrate again.
+    # Checked now, because when the graph is built it is too late to calibrate again.
     if facts["digest"] != digest_of(parts["graph"], parts["tensors"]):
         raise ValueError("its graph does not have the hash that it should")
 
@@ -99,39 +99,39 @@ def write_ranges(ranges: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
     Encode ranges by tensor name.
 
     Raises:
-        UnknownError: One of them is no array.
+        UnhashableError: One of them is no array.
     """
     arrays: dict[str, torch.Tensor] = {}
     scalars: list[str] = []
     for i, each in enumerate(ranges.values()):
         for j, value in enumerate(each.values()):
             if not isinstance(value, (np.ndarray, np.generic)):
-                raise UnknownError(f"a range that is a {type(value).__name__}")
+                raise UnhashableError(f"a range that is a {type(value).__name__}")
             arrays[f"{i} {j}"] = torch.from_numpy(np.array(value))
-            if isinstance(value, np.generic):  # of a tensor without dimensions
+            if isinstance(value, np.generic):  # a tensor without dimensions
                 scalars.append(f"{i} {j}")
     table, raw = encode_tensors(arrays)
     names = [[name, list(each)] for name, each in ranges.items()]
-    told = {"names": names, "tensors": table, "scalars": scalars}
-    return {"ranges": json.dumps(told).encode(), "tensors": raw}
+    content = {"names": names, "tensors": table, "scalars": scalars}
+    return {"ranges": json.dumps(content).encode(), "tensors": raw}
 
 
 def read_ranges(parts: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
     """
-    Return the ranges that `write_ranges` has encoded.
+    Decode the ranges of `write_ranges`.
 
     Raises:
-        Exception: The parts are other ones; torch and Python raise what they meet in them.
+        Exception: The parts are invalid; of any class.
     """
     _check_names(parts, "ranges", "tensors")
-    told = json.loads(parts["ranges"])
+    content = json.loads(parts["ranges"])
     arrays = {
-        place: tensor.numpy()[()] if place in told["scalars"] else tensor.numpy()
-        for place, tensor in decode_tensors(told["tensors"], parts["tensors"]).items()
+        place: tensor.numpy()[()] if place in content["scalars"] else tensor.numpy()
+        for place, tensor in decode_tensors(content["tensors"], parts["tensors"]).items()
     }
     return {
         name: {kind: arrays[f"{i} {j}"] for j, kind in enumerate(kinds)}
-        for i, (name, kinds) in enumerate(told["names"])
+        for i, (name, kinds) in enumerate(content["names"])
     }
 
 
@@ -140,7 +140,7 @@ def read_file(parts: Mapping[str, bytes]) -> bytes:
     Return a `.tflite` file.
 
     Raises:
-        ValueError: The parts are other ones.
+        ValueError: The parts are invalid.
     """
     _check_names(parts, "tflite")
     if parts["tflite"][4:8] != b"TFL3":
@@ -153,7 +153,7 @@ def read_key(parts: Mapping[str, bytes]) -> bytes:
     Return a key, in hexadecimal.
 
     Raises:
-        ValueError: The parts are other ones.
+        ValueError: The parts are invalid.
     """
     _check_names(parts, "key")
     if not re.fullmatch(rb"[0-9a-f]{64}", parts["key"]):

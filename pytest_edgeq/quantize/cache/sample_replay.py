@@ -1,4 +1,4 @@
-"""Calibration samples that may have to run later: hashed as they come, kept on disk meanwhile."""
+"""Calibration samples, hashed as they are read and kept for a later run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pytest_edgeq.compare.samples import Sample, as_array
 from pytest_edgeq.litert.digest import feed
 
 Tagged = tuple[str, Sample]
-"""The signature that a sample is for, and the sample."""
+"""A signature and a sample of it."""
 
 _IN_MEMORY = 1 << 26
-"""Bytes of samples that are held in memory; what is more goes to a temporary file."""
+"""Bytes of samples kept in memory; more are written to a temporary file."""
 
 
 class Recording:
@@ -32,7 +32,7 @@ class Recording:
 
     @property
     def digest(self) -> str:
-        """A hash of the samples that were read so far."""
+        """A hash of the samples read so far."""
         return self._hasher.hexdigest()
 
     def __iter__(self) -> Iterator[Tagged]:
@@ -47,7 +47,7 @@ class Recording:
 
 
 def spooled(samples: Iterable[Tagged], report: Callable[[str], None]) -> Iterator[Tagged]:
-    """Read samples to their end, and return copies of them, to be read once."""
+    """Read all samples, and return an iterator over copies of them."""
     spool = _Spool(report)
     for tagged in samples:
         spool.add(*tagged)
@@ -55,14 +55,14 @@ def spooled(samples: Iterable[Tagged], report: Callable[[str], None]) -> Iterato
 
 
 def streams_of(samples: Iterator[Tagged], signatures: Iterable[str]) -> dict[str, Iterator[Sample]]:
-    """Return a stream for each signature, to be read one after the other."""
-    held: list[Tagged] = []
+    """Return a stream for each signature, to be read in order."""
+    pending: list[Tagged] = []
 
     def stream(signature: str) -> Iterator[Sample]:
-        for tagged in itertools.chain(held[:], samples):
-            held.clear()
+        for tagged in itertools.chain(pending[:], samples):
+            pending.clear()
             if tagged[0] != signature:
-                held.append(tagged)
+                pending.append(tagged)
                 return
             yield tagged[1]
 
@@ -70,7 +70,7 @@ def streams_of(samples: Iterator[Tagged], signatures: Iterable[str]) -> dict[str
 
 
 class _Head(NamedTuple):
-    """Stands in a sample for a value that is in the file."""
+    """Placeholder in a sample for a value stored in the file."""
 
     dtype: torch.dtype
     shape: torch.Size
@@ -79,7 +79,7 @@ class _Head(NamedTuple):
 
 
 class _Spool:
-    """Copies of samples to be read once, in memory as long as they are few, then in a file."""
+    """Copies of samples, in memory up to a limit, then in a file."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
@@ -99,7 +99,7 @@ class _Spool:
         self._kept.append((signature, copy))
 
     def replayed(self) -> Iterator[Tagged]:
-        """Give the samples again, once."""
+        """Yield the samples, once."""
         file = None
         if self._file is not None:
             self._file.seek(0)
@@ -109,10 +109,10 @@ class _Spool:
             yield signature, sample.mapped(lambda value: _read(value, file))
 
     def _stored(self, sample: Sample) -> Sample:
-        """Return the sample with its values in the file; as it is where they cannot be written."""
+        """Return the sample with values in the file, or unchanged if writing fails."""
         try:
             if self._file is None:
-                # Not buffered: what a full disk refuses would stay in the buffer, and fail again.
+                # Unbuffered: data refused by a full disk would stay in the buffer, and fail again.
                 self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 # the finalizer closes it
                 # Samples of a stored run are never read again.
                 weakref.finalize(self, self._file.close)
@@ -140,8 +140,8 @@ def _read(value: Any, file: BinaryIO | None) -> Any:
     if not isinstance(value, _Head):
         return value
     assert file is not None, "unreachable because a head is made by writing"
-    made = torch.empty_strided(value.shape, value.stride, dtype=value.dtype)
-    raw = bytearray(file.read(made.nbytes))
+    tensor = torch.empty_strided(value.shape, value.stride, dtype=value.dtype)
+    raw = bytearray(file.read(tensor.nbytes))
     if raw:
-        made.copy_(torch.frombuffer(raw, dtype=value.dtype).reshape(value.shape))
-    return made if value.is_tensor else made.numpy()
+        tensor.copy_(torch.frombuffer(raw, dtype=value.dtype).reshape(value.shape))
+    return tensor if value.is_tensor else tensor.numpy()

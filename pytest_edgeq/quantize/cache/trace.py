@@ -12,10 +12,10 @@ from pytest_edgeq.litert.digest import feed, feed_graph
 
 def program_digest(program: torch.export.ExportedProgram, *, lines: bool = False) -> str:
     """
-    Return a hash of an exported program, with the source lines of its nodes if asked for.
+    Return a hash of an exported program, optionally with its nodes' source lines.
 
     Raises:
-        UnknownError: A part of it cannot be identified.
+        UnhashableError: A part of it cannot be identified.
     """
     hasher = hashlib.sha256()
     feed_graph(hasher, program.graph_module, ("stack_trace",) if lines else ())
@@ -36,7 +36,7 @@ def graph_digest(module: torch.fx.GraphModule) -> str:
     Return a hash of a graph with observers: nodes, annotations, observers and constants.
 
     Raises:
-        UnknownError: A part of it cannot be identified.
+        UnhashableError: A part of it cannot be identified.
     """
     hasher = hashlib.sha256()
     feed_graph(hasher, module, litert.NODE_METADATA)

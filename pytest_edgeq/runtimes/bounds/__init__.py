@@ -1,9 +1,9 @@
 """
-What TFLite's builtin CPU kernels may do beside the arithmetic that they stand for.
+Rounding errors of TFLite's builtin CPU kernels beyond the arithmetic of their ops.
 
-`rounding` bounds the codes of quantized kernels, `floats` the floats of float kernels, `hybrid`
-gives the input of kernels that quantize it on the fly, `xnnpack` adds what XNNPACK rounds in
-another way. Read from the sources of LiteRT of August 2026 (ai-edge-litert 2.3), below
+`rounding` bounds the codes of quantized kernels, `floats` the results of float kernels, `hybrid`
+computes the input of kernels that quantize it at run time, `xnnpack` adds the roundings of
+XNNPACK. Read from the sources of LiteRT of August 2026 (ai-edge-litert 2.3), below
 `tflite/kernels/`, and measured in `tests/kernels/test_kernels.py`.
 """
 

@@ -1,4 +1,4 @@
-"""How far a float kernel's result may lie from the real one, relative to what goes in and out."""
+"""Error bounds of float kernels, relative to the greatest value in or out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.ops import facts_of
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 
-#: What functions and the operations around a sum are off, in units in the last place: Eigen's
+#: Error of functions and of the operations around a sum, in units in the last place: Eigen's
 #: rational approximations of tanh and the logistic function are within 6, measured; twice that.
 _FUNCTION = 12
 
@@ -32,7 +32,7 @@ _SIGMAS = 8
 
 
 def reduction_length(graph: OpGraph, op: Op) -> int:
-    """How many terms are summed to one output value, the bias among them; 1 where none are."""
+    """Return the number of terms summed to one output value, including the bias."""
 
     def shape(position: int) -> tuple[int, ...]:
         return graph.tensor(op, op.inputs[position]).shape
@@ -42,8 +42,8 @@ def reduction_length(graph: OpGraph, op: Op) -> int:
     if op.name == "BATCH_MATMUL":
         return shape(0)[-2 if option(graph, op, "AdjX") else -1]
     if op.name in ("MEAN", "SUM"):
-        made = elements(graph.tensor(op, op.outputs[0]))
-        return max(math.prod(shape(0)) // max(made, 1), 1)
+        n_outputs = elements(graph.tensor(op, op.outputs[0]))
+        return max(math.prod(shape(0)) // max(n_outputs, 1), 1)
     if op.name in ("SOFTMAX", "LOG_SOFTMAX", "L2_NORMALIZATION"):
         return shape(0)[-1]
     return len(op.inputs) if op.name == "ADD_N" else 1
@@ -51,16 +51,16 @@ def reduction_length(graph: OpGraph, op: Op) -> int:
 
 def float_bound(graph: OpGraph, op: Op, *, exact: bool = False) -> float:
     """
-    What a sound float kernel's result may be off, relative to the greatest value in or out.
+    Return the error bound of a sound float kernel, relative to its greatest value.
 
     A sum of n products in any order is off by n · 2^−24 of Σ|w·x| (Higham, Accuracy and Stability
-    of Numerical Algorithms, §3.1), and, its roundings being as good as independent, by 8 · √n of
-    them (Higham and Mary, A New Approach to Probabilistic Rounding Error Analysis, 2019). Σ|w·x|
-    is at most the greatest input times the greatest row of Σ|w|; of a product of two activations
-    the greatest value of both and of the result stands for it.
+    of Numerical Algorithms, §3.1), and, if roundings are independent, by 8 · √n of them (Higham and
+    Mary, A New Approach to Probabilistic Rounding Error Analysis, 2019). Σ|w·x| is at most the
+    greatest input times the greatest row of Σ|w|; for a product of two activations the greatest
+    value of both and of the result is used instead.
 
-    Kernels that quantize their input sum whole numbers, exactly. Against a sum in float64 of
-    `hybrid_input` and float32 weights only the weights' own roundings are left, 8 · √Σw².
+    Kernels that quantize their input sum integers, exactly. Compared with a sum in float64 of the
+    quantized input and float32 weights only the weights' own roundings are left, 8 · √Σw².
 
     Returns:
         A factor of the greatest absolute value of the op's inputs and output, for instance 2e-5.
@@ -69,7 +69,7 @@ def float_bound(graph: OpGraph, op: Op, *, exact: bool = False) -> float:
     n = reduction_length(graph, op)
     if exact and hybrid_position(graph, op) is not None:
         weights = graph.tensor(op, op.inputs[1])
-        # Its own kernel for int4 has codes from 0 to 15, and takes 8 · Σx off in floats.
+        # Its own kernel for int4 has codes from 0 to 15, and subtracts 8 · Σx in floats.
         shifted = 2 * 8 * n * float(weights.scales.max()) if is_packed(op, weights) else 0.0
         return (_SIGMAS * roots + shifted + _FUNCTION) * ULP
     return (min(n, _SIGMAS * math.sqrt(n)) + _FUNCTION) * ULP * max(1.0, sums)
@@ -77,20 +77,20 @@ def float_bound(graph: OpGraph, op: Op, *, exact: bool = False) -> float:
 
 def float_reach(graph: OpGraph, op: Op) -> float:
     """
-    What `float_bound` is relative to at the least, whatever goes in and out; in the op's unit.
+    Return the least value to which `float_bound` is relative, in the op's unit.
 
-    A DEQUANTIZE may take the zero point off in floats, q · s − z · s: each product is rounded, and
+    A DEQUANTIZE may subtract the zero point in floats, q · s − z · s: each product is rounded, and
     |q| · s is at most the result and |z| · s.
     """
-    given = graph.tensor(op, op.inputs[0])
-    if op.name != "DEQUANTIZE" or not given.is_quantized:
+    source = graph.tensor(op, op.inputs[0])
+    if op.name != "DEQUANTIZE" or not source.is_quantized:
         return 0.0
-    return float(np.abs(given.zero_points * given.scales).max(initial=0.0))
+    return float(np.abs(source.zero_points * source.scales).max(initial=0.0))
 
 
 def float_conditioning(op: Op, inputs: Iterable[npt.NDArray[Any]]) -> float:
     """
-    Return what `float_bound` grows by, because a function multiplies the rounding of its argument.
+    Return the growth of `float_bound` where a function amplifies its argument's rounding.
 
     The relative error of eˣ is the absolute error of the exponent, which grows with x. Negative
     exponents add nothing: there |x| · eˣ is less than 1.
@@ -103,7 +103,7 @@ def float_conditioning(op: Op, inputs: Iterable[npt.NDArray[Any]]) -> float:
 
 
 def _rows(graph: OpGraph, op: Op) -> tuple[float, float]:
-    """The greatest Σ|w| and √Σw² of what makes one output value; 1 where weights are not known."""
+    """Return the greatest Σ|w| and √Σw² of an output value; 1 without known weights."""
     n = reduction_length(graph, op)
     if op.name == "SUM":
         return float(n), math.sqrt(n)

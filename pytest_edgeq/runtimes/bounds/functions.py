@@ -1,7 +1,7 @@
 """
-Curves, norms and roots: what their kernels add to one rounding, in LSB of the output.
+Errors of curves, norms and roots beyond one rounding, in LSB of the output.
 
-Paths are below `tflite/kernels/`. None stands for an op that is not quantized as the rule expects.
+Paths are below `tflite/kernels/`. None means that the op is not quantized as the rule expects.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def table(site: Site) -> float | None:
 
 def sigmoid(site: Site) -> float | None:
     """
-    LOGISTIC of int16 by a table of σ, 24 entries for each unit of x, and lines between them.
+    LOGISTIC of int16: a table of σ with 24 entries a unit, interpolated linearly.
 
     In LSB of 2^−15: a line over 1/24 is off by max|σ''|/8 · 24^−2 (0.0962 / 8), entries of 2^−16 by
-    1/4, the input by half a step of 1/12288 (σ' ≤ 1/4) and by its multiplier, a whole number of at
-    most 15 bits that is cut, not rounded (|x·σ'| ≤ 0.2239). Beyond the table (255/24), 1 stands for
-    σ. (`internal/reference/integer_ops/logistic.h`; `activations.cc`, `SigmoidPrepare`.)
+    1/4, the input by half a step of 1/12288 (σ' ≤ 1/4) and by its multiplier, an integer of at most
+    15 bits that is truncated (|x·σ'| ≤ 0.2239). Beyond the table (255/24) σ is replaced by 1.
+    (`internal/reference/integer_ops/logistic.h`; `activations.cc`, `SigmoidPrepare`.)
     """
     if site.output.dtype != "int16":
         return table(site)
@@ -54,7 +54,7 @@ def sigmoid(site: Site) -> float | None:
 
 def tanh(site: Site) -> float | None:
     """
-    TANH of int16 as 2σ(2x) − 1 by the table of LOGISTIC: everything counts twice.
+    TANH of int16, 2σ(2x) − 1 by LOGISTIC's table: all errors count twice.
 
     (`internal/reference/integer_ops/tanh.h`; |x · tanh'| ≤ 0.4479, tanh' ≤ 1.)
     """
@@ -70,7 +70,7 @@ def tanh(site: Site) -> float | None:
 
 
 def _cut_input(s_in: float) -> float:
-    """What cutting the multiplier s_in · 3 · 4096 to 15 bits loses, relative."""
+    """Return the relative error of truncating a multiplier to 15 bits."""
     multiplier = s_in * 4096 * 3
     while multiplier <= 32767 / 2:
         multiplier *= 2
@@ -82,8 +82,8 @@ def hard_swish(site: Site) -> float | None:
     HARD_SWISH in 16 bits (`internal/reference/hard_swish.h`, `activations.cc`, `HardSwishPrepare`).
 
     x · 128 is brought to the output's scale · 2^e (e ≤ 0) by a 16-bit multiplier, off by 1/2 and
-    by the multiplier's cut; times relu6(x + 3) / 6, which is off by what its own multiplier, shifts
-    and halving leave, in units of 2^−15; the product is cut towards zero (1 unit) and shifted by e.
+    by the multiplier's truncation; times relu6(x + 3) / 6, off by its own multiplier, shifts and
+    halving, in units of 2^−15; the product is truncated (1 unit) and shifted by e.
     """
     s_in = scale_of(site.input(0))
     if s_in is None or site.output.dtype == "int16":
@@ -99,15 +99,15 @@ def hard_swish(site: Site) -> float | None:
 
 
 def _cut(real: float) -> tuple[float, int]:
-    """How far a multiplier is off when 16 bits hold it, relative; and its shift."""
+    """Return the relative error of a multiplier of 16 bits, and its shift."""
     significand, shift = quantized_multiplier(real)
-    held = min((int(significand) + (1 << 15)) >> 16, 0x7FFF)
-    return abs(math.ldexp(held, int(shift) - 15) / real - 1), int(shift)
+    stored = min((int(significand) + (1 << 15)) >> 16, 0x7FFF)
+    return abs(math.ldexp(stored, int(shift) - 15) / real - 1), int(shift)
 
 
 def softmax(site: Site) -> float | None:
     """
-    SOFTMAX of 8 bits in floats: a table of exponentials, a sum of n of them, a division.
+    SOFTMAX of 8 bits in floats: a table of exponentials, their sum, a division.
 
     n + 5 float operations (`internal/optimized/optimized_ops.h`, `Softmax`), and exponents that
     the float scale has moved by 255 · s_in · 2^−24.
@@ -126,9 +126,9 @@ def _softmax_16(x: Tensor) -> float:
     SOFTMAX of int16 by two tables of 512 lines (`internal/reference/softmax.h`, `SoftmaxInt16`).
 
     In LSB of 2^−15: an exponential e is off by half a step of 10/65535 of its input (2.5 · e), by
-    half of what a line over 10/512 loses (0.8 · e), and by up to 1.5 in its entries, whatever its
-    size: below e^−10 it stays there. n of them make the sum, which is 1 or more and by which all
-    are divided; the table of reciprocals and the last rounding add 2.
+    half the error of a line over 10/512 (0.8 · e), and by up to 1.5 in its entries, whatever its
+    size: below e^−10 it stays there. Their sum of n, which is 1 or more, divides all; the table of
+    reciprocals and the last rounding add 2.
     """
     return (2.5 + 0.8) * 2 + 1.5 * (x.shape[-1] + 1) + 2
 
@@ -144,7 +144,7 @@ def log_softmax(site: Site) -> float | None:
 
 
 def square_root(site: Site) -> float | None:
-    """SQRT in floats, cut and not rounded (`elementwise.cc`, `SqrtEvalQuantized`)."""
+    """SQRT in floats, truncated (`elementwise.cc`, `SqrtEvalQuantized`)."""
     return 0.5 + 4 * ULP * site.reach
 
 
@@ -152,7 +152,7 @@ def reciprocal_root(site: Site) -> float | None:
     """
     RSQRT of int8: 2^20 / √v, rounded, times 1 / (√s_in · S) (`elementwise.cc`).
 
-    The rounding is 2^−21 · √v ≤ 2^−21 · 16, relative; the root's own Newton steps leave 2^−20.
+    The rounding is 2^−21 · √v ≤ 2^−21 · 16, relative; the root's Newton steps are 2^−20 off.
     """
     s_in = scale_of(site.input(0))
     if s_in is None or site.output.dtype != "int8":

@@ -1,12 +1,12 @@
 """
-The input of dynamically quantized kernels as they see it.
+The input of dynamically quantized kernels after its quantization.
 
-With floats outside and integer weights inside, TFLite's kernels quantize the input to int8 at each
-run and sum whole numbers. Symmetric: scale max|x| / 127, `SymmetricQuantizeFloats`. Asymmetric:
+With float activations and integer weights, TFLite's kernels quantize the input to int8 at each
+run and sum integers. Symmetric: scale max|x| / 127, `SymmetricQuantizeFloats`. Asymmetric:
 (max(x, 0) − min(x, 0)) / 255 with a rounded zero point, `AsymmetricQuantizeFloats`, both in
-`internal/reference/portable_tensor_utils.cc`. Which, and over what, is the kernel's choice:
+`internal/reference/portable_tensor_utils.cc`. Scheme and granularity depend on the kernel:
 
-| op | over | which |
+| op | granularity | scheme |
 | --- | --- | --- |
 | FULLY_CONNECTED | a row of the input | `asymmetric_quantize_inputs` |
 | FULLY_CONNECTED, int4, from 32 to 4 values on | a row | symmetric |
@@ -39,12 +39,12 @@ _WEIGHTS = ("int8", "uint8", "int4", "int2")
 # Elements that are quantized together: a quarter of a MB each of a few arrays.
 _TILE = 1 << 16
 
-# float32 tells halves up to 2^−14 at most: what is as near as this is looked at again.
+# float32 resolves halves up to 2^−14 at most: values as near as this are checked again.
 _NEAR = 1e-3
 
 
 def hybrid_position(graph: OpGraph, op: Op) -> int | None:
-    """Position of the input that the kernel quantizes at each run; None where it quantizes none."""
+    """Return the position of the input that a kernel quantizes, or None."""
     facts = facts_of(op.name)
     if not facts.dynamic:
         return None
@@ -55,12 +55,12 @@ def hybrid_position(graph: OpGraph, op: Op) -> int | None:
 
 class _Steps(NamedTuple):
     """
-    How rows are quantized, a value a row.
+    Quantization of rows, a value a row.
 
     Attributes:
-        factor: What they are multiplied by.
-        zero_point: What is added then.
-        scale: What one step stands for.
+        factor: Factor of the values.
+        zero_point: Added to the product.
+        scale: Size of one step.
     """
 
     factor: Floats
@@ -70,11 +70,11 @@ class _Steps(NamedTuple):
 
 class Halves(NamedTuple):
     """
-    Where an input is near halfway between two codes.
+    Elements of an input near halfway between two codes.
 
     Attributes:
-        steps: How it is quantized.
-        near: Lines and parts of them, and the places there.
+        steps: Quantization of the input.
+        near: Rows, parts of them, and the places there.
     """
 
     steps: _Steps
@@ -86,8 +86,8 @@ class HybridInput:
 
     def __init__(self, graph: OpGraph, op: Op, *, runtime: str = "builtin") -> None:
         weights = graph.tensor(op, op.inputs[1])
-        self._turned = op.name == "BATCH_MATMUL" and bool(option(graph, op, "AdjX"))
-        # What gets one scale each: so many values in a row, or an image of the batch.
+        self._is_transposed = op.name == "BATCH_MATMUL" and bool(option(graph, op, "AdjX"))
+        # Granularity: so many values in a row, or an image of the batch.
         self._by_row = op.name in ("FULLY_CONNECTED", "BATCH_MATMUL")
         self._size = weights.shape[-1] if op.name == "FULLY_CONNECTED" else None
         self._is_asymmetric = _is_asymmetric(graph, op, weights, runtime)
@@ -96,48 +96,50 @@ class HybridInput:
     def _low(self) -> int:
         return -128 if self._is_asymmetric else -127
 
-    def takes(self, shape: Sequence[int]) -> bool:
-        """Whether values of a shape can be what is quantized; a wrongly wired op takes others."""
+    def accepts(self, shape: Sequence[int]) -> bool:
+        """Return whether the op can quantize a shape; a wrongly wired op cannot."""
         return len(shape) > 0 and math.prod(shape) % (self._size or 1) == 0
 
-    def seen(self, x: Floats) -> Floats:
+    def fake_quantize(self, x: Floats) -> Floats:
         """
-        The op's input as the kernel sees it after quantizing it.
+        Return the op's input, quantized and dequantized as by the kernel.
 
         Returns:
-            Dequantized, of the same shape and dtype.
+            An array of the same shape and dtype.
         """
-        return self.look(x)[0]
+        return self.fake_quantize_with_halves(x)[0]
 
-    def look(self, x: Floats, ends: tuple[float, float] | None = None) -> tuple[Floats, Halves]:
-        """The same, and where the kernel may see another code: `ties` says what that is worth."""
+    def fake_quantize_with_halves(
+        self, x: Floats, ends: tuple[float, float] | None = None
+    ) -> tuple[Floats, Halves]:
+        """Return the fake-quantized input, and its elements near halfway between codes."""
         rows = self._rows(x)
         seen = np.empty(rows.shape, x.dtype)
         near = []
         with np.errstate(all="ignore"):
             low, high = _ends(rows, ends)
             steps = (_asymmetric if self._is_asymmetric else _symmetric)(low, high)
-            # Few are cut in less time than it takes to ask.
+            # Clipping few values is faster than checking whether it is needed.
             cuts = x.size <= _TILE or _reaches_beyond(low, high, steps, self._low)
             for lines, part in _tiles(*rows.shape):
                 own = _Steps._make(each[lines] for each in steps)
                 codes, places = _codes(rows[lines, part], own, self._low if cuts else None)
                 np.multiply(codes, own.scale, out=seen[lines, part], dtype=x.dtype)
                 near.append((lines, part, places))
-        if self._turned:
+        if self._is_transposed:
             seen = seen.reshape(x.swapaxes(-1, -2).shape)
             return contiguous(seen.swapaxes(-1, -2)), Halves(steps, near)
         return seen.reshape(x.shape), Halves(steps, near)
 
-    def ties(self, x: Floats, halves: Halves) -> float:
+    def rounding_ambiguity(self, x: Floats, halves: Halves) -> float:
         """
-        What the inputs that lie halfway between two codes may be off, in sum.
+        Return the summed error of the inputs halfway between two codes.
 
-        A quotient of float32 is known to two units in the last place, so which code such a value
-        takes depends on the order in which a processor multiplies and adds. Each is worth one step.
+        A float32 quotient is known to two units in the last place, so the code of such a value
+        depends on the order in which a processor multiplies and adds. Each counts one step.
 
         Returns:
-            In units of the input; the results are off by as much times the largest weight at most.
+            In units of the input; times the largest weight it bounds the error of the results.
         """
         rows = self._rows(x)
         total = 0.0
@@ -148,20 +150,20 @@ class HybridInput:
             steps = _Steps._make(each[lines][line, 0] for each in halves.steps)
             codes, _ = _codes(values, steps, self._low)
             exact = values.astype(np.float64) / steps.scale
-            apart = np.abs(np.abs(exact - codes) - 0.5)
-            tied = apart <= (np.abs(exact) + 256) * 2.0**-22
+            distances = np.abs(np.abs(exact - codes) - 0.5)
+            tied = distances <= (np.abs(exact) + 256) * 2.0**-22
             total += float(steps.scale[tied].sum(dtype=np.float64))
         return total
 
     def _rows(self, x: Floats) -> Floats:
-        seen = contiguous(x.swapaxes(-1, -2) if self._turned else x, np.float32)
+        seen = contiguous(x.swapaxes(-1, -2) if self._is_transposed else x, np.float32)
         if self._by_row:
             return seen.reshape(-1, self._size or seen.shape[-1])
         return seen.reshape(-1, math.prod(seen.shape[-3:]))
 
 
 def _is_asymmetric(graph: OpGraph, op: Op, weights: Tensor, runtime: str) -> bool:
-    # XNNPACK knows no other way (`src/operators/`, `qd8`).
+    # XNNPACK has no other way (`src/operators/`, `qd8`).
     if weights.block_scales >= 0 or runtime == "xnnpack":
         return True
     if runtime == "builtin" and is_packed(op, weights):
@@ -176,7 +178,7 @@ def _is_asymmetric(graph: OpGraph, op: Op, weights: Tensor, runtime: str) -> boo
 
 def is_packed(op: Op, weights: Tensor) -> bool:
     """
-    Whether FULLY_CONNECTED takes its own kernel for int4, which knows no zero points.
+    Return whether FULLY_CONNECTED uses its int4 kernel, which ignores zero points.
 
     (`fully_connected.cc`, `Prepare`: even rows of 32 at least, 4 outputs at least.)
     """
@@ -187,7 +189,7 @@ def is_packed(op: Op, weights: Tensor) -> bool:
 
 
 def _ends(rows: Floats, known: tuple[float, float] | None) -> tuple[Floats, Floats]:
-    """The least value of each row, and the greatest."""
+    """Return the least and the greatest value of each row."""
     if known is not None and len(rows) == 1:
         low, high = (np.full((1, 1), end, np.float32) for end in known)
         return low, high
@@ -195,7 +197,7 @@ def _ends(rows: Floats, known: tuple[float, float] | None) -> tuple[Floats, Floa
 
 
 def _symmetric(low: Floats, high: Floats) -> _Steps:
-    """Codes −127 … 127, and their scales, max|x| / 127."""
+    """Return the symmetric quantization: codes −127 … 127, scales max|x| / 127."""
     reach = np.maximum(high, -low)
     empty = reach == 0
     safe = np.where(empty, np.float32(1), reach)
@@ -204,28 +206,28 @@ def _symmetric(low: Floats, high: Floats) -> _Steps:
 
 
 def _asymmetric(low: Floats, high: Floats) -> _Steps:
-    """Over the range with 0 in it."""
+    """Return the asymmetric quantization of the range, extended to 0."""
     low = np.minimum(low, 0).astype(np.float64)
     high = np.maximum(high, 0).astype(np.float64)
     scale = (high - low) / 255
     empty = scale == 0
     scale[empty] = 1.0
     below, above = low / scale, high / scale
-    # From the end that is nearer to 0 in codes, which the rounding harms less.
+    # Computed from the end nearer to 0 in codes, where rounding errs less.
     zero_point = _rounded(np.where(128 - below < 127 + above, -128 - below, 127 - above))
     zero_point[empty] = 0.0
-    held = scale.astype(np.float32)
-    return _steps(np.float32(1) / held, zero_point.astype(np.float32), held)
+    stored = scale.astype(np.float32)
+    return _steps(np.float32(1) / stored, zero_point.astype(np.float32), stored)
 
 
 def _steps(factor: Floats, zero_point: Floats, scale: Floats) -> _Steps:
-    # Of values so small that float32 does not hold their step nothing is known.
+    # Values whose step underflows float32 have no defined result.
     factor[np.isinf(factor)] = np.nan
     return _Steps(factor, zero_point, scale)
 
 
 def _tiles(count: int, size: int) -> Iterator[tuple[slice, slice]]:
-    """Lines and parts of them that a processor keeps at hand."""
+    """Yield tiles of rows that fit a processor's cache."""
     lines, part = max(_TILE // max(size, 1), 1), min(size, _TILE)
     for line in range(0, count, lines):
         for start in range(0, size, max(part, 1)):
@@ -233,16 +235,16 @@ def _tiles(count: int, size: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _reaches_beyond(low: Floats, high: Floats, steps: _Steps, least: int) -> bool:
-    """Whether a code may lie beyond the ends that there are; rounding keeps the order of values."""
+    """Return whether a code may lie outside the range of codes."""
     first, last = (end * steps.factor + steps.zero_point for end in (low, high))
     return not ((first > least - 0.5).all() and (last < 127.5).all())
 
 
 def _codes(rows: Floats, steps: _Steps, low: int | None) -> tuple[Floats, npt.NDArray[np.intp]]:
     """
-    Codes less their zero point, and where they are near halfway between two of them.
+    Return codes minus their zero point, and the elements near halfway between two.
 
-    Cut to `low` and 127, but where there is no `low`.
+    They are clipped to `low` and 127, unless `low` is None.
     """
     exact = rows * steps.factor
     exact += steps.zero_point
@@ -250,7 +252,7 @@ def _codes(rows: Floats, steps: _Steps, low: int | None) -> tuple[Floats, npt.ND
     rest = np.subtract(exact, codes)
     near = (np.abs(rest, out=rest) > 0.5 - _NEAR).reshape(-1).nonzero()[0]
     if near.size:
-        # Halves go away from zero, as C's `round` does it.
+        # Halves are rounded away from zero, as by C's `round`.
         halves = near[rest.reshape(-1)[near] == 0.5]
         exact = exact.reshape(-1)[halves]
         codes.reshape(-1)[halves] = exact + np.copysign(np.float32(0.5), exact)
@@ -261,7 +263,7 @@ def _codes(rows: Floats, steps: _Steps, low: int | None) -> tuple[Floats, npt.ND
 
 
 def _rounded(values: Floats) -> Floats:
-    """Half away from zero, as C's `round`. What is cut off, and its double, are exact."""
+    """Round half away from zero, as C's `round`; all steps are exact."""
     whole: Floats = np.trunc(values)
     whole += np.trunc(2 * (values - whole))
     return whole

@@ -1,7 +1,7 @@
 """
-Sums, products and other straight lines: what their kernels add to one rounding, in LSB.
+Errors of sums, products and other linear ops beyond one rounding, in LSB.
 
-Paths are below `tflite/kernels/`. None stands for an op that is not quantized as the rule expects.
+Paths are below `tflite/kernels/`. None means that the op is not quantized as the rule expects.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from pytest_edgeq.runtimes.bounds.site import (
 
 def joined(site: Site) -> float | None:
     """
-    CONCATENATION moves codes.
+    CONCATENATION copies codes.
 
-    `concatenation.cc` asks for equal scales at int8 and int16. uint8 goes through floats:
+    `concatenation.cc` demands equal scales for int8 and int16. uint8 is computed in floats:
     code · s/S − zp · s/S, three roundings of terms that reach twice as far as the output's codes
     (`internal/optimized/optimized_ops.h`, `ConcatenationWithScaling`).
     """
@@ -43,13 +43,13 @@ def product(data: int, weights: int, bias: int | None) -> Callable[[Site], float
     """
     Sums of products, rescaled by s_in · s_w / S.
 
-    The rescaling is off, and the bias, which stands in the file as a whole number of
+    The rescaling rounds, and so does the bias, which the file stores as a multiple of
     s_in · s_w. The sum itself is exact. The multiplier is computed in double for each channel, for
     uint8, BATCH_MATMUL and FULLY_CONNECTED with one scale by a product in float
     (`kernel_util.cc`, `PopulateConvolutionQuantizationParams`, `GetQuantizedConvolutionMultipler`).
-    16×8 with 64-bit sums is rescaled the wide way (`internal/reference/integer_ops/`: `conv.h`,
+    16×8 with 64-bit sums is rescaled from int64 (`internal/reference/integer_ops/`: `conv.h`,
     `depthwise_conv.h`, `transpose_conv.h`, `fully_connected.h`; `internal/reference/`:
-    `batch_matmul.h`); with a bias of 32 bits the file chooses, and the worse way counts here.
+    `batch_matmul.h`); with a bias of 32 bits the file chooses, and the greater error counts here.
     """
 
     def rule(site: Site) -> float | None:
@@ -62,7 +62,7 @@ def product(data: int, weights: int, bias: int | None) -> Callable[[Site], float
         excess = rescale_excess(real, site.reach) + ULP * site.reach
         if x.dtype == "int16":
             excess = max(excess, rescale_excess(real, site.reach, wide=True))
-        # Float32 holds dequantized weights and inputs within a unit each.
+        # Dequantized weights and inputs are off by a unit each in float32.
         terms = reduction_length(site.graph, site.op) * reach_of(w) * reach_of(x)
         excess += 2 * ULP * terms * float(real.max())
         has_bias = bias is not None and site.input(bias) is not None
@@ -73,7 +73,7 @@ def product(data: int, weights: int, bias: int | None) -> Callable[[Site], float
 
 def added(site: Site) -> float | None:
     """
-    ADD and SUB: both sides are brought to a common fine scale, added, and rescaled.
+    ADD and SUB: both sides are rescaled to a common unit, added, and rescaled.
 
     The common unit is u = 2 · max(s1, s2) / 2^20, or 2^15 for int16. Bringing a side there is a
     rescaling with a multiplier of at most 1/2 and its two roundings, u · (1/2 + double rounding).
@@ -92,7 +92,7 @@ def added(site: Site) -> float | None:
 
 
 def multiplied(site: Site) -> float | None:
-    """MUL: the product of codes times s1 · s2 / S, computed in float (`mul.cc`, `Prepare`)."""
+    """MUL: codes multiplied, times s1 · s2 / S in float (`mul.cc`, `Prepare`)."""
     first, second = scale_of(site.input(0)), scale_of(site.input(1))
     if first is None or second is None:
         return None
@@ -101,11 +101,11 @@ def multiplied(site: Site) -> float | None:
 
 def divided(site: Site) -> float | None:
     """
-    DIV: times the reciprocal of the divisor's code, held in 31 bits.
+    DIV: times the reciprocal of the divisor's code, in 31 bits.
 
-    Three Newton steps leave it a few units of 2^−29 off; the quotient carries 29 bits or more
-    before it is shifted, so that its double rounding is below 2^−20 of an LSB
-    (`internal/reference/div.h`, `DivElementwise`). The multiplier comes from two float operations.
+    After three Newton steps it is a few units of 2^−29 off; the quotient has 29 bits or more before
+    it is shifted, so that its double rounding is below 2^−20 of an LSB (`internal/reference/div.h`,
+    `DivElementwise`). The multiplier is computed by two float operations.
     """
     if scale_of(site.input(0)) is None or scale_of(site.input(1)) is None:
         return None
@@ -114,10 +114,11 @@ def divided(site: Site) -> float | None:
 
 def rescaled(site: Site) -> float | None:
     """
-    RELU and its kin, ABS, QUANTIZE of codes: times s_in / S, computed in float or double.
+    RELU and variants, ABS, QUANTIZE of codes: times s_in / S, in floats.
 
-    (`activations.cc`, `ReluPrepare`; `quantize.cc`, `Prepare`; `elementwise.cc`,
-    `SetAbsOutputMultiplier`.) Bounds of the activation are rounded to codes, as r is.
+    The factor is computed in float or double (`activations.cc`, `ReluPrepare`; `quantize.cc`,
+    `Prepare`; `elementwise.cc`, `SetAbsOutputMultiplier`). Bounds of the activation are rounded to
+    codes, as r is.
     """
     s_in = scale_of(site.input(0))
     if s_in is None:
@@ -158,10 +159,10 @@ def parametric(site: Site) -> float | None:
 
 def squared_difference(site: Site) -> float | None:
     """
-    SQUARED_DIFFERENCE: both sides at u = 2 · max(s1, s2) / 2^7, the difference d squared, rescaled.
+    SQUARED_DIFFERENCE: both sides at a common unit u, their difference d squared, rescaled.
 
-    Sides that are off by e in sum make d² off by 2de + e², and d² u² ≤ reach · S where it is not
-    clipped (`squared_difference.cc`).
+    u is 2 · max(s1, s2) / 2^7. Sides that are off by e in sum make d² off by 2de + e², and
+    d² u² ≤ reach · S where it is not clipped (`squared_difference.cc`).
     """
     scales = [scale_of(site.input(0)), scale_of(site.input(1))]
     if scales[0] is None or scales[1] is None:
@@ -179,11 +180,10 @@ def mean(site: Site) -> float | None:
     """
     MEAN: the exact sum of codes times s_in / (n · S).
 
-    The general way divides the significand by n, cutting the rest off, and then holds shift and
-    significand as they come (`internal/reference/reduce.h`, `QuantizedMeanOrSum`). Over height and
-    width of four dimensions that are kept, the multiplier comes from floats, and the zero point,
-    rescaled and rounded by itself, adds up to another half
-    (`internal/optimized/integer_ops/mean.h`).
+    The general way divides the significand by n, truncating, and keeps shift and significand as
+    they are (`internal/reference/reduce.h`, `QuantizedMeanOrSum`). Over height and width of four
+    dimensions that are kept, the multiplier is computed in floats, and the zero point, rescaled and
+    rounded separately, adds up to another half (`internal/optimized/integer_ops/mean.h`).
     """
     x = site.input(0)
     s_in = scale_of(x)
@@ -193,22 +193,24 @@ def mean(site: Site) -> float | None:
     real = s_in / site.scale
     significand, shift = (int(value) for value in quantized_multiplier(real))
     power = min(n.bit_length() - 1, 31 + shift)
-    held = (significand << power) // n
-    off = abs(math.ldexp(held, shift - power - 31) * n / real - 1)
+    stored = (significand << power) // n
+    off = abs(math.ldexp(stored, shift - power - 31) * n / real - 1)
     excess = float(double_rounding(shift - power)) + off * site.reach + 4 * ULP * magnitude(site)
     if len(x.shape) == 4 and site.output.shape[1:3] == (1, 1):
         offset = float(x.zero_points[0]) * real
-        alone = abs(offset - round(offset)) + 3 * ULP * abs(offset)
-        planar = rescale_excess(real / n, site.reach + abs(offset)) + 3 * ULP * site.reach + alone
+        offset_error = abs(offset - round(offset)) + 3 * ULP * abs(offset)
+        planar = (
+            rescale_excess(real / n, site.reach + abs(offset)) + 3 * ULP * site.reach + offset_error
+        )
         excess = max(excess, planar)
     return excess
 
 
 def summed(site: Site) -> float | None:
     """
-    SUM: the exact sum of codes, times s_in / S, less the zero points' share, in floats.
+    SUM: the exact sum of codes times s_in / S, minus their zero points.
 
-    The six operations lose what the greatest of the two amounts to
+    The six float operations are off in proportion to the greater of the two
     (`internal/optimized/reduce.h`, `QuantizedMeanOrSum`).
     """
     x = site.input(0)
@@ -227,7 +229,7 @@ def summed_whole(site: Site) -> float:
 
 def averaged(site: Site) -> float | None:
     """
-    AVERAGE_POOL_2D: the exact sum of codes divided by their number, rounded half away from zero.
+    AVERAGE_POOL_2D: the exact average of codes, rounded half away from zero.
 
     Nothing is rescaled (`internal/optimized/integer_ops/pooling.h`, `AveragePool`).
     """
@@ -236,12 +238,12 @@ def averaged(site: Site) -> float | None:
 
 def interpolated(site: Site) -> float | None:
     """
-    RESIZE_BILINEAR between codes, with places in units of 2^−10 pixel.
+    RESIZE_BILINEAR between codes, with positions in units of 2^−10 pixel.
 
-    The step from one output pixel to the next is rounded to such a unit, so that the places drift;
-    a place that is off by δ is off by δ times the difference of two neighbours, at most all codes,
-    in each direction (`internal/reference/resize_bilinear.h`, `ResizeBilinearInteger`). uint8 uses
-    floats and cuts after adding 1/2.
+    The step from one output pixel to the next is rounded to such a unit, so that positions drift; a
+    drift of δ makes an error of δ times the difference of two neighbours, at most all codes, in
+    each direction (`internal/reference/resize_bilinear.h`, `ResizeBilinearInteger`). uint8 uses
+    floats and truncates after adding 1/2.
     """
     x = site.input(0)
     if scale_of(x) is None or x is None or len(x.shape) != 4:
@@ -258,13 +260,13 @@ def interpolated(site: Site) -> float | None:
 
 
 def _drift(before: int, after: int, *, corners: bool, centers: bool) -> float:
-    """How many pixels the worst place along one axis is off."""
+    """Return the greatest drift of a position along one axis, in pixels."""
     ends = corners and after > 1
     n_in, n_out = (before - 1, after - 1) if ends else (before, after)
     step = (1024 * n_in + n_out // 2) // n_out
     places = np.arange(after)
-    held = places * step + (step // 2 - 512 if centers else 0)
+    stored = places * step + (step // 2 - 512 if centers else 0)
     real = (places + 0.5) * (n_in / n_out) - 0.5 if centers else places * (n_in / n_out)
-    # Beyond the border both take the border's pixel.
-    off = np.clip(held / 1024, 0, before - 1) - np.clip(real, 0, before - 1)
+    # Beyond the edge both use the pixel at the edge.
+    off = np.clip(stored / 1024, 0, before - 1) - np.clip(real, 0, before - 1)
     return float(np.abs(off).max())

@@ -1,8 +1,8 @@
 """
-How far a quantized kernel's code may lie from the real result, beyond half an LSB.
+Error bounds of quantized kernels, beyond half an LSB.
 
-A kernel that rounds the real result r/S + zp once is within 1/2. Each rule gives what the kernel's
-own arithmetic adds.
+A kernel that rounds the real result r/S + zp once is within 1/2. Each rule returns the error that
+the kernel's own arithmetic adds.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ def rounding_bound(
     graph: OpGraph, op: Op, *, output: int = 0, runtime: str = "builtin"
 ) -> float | None:
     """
-    What a sound kernel's codes may be off beyond half an LSB of the output's scale.
+    Return the error of a sound kernel's codes beyond half an LSB.
 
     Holds for |code − clip(r/S + zp)|, where r is the real result on the op's own dequantized
     inputs, with the file's weights and the bias before it was rounded to codes, summed in float64.
 
     Returns:
-        The excess in LSB, of the worst channel, 0 exactly where codes are moved and not computed;
-        None for an output without one scale and codes of 8 or 16 bits, and for an op that has no
-        rule.
+        The excess in LSB of the worst channel, 0 for ops that copy codes; None for an output
+            without
+        one scale and codes of 8 or 16 bits, and for an op without a rule.
 
     Raises:
         ValueError: There are no rules for this runtime.
@@ -47,9 +47,9 @@ def rounding_bound(
 
 
 def _copied(site: Site) -> float | None:
-    """Codes are moved, or compared and moved: nothing is computed."""
-    taken = (site.input(position) for position in range(len(site.op.inputs)))
-    return 0.0 if any(scale_of(tensor) is not None for tensor in taken) else None
+    """Codes are copied, or compared and copied: nothing is computed."""
+    operands = (site.input(position) for position in range(len(site.op.inputs)))
+    return 0.0 if any(scale_of(tensor) is not None for tensor in operands) else None
 
 
 _RULES: dict[str, Callable[[Site], float | None]] = {

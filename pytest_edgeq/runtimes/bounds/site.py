@@ -1,4 +1,4 @@
-"""An op with its tensors and its options at hand."""
+"""An op with its tensors and its options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_edgeq.tflite.flatbuffer import enum_names
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 
-#: Half a unit in the last place of float32, relative: what one float32 operation may be off.
+#: Half a unit in the last place of float32, relative: the error of one float32 operation.
 ULP = 2.0**-24
 
 _CODES = ("int8", "uint8", "int16")
@@ -28,7 +28,7 @@ class Site:
         output: The output in question.
         scale: Of the output.
         zero_point: Of the output.
-        reach: How many LSB the output's codes reach from the zero point at most.
+        reach: Greatest distance of the output's codes from the zero point, in LSB.
     """
 
     graph: OpGraph
@@ -39,14 +39,14 @@ class Site:
     reach: float
 
     def input(self, position: int) -> Tensor | None:
-        """The input in this place, None where it was left out."""
+        """Return an operand by position; None if it was left out."""
         if position >= len(self.op.inputs) or self.op.inputs[position] < 0:
             return None
         return self.graph.tensor(self.op, self.op.inputs[position])
 
 
 def site_of(graph: OpGraph, op: Op, output: int) -> Site | None:
-    """The op and this output of it; None for one without a scale and codes of 8 or 16 bits."""
+    """Return an op's output as a site; None without one scale and such codes."""
     tensor = graph.tensor(op, op.outputs[output])
     if tensor.dtype not in _CODES or len(tensor.scales) != 1:
         return None
@@ -58,9 +58,7 @@ def site_of(graph: OpGraph, op: Op, output: int) -> Site | None:
 
 def option(graph: OpGraph, op: Op, name: str) -> Any:
     """
-    A field of the op's options by its name in the schema's reader, `AsymmetricQuantizeInputs`.
-
-    None where the file gives the op no options.
+    Return an option of an op by the reader's name; None without options.
 
     Raises:
         AttributeError: The op's options have no such field.
@@ -78,28 +76,28 @@ def option(graph: OpGraph, op: Op, name: str) -> Any:
 
 
 def elements(tensor: Tensor) -> int:
-    """How many values the tensor holds."""
+    """Return the number of values of a tensor."""
     return math.prod(tensor.shape)
 
 
 def scale_of(tensor: Tensor | None) -> float | None:
-    """The one scale of a quantized tensor, else None."""
+    """Return the scale of a tensor quantized per tensor, else None."""
     return float(tensor.scales[0]) if tensor is not None and len(tensor.scales) == 1 else None
 
 
 def reach_of(tensor: Tensor) -> float:
-    """How far the tensor's codes reach from their zero point at most; its own bits for int4."""
+    """Return the greatest distance of a tensor's codes from the zero point."""
     low, high = code_range(tensor.dtype)
     zero_points = tensor.zero_points if len(tensor.zero_points) else [0]
     return float(max(max(high - zero, zero - low) for zero in zero_points))
 
 
 def magnitude(site: Site) -> float:
-    """How far the op's activations reach together, its output too, in LSB of the output."""
-    taken = [site.input(position) for position in range(len(site.op.inputs))]
+    """Return the summed ranges of the op's activations, in LSB of the output."""
+    operands = [site.input(position) for position in range(len(site.op.inputs))]
     reaches = [
         reach_of(tensor) * scale / site.scale
-        for tensor in taken
+        for tensor in operands
         if tensor is not None and tensor.dtype in _CODES and (scale := scale_of(tensor)) is not None
     ]
     return site.reach + sum(reaches)

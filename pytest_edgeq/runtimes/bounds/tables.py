@@ -1,8 +1,8 @@
 """
 Functions of int16 that TFLite computes by a table of 512 lines.
 
-A bound by curvature would be far too wide where the function bends in one place only, so the
-table is built as the kernel builds it and held against the function, on every code.
+A bound by curvature would be far too wide for functions that bend only at one place, so the
+kernel's table is rebuilt and compared with the function, on every code.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _LOW, _HIGH = -32768, 32767
 
 def table_excess(site: Site) -> float | None:
     """
-    What EXP, LOG, GELU and RSQRT of int16 are off beyond half an LSB, on the worst code.
+    Return the error of int16 EXP, LOG, GELU and RSQRT beyond 1/2 LSB.
 
-    Entries are pulled towards the chord by half of what its middle is off, and lines between them
-    are rounded (`internal/common.h`, `LUTPopulateInt16`, `LUTLookup`). Two LSB are left for
-    entries that float32 or a processor's own logarithm rounds the other way, and their pulls.
+    Entries are moved towards the chord by half the error of its middle, and lines between them are
+    rounded (`internal/common.h`, `LUTPopulateInt16`, `LUTLookup`). Two LSB are left for entries
+    that float32 or a processor's own logarithm rounds the other way.
     """
     s_in = scale_of(site.input(0))
     function = _function(site)
@@ -38,16 +38,16 @@ def table_excess(site: Site) -> float | None:
     table = _table(function, s_in, site.scale)
     # A code's seven low bits lie between two entries.
     place, within = 256 + (codes >> 7), codes & 0x7F
-    made = table[place] + (((table[place + 1] - table[place]) * within + 64) >> 7)
+    computed = table[place] + (((table[place + 1] - table[place]) * within + 64) >> 7)
     exact = np.clip(function(codes * s_in) / site.scale, _LOW, _HIGH)
-    off = np.abs(made - exact)[codes > 0 if site.op.name in ("LOG", "RSQRT") else slice(None)]
+    off = np.abs(computed - exact)[codes > 0 if site.op.name in ("LOG", "RSQRT") else slice(None)]
     return max(float(off.max()) - 0.5, 0.0) + 2
 
 
 def _table(
     function: Callable[[Floats], Floats], s_in: float, scale: float
 ) -> npt.NDArray[np.int64]:
-    """The kernel's entries, one more than lines."""
+    """Return the kernel's entries, one more than lines."""
     step = s_in * (_HIGH - _LOW) / _STEPS
     places = s_in * _LOW + step * np.arange(_STEPS + 1)
     entries = _whole(function(places), scale)
@@ -62,7 +62,7 @@ def _whole(values: Floats, scale: float) -> Floats:
 
 
 def _function(site: Site) -> Callable[[Floats], Floats] | None:
-    """The function as the kernel takes it: an end of the output's range where it has no value."""
+    """Return the kernel's function, which saturates where it is undefined."""
     if site.op.name == "EXP":
         return _exp
     if site.op.name == "GELU":
@@ -79,13 +79,13 @@ def _exp(x: Floats) -> Floats:
 
 
 def _gelu(x: Floats) -> Floats:
-    # numpy has no error function, and one by one they take a fifth of a second.
+    # numpy has no error function, and calling math.erf 65,536 times is slow.
     import torch
 
-    made: Floats = (
+    values: Floats = (
         0.5 * torch.from_numpy(x) * (1 + torch.erf(torch.from_numpy(x) / 2**0.5))
     ).numpy()
-    return made
+    return values
 
 
 def _gelu_by_tanh(x: Floats) -> Floats:

@@ -1,8 +1,8 @@
 """
-What XNNPACK's kernels round in another way than TFLite's own, in LSB of the output.
+Additional rounding errors of XNNPACK's kernels, in LSB of the output.
 
-From the sources of August 2026, `src/microparams-init.c` below XNNPACK's own folder. What it does
-not take is run by TFLite's kernels, so this adds to their bound.
+From the sources of August 2026, `src/microparams-init.c` below XNNPACK's own folder. TFLite's
+kernels run the ops that it does not support, so this adds to their bound.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LEAKY = "LEAKY_RELU"
 
 
 def xnnpack_excess(site: Site) -> float:
-    """What may be added to the bound of TFLite's own kernels."""
+    """Return the error to add to the bound of TFLite's own kernels."""
     first = site.input(0)
     s_in = scale_of(first)
     if first is None or s_in is None or site.output.dtype == "int16":
@@ -37,18 +37,20 @@ def xnnpack_excess(site: Site) -> float:
 
 def _in_256ths(site: Site, first: Tensor, real: float) -> float:
     """
-    Requantization and LEAKY_RELU multiply codes by a whole number of 1/256.
+    Requantization and LEAKY_RELU multiply codes by a multiple of 1/256.
 
     (`xnn_init_qs8_cvt_scalar_params`, `xnn_init_qs8_lrelu_scalar_params`)
     """
     slope = abs(float(option(site.graph, site.op, "Alpha") or 0.0)) if site.op.name == _LEAKY else 0
-    return max(_held(each, reach_of(first), site.reach) for each in (real, real * slope))
+    return max(
+        _multiplier_excess(each, reach_of(first), site.reach) for each in (real, real * slope)
+    )
 
 
-def _held(real: float, taken: float, made: float) -> float:
-    """What rounding a multiplier moves codes that reach so far, in and out."""
+def _multiplier_excess(real: float, input_reach: float, output_reach: float) -> float:
+    """Return the error of rounding a multiplier, on codes of such ranges."""
     off = abs(round(256 * real) / 256 - real)
-    return min(off * taken, off / real * made) if real else 0.0
+    return min(off * input_reach, off / real * output_reach) if real else 0.0
 
 
 def _added(site: Site) -> float:

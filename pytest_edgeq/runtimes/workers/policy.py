@@ -243,7 +243,7 @@ class IsolatedConversion:
             ]
             raise CrashedConversionError("\n".join(lines)) from error.__cause__
 
-    def stays(self, step: str, why: str, /) -> None:
+    def runs_here(self, step: str, why: str, /) -> None:
         """Take note that a step runs in this process, and why."""
         self._note(f"{self._name}: the step {step} ran in this process, not in a child: {why}")
 

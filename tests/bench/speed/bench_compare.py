@@ -67,15 +67,15 @@ def overhead(preset: str, samples: int = 48, repeats: int = 5) -> list[float]:
     quantized = maker.quantize(MobileNet().eval(), (image[0],), quantizer=preset, calibration=image)
     clock = _Clock()
     no_grad = torch.no_grad()
-    ((key, counterpart),) = quantized._counterparts.items()
-    assert counterpart.float_model is not None
-    counterpart = dataclasses.replace(
-        counterpart, float_model=clock.around(no_grad(counterpart.float_model))
+    ((key, reference),) = quantized._references.items()
+    assert reference.float_model is not None
+    reference = dataclasses.replace(
+        reference, float_model=clock.around(no_grad(reference.float_model))
     )
-    if counterpart.make_simulated is not None:
-        simulated: Any = clock.around(no_grad(counterpart.make_simulated()))
-        counterpart = dataclasses.replace(counterpart, make_simulated=lambda: simulated)
-    quantized._counterparts = {key: counterpart}
+    if reference.make_simulated is not None:
+        simulated: Any = clock.around(no_grad(reference.make_simulated()))
+        reference = dataclasses.replace(reference, make_simulated=lambda: simulated)
+    quantized._references = {key: reference}
     for edge in (quantized.edge, quantized.float_edge):
         if edge is not None:
             runner = edge.runner("xnnpack")

@@ -39,7 +39,7 @@ class AccuracyJob:
 
 class _AccuracyRunner:
     def __init__(self, model: OpenModel, metric: Any) -> None:
-        self._model, self._edge = model.quantized, model.quantized.edge.apart()
+        self._model, self._edge = model.quantized, model.quantized.edge.clone()
         self._scorer = scorer_for(metric)
 
     def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> tuple[list[Any], WorstSamples]:
