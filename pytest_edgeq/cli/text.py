@@ -72,11 +72,6 @@ def hanging(text: str) -> list[str]:
     )
 
 
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 op`, `1,200 ops`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def metric_tables(stage: StageErrors) -> list[str]:
     """Return a row for each metric and a column for each output, in tables of `WIDTH` columns."""
     from pytest_edgeq.numerics.comparison import metric_cell

@@ -499,3 +499,8 @@ def aligned(
         ).rstrip()
         for row in rows
     ]
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 op`, `1,200 ops`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -13,6 +13,8 @@ from collections.abc import Generator, Sequence
 
 import pytest
 
+from pytest_edgeq.numerics.findings import counted
+
 # ai-edge-litert 2.3.0, litert-torch 0.10.0, torch 2.13, tensorflow 2.21. Errors are not included:
 # they stay in the test's own output.
 _LOGGED = re.compile(
@@ -61,7 +63,7 @@ class LibraryOutput:
             if logged:
                 # pytest selects sections by the words `stderr` and `teardown` in the title.
                 told = f"edgeq: stderr of the libraries, {title.removeprefix(_CAPTURED)}"
-                count = f"{len(logged)} line{'s' if len(logged) > 1 else ''}, shown by -v"
+                count = f"{counted(len(logged), 'line')}, shown by -v"
                 shown = is_shown or self._is_verbose
                 separated.append((told, "".join(logged) if shown else count))
         return separated

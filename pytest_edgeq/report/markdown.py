@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_edgeq.numerics.findings import Finding, text_of
+from pytest_edgeq.numerics.findings import Finding, counted, text_of
 from pytest_edgeq.report.model_rows import HEADINGS, LEFT_ALIGNED, ModelRow, cells, model_rows
 from pytest_edgeq.report.run import Run, findings_in
 
@@ -56,14 +56,10 @@ def markdown_page(run: Run) -> str:
 
 def _verdict(run: Run, rows: Sequence[ModelRow], failed_tests: int) -> str:
     failed = sum(row.verdict == "failed" for row in rows)
-    tests, models = _counted(len(run.tests), "test"), _counted(len(rows), "model")
+    tests, models = counted(len(run.tests), "test"), counted(len(rows), "model")
     if not failed_tests:
         return f"{models} passed, in {tests}" if rows else "no model was tested"
     return f"{failed} of {models} failed, in {failed_tests} of {tests}"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _table(rows: Sequence[ModelRow], room: int) -> tuple[str, int]:

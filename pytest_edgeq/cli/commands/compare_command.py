@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_edgeq.cli.files import PATH, open_file, project_runtimes
-from pytest_edgeq.cli.text import count, hanging, json_option, metric_tables, print_json, wrapped
+from pytest_edgeq.cli.text import hanging, json_option, metric_tables, print_json, wrapped
 from pytest_edgeq.cli.trouble import FOUND, exit_codes, in_sentences
 from pytest_edgeq.names import DEFAULT_RUNTIME, RUNTIMES, nearest
+from pytest_edgeq.numerics.findings import counted
 
 if TYPE_CHECKING:
     from pytest_edgeq.numerics.budget import Budget, Violation
@@ -155,21 +156,21 @@ def _compared(
 
 def _lines(comparison: Comparison) -> list[str]:
     total = comparison.total
-    head = f"{comparison.name}: {comparison.runtime}, {count(total.n_samples, 'sample')}"
+    head = f"{comparison.name}: {comparison.runtime}, {counted(total.n_samples, 'sample')}"
     lines = [*wrapped(head), "", *metric_tables(total)]
     if total.nonfinite:
-        lines.append(f"{count(total.nonfinite, 'element')} NaN or infinite")
+        lines.append(f"{counted(total.nonfinite, 'element')} NaN or infinite")
     worst = [f"{each.inputs} ({each.sqnr_db:.4g} dB)" for each in comparison.worst_samples]
     lines += ["", *wrapped(f"worst samples: {', '.join(worst)}")]
     health = [line for each in comparison.health for line in hanging(str(each))]
-    found = count(len(comparison.health), "finding") if health else "nothing found"
+    found = counted(len(comparison.health), "finding") if health else "nothing found"
     return [*lines, f"health: {found}", *health]
 
 
 def _budget_lines(budget: Budget, violations: list[Violation], needed: Budget | None) -> list[str]:
     if not violations:
         return [f"budget: kept ({', '.join(_bounds(budget))})"]
-    lines = [f"budget: {count(len(violations), 'violation')}"]
+    lines = [f"budget: {counted(len(violations), 'violation')}"]
     lines += [line for each in violations for line in hanging(str(each))]
     if needed is not None:
         options = " ".join(f"--budget {bound}" for bound in _bounds(needed))

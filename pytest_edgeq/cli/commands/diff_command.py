@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_edgeq.cli.files import PATH, open_file
-from pytest_edgeq.cli.text import count, json_option, print_json, wrapped
+from pytest_edgeq.cli.text import json_option, print_json, wrapped
 from pytest_edgeq.cli.trouble import FOUND, exit_codes, in_sentences
+from pytest_edgeq.numerics.findings import counted
 
 if TYPE_CHECKING:
     from pytest_edgeq.cli.file_diff import Change, FileDiff
@@ -42,7 +43,7 @@ def command(ctx: click.Context, old: Path, new: Path, as_json: bool) -> None:
     if as_json:
         print_json({**document, "equal": not differs, "identical_bytes": identical})
     elif identical:
-        click.echo(f"{old} and {new} are identical: {count(len(files[0].graph.buffer), 'byte')}")
+        click.echo(f"{old} and {new} are identical: {counted(len(files[0].graph.buffer), 'byte')}")
     else:
         click.echo(text)
     ctx.exit(FOUND if differs else 0)
@@ -73,7 +74,7 @@ def _compared(
 def _change_lines(diff: FileDiff) -> list[str]:
     if not diff.changes:
         return []
-    what = f"{count(len(diff.changes), 'change')}, {count(diff.n_aligned, 'op')} compared"
+    what = f"{counted(len(diff.changes), 'change')}, {counted(diff.n_aligned, 'op')} compared"
     lines = [f"options, wiring, parameters and constants ({what}):"]
     for where, group in groupby(diff.changes[:_SHOWN], key=lambda change: change.where):
         lines.append(f"  {where}")

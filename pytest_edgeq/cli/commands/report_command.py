@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 
 from pytest_edgeq.cli.files import PATH
-from pytest_edgeq.cli.text import count
 from pytest_edgeq.cli.trouble import FOUND, exit_codes, in_sentences
 from pytest_edgeq.names import NEEDS_REPORT
+from pytest_edgeq.numerics.findings import counted
 
 
 @click.command(
@@ -48,7 +48,7 @@ def command(ctx: click.Context, record: Path, markdown: Path | None, html: Path 
         for text, failed in table_lines(run):
             click.secho(text, fg="red" if failed else None)
         failures = [test for test in run.tests if test["failure"] is not None]
-        click.echo(f"{count(len(run.tests), 'test')}, {len(failures)} failed")
+        click.echo(f"{counted(len(run.tests), 'test')}, {len(failures)} failed")
         for test in failures:
             first = test["failure"]["message"].partition("\n")[0]
             click.secho(f"{test['test']}: {first}", fg="red")

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pytest_edgeq.cli.files import PATH, border_document, border_table, open_file
-from pytest_edgeq.cli.text import count, hanging, indented, json_option, print_json, table
+from pytest_edgeq.cli.text import hanging, indented, json_option, print_json, table
 from pytest_edgeq.cli.trouble import FOUND, TroubleError, exit_codes, in_sentences
+from pytest_edgeq.numerics.findings import counted
 
 if TYPE_CHECKING:
     from pytest_edgeq.numerics.findings import Finding
@@ -130,7 +131,7 @@ def _document(
 def _lines(
     path: Path, edge: EdgeFile, findings: Sequence[Finding], warnings: Sequence[Finding]
 ) -> list[str]:
-    lines = [f"{path.name}: {count(len(edge.graph.buffer), 'byte')}"]
+    lines = [f"{path.name}: {counted(len(edge.graph.buffer), 'byte')}"]
     for signature in edge.signatures:
         if len(edge.signatures) > 1:
             lines += ["", f"signature {signature.key}"]
@@ -143,10 +144,10 @@ def _lines(
     lines += indented(_op_table(list(edge.op_dtypes)))
     lines += ["", "constants:", *indented(_constant_table(edge)), ""]
     health = [line for each in findings for line in hanging(str(each))]
-    lines += [f"health: {count(len(findings), 'finding')}" if health else "health: nothing found"]
+    lines += [f"health: {counted(len(findings), 'finding')}" if health else "health: nothing found"]
     lines += health
     if warnings:
-        lines += [count(len(warnings), "warning") + ":"]
+        lines += [counted(len(warnings), "warning") + ":"]
     return [*lines, *(line for each in warnings for line in hanging(str(each)))]
 
 

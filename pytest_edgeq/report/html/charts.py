@@ -117,12 +117,11 @@ def stage_bar(outputs: Sequence[OutputNoise]) -> Chart:
         ("SQNR", "@sqnr"),
         ("RMSE", "@rmse"),
     ]
-    chart.add_tools(HoverTool(renderers=bars, tooltips=tooltips))
-    chart.add_layout(_legend(items), "above")
     chart.ygrid.visible = False
     chart.yaxis.visible = len(names) > 1
-    chart.xaxis.axis_label = "share of the noise power, %"
-    return _chart(chart, "Share of each stage in the noise power of each output")
+    hover = HoverTool(renderers=bars, tooltips=tooltips)
+    label = "Share of each stage in the noise power of each output"
+    return _chart(chart, label, hover, items, x="share of the noise power, %")
 
 
 _LEAST_TOLD = 12  # percent; the number does not fit into a bar of less on a phone
@@ -139,19 +138,7 @@ def layer_chart(points: LayerPoints) -> Chart:
     )
     source = ColumnDataSource(dict(points.columns))
     # The strip of an op is what the pointer meets, so that any height of the chart will do.
-    strips = chart.add_glyph(
-        source,
-        Quad(
-            left="left",
-            right="right",
-            bottom=low,
-            top=high,
-            fill_color=COLORS["lowering"],
-            fill_alpha="alpha",
-            line_color=None,
-        ),
-        name="ops",
-    )
+    strips = chart.add_glyph(source, _bars(low, high, COLORS["lowering"], "alpha"), name="ops")
     items = []
     for name, color, dash in (
         ("local", COLORS["lowering"], "solid"),
@@ -180,11 +167,10 @@ def layer_chart(points: LayerPoints) -> Chart:
         ("clipped", "@clipped"),
         ("verdict", "@verdict"),
     ]
-    chart.add_tools(HoverTool(renderers=[strips], tooltips=tooltips, point_policy="follow_mouse"))
-    chart.add_layout(_legend(items), "above")
-    chart.xaxis.axis_label = "op, in execution order"
-    chart.yaxis.axis_label = "SQNR, dB (higher is better)"
-    return _chart(chart, "Local and cumulative SQNR of each op over depth")
+    hover = HoverTool(renderers=[strips], tooltips=tooltips, point_policy="follow_mouse")
+    label = "Local and cumulative SQNR of each op over depth"
+    axes = {"x": "op, in execution order", "y": "SQNR, dB (higher is better)"}
+    return _chart(chart, label, hover, items, **axes)
 
 
 def histogram(found: Distribution) -> Chart:
@@ -207,25 +193,15 @@ def histogram(found: Distribution) -> Chart:
             **found.counts,
         }
     )
-    fill = Quad(
-        left="left",
-        right="right",
-        bottom=0,
-        top="float",
-        fill_color=COLORS["float"],
-        fill_alpha=0.16,
-        line_color=None,
-    )
-    fills = chart.add_glyph(bins, fill)
+    fills = chart.add_glyph(bins, _bars(0, "float", COLORS["float"], 0.16))
     items = []
     for side, counts in found.counts.items():
         steps = ColumnDataSource({"x": np.repeat(found.edges, 2), "y": _outline(counts)})
         line = chart.add_glyph(steps, _line("x", "y", COLORS[side], _DASHES[side]), name=side)
         items.append(LegendItem(label=side, renderers=[line, fills] if side == "float" else [line]))
-    strip = Quad(left="left", right="right", bottom=0, top=top, fill_alpha=0, line_color=None)
-    strips = chart.add_glyph(bins, strip, name="bins")
+    strips = chart.add_glyph(bins, _bars(0, top, _NEUTRAL, 0), name="bins")
     tooltips = [("values", "@from to @to"), *((side, f"@{side}") for side in found.counts)]
-    chart.add_tools(HoverTool(renderers=[strips], tooltips=tooltips, point_policy="follow_mouse"))
+    hover = HoverTool(renderers=[strips], tooltips=tooltips, point_policy="follow_mouse")
     # There are no limits where the output is not quantized.
     for place, name, align, offset in zip(
         found.limits, ("qmin", "qmax"), ("right", "left"), (-5, 5), strict=False
@@ -235,10 +211,8 @@ def histogram(found: Distribution) -> Chart:
         text = _text("x", "y", "text", color=_NEUTRAL, background=None)
         text.update(text_align=align, x_offset=offset)
         chart.add_glyph(told, text, name=name)
-    chart.add_layout(_legend(items), "above")
-    chart.xaxis.axis_label = "value"
-    chart.yaxis.axis_label = "elements"
-    return _chart(chart, "Histograms of an output's values by side")
+    label = "Histograms of an output's values by side"
+    return _chart(chart, label, hover, items, x="value", y="elements")
 
 
 def scatter(floats: npt.NDArray[np.float64], edge: npt.NDArray[np.float64]) -> Chart:
@@ -271,14 +245,26 @@ def scatter(floats: npt.NDArray[np.float64], edge: npt.NDArray[np.float64]) -> C
         name="elements",
     )
     tooltips = [("float", "@float"), ("edge", "@edge"), ("edge − float", "@difference")]
-    chart.add_tools(HoverTool(renderers=[dots], tooltips=tooltips, limit=1))
-    chart.xaxis.axis_label = "float"
-    chart.yaxis.axis_label = "edge"
-    return _chart(chart, "Edge values of an output over the float values")
+    hover = HoverTool(renderers=[dots], tooltips=tooltips, limit=1)
+    return _chart(
+        chart, "Edge values of an output over the float values", hover, x="float", y="edge"
+    )
 
 
-def _chart(chart: Figure, label: str) -> Chart:
-    """Return a figure as JSON, as `bokeh.embed.json_item` does in thrice the time."""
+def _chart(
+    chart: Figure,
+    label: str,
+    hover: HoverTool,
+    items: Sequence[LegendItem] = (),
+    *,
+    x: str,
+    y: str | None = None,
+) -> Chart:
+    """Return a finished figure as JSON, as `bokeh.embed.json_item` does in thrice the time."""
+    chart.add_tools(hover)
+    if items:
+        chart.add_layout(_legend(items), "above")
+    chart.xaxis.axis_label, chart.yaxis.axis_label = x, y
     document = Document()
     document.add_root(chart)
     drawn = document.to_json(deferred=False)
@@ -316,6 +302,11 @@ def _figure(height: int, *, with_tools: bool = True, **properties: Any) -> Figur
             minor_tick_line_color=None,
         )
     return chart
+
+
+def _bars(bottom: float, top: float | str, color: str, alpha: float | str) -> Quad:
+    ends = {"left": "left", "right": "right", "bottom": bottom, "top": top}
+    return Quad(**ends, fill_color=color, fill_alpha=alpha, line_color=None)
 
 
 def _line(x: str, y: str, color: str, dash: Any) -> Line:
