@@ -25,7 +25,6 @@ import pytest
 
 from pytest_edgeq.errors import findings_of
 from pytest_edgeq.names import quantizer_ids
-from pytest_edgeq.plugin import options
 from pytest_edgeq.plugin.artifacts import Artifacts, artifacts_key
 from pytest_edgeq.plugin.collection import (
     pytest_collection_modifyitems,
@@ -36,6 +35,7 @@ from pytest_edgeq.plugin.controller import Controller
 from pytest_edgeq.plugin.html_extras import add_extras, writes_html
 from pytest_edgeq.plugin.library_output import LibraryOutput
 from pytest_edgeq.plugin.markers import MARKER, Marks, check_quantizers_are_used, resolve_marks
+from pytest_edgeq.plugin.options.declared import Settings, add_options, resolve, target_options
 from pytest_edgeq.plugin.state import (
     absent_key,
     cache_dir_key,
@@ -112,7 +112,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Register the options."""
-    options.add_options(parser)
+    add_options(parser)
 
 
 # After the plugins that register others while they are configured.
@@ -121,7 +121,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Resolve the options, to refuse invalid ones at once, and register the marker."""
     config.addinivalue_line("markers", MARKER)
     runtimes = config.stash[runtimes_key] = _registered(config)
-    settings = config.stash[settings_key] = options.resolve(config, runtimes)
+    settings = config.stash[settings_key] = resolve(config, runtimes)
     if runtimes.targets:
         runtimes = config.stash[runtimes_key] = Runtimes(
             runtimes.own, targets=runtimes.targets, check_targets=settings.check_targets
@@ -157,7 +157,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Controller(config), "edgeq-controller")
 
 
-def _cache_dir(config: pytest.Config, settings: options.Settings) -> Path | None:
+def _cache_dir(config: pytest.Config, settings: Settings) -> Path | None:
     """Return the directory of the conversion cache; None if it is off."""
     if settings.cache == "off":
         return None
@@ -186,7 +186,7 @@ def _registered(config: pytest.Config) -> Runtimes:
         raise pytest.UsageError(
             f"the hook pytest_edgeq_runtimes: {error}\n  implemented by: {plugins}"
         ) from None
-    commands, seconds = options.target_options(config)
+    commands, seconds = target_options(config)
     if not commands:
         return Runtimes(merged)
     from pytest_edgeq.runtimes.workers.target import make_targets

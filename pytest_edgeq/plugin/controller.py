@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_edgeq.plugin.collection import OUTPUT, collected_in
-from pytest_edgeq.plugin.options import Settings
+from pytest_edgeq.plugin.options.declared import Settings
 from pytest_edgeq.plugin.state import CacheMessage, collected_key, memory_of, settings_key
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from pytest_edgeq.names import DEFAULT_PRESET, DEFAULT_RUNTIME, nearest
-from pytest_edgeq.plugin.options import Place, quantizer_of, runtime_of
+from pytest_edgeq.plugin.options.values import Place, quantizer_of, runtime_of
 from pytest_edgeq.runtimes.registry import Runtimes
 
 _MARKER_IS_KEYWORD_ONLY: Final = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_edgeq.plugin.options import target_options
+from pytest_edgeq.plugin.options.declared import target_options
 
 
 class _Reader:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pytest
 
-from pytest_edgeq.plugin import options
+from pytest_edgeq.plugin.options.declared import Settings
 from pytest_edgeq.progress import Progress
 from pytest_edgeq.report.journal import Journal
 from pytest_edgeq.runtimes.registry import Runtimes
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CacheMessage: TypeAlias = tuple[Literal["warning", "info"], str]
 
-settings_key = pytest.StashKey[options.Settings]()
+settings_key = pytest.StashKey[Settings]()
 memory_key: pytest.StashKey[SnapshotSession] = pytest.StashKey()
 runtimes_key = pytest.StashKey[Runtimes]()
 cache_dir_key: pytest.StashKey[Path | None] = pytest.StashKey()

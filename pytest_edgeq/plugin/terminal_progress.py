@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from pytest_edgeq.plugin.options import ci_variable
+from pytest_edgeq.plugin.options.values import ci_variable
 from pytest_edgeq.progress import Progress, Step
 
 _DELAY = 0.5

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_edgeq.plugin.options import CI_VARIABLES
+from pytest_edgeq.plugin.options.values import CI_VARIABLES
 from tests.cli.conftest import Run, module, without_torch
 from tests.shared_cache import shared_cache
 

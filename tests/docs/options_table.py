@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from pytest_edgeq.plugin.options import OPTIONS, Option
+from pytest_edgeq.plugin.options.declared import OPTIONS, Option
 from tests.docs.blocks import PAGES
 
 PAGE = PAGES / "reference" / "pytest.md"

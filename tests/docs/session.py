@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from pytest_edgeq.plugin.options import CI_VARIABLES
+from pytest_edgeq.plugin.options.values import CI_VARIABLES
 from tests.docs.blocks import FILES, Block
 from tests.shared_cache import shared_cache
 

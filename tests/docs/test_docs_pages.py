@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_edgeq.plugin.options import OPTIONS
+from pytest_edgeq.plugin.options.declared import OPTIONS
 from tests.docs.blocks import FILES, PAGES, README, ROOT, Block, blocks, commands
 from tests.docs.session import Session, environment
 

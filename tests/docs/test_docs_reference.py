@@ -12,7 +12,8 @@ from pytest_edgeq.cli.pages import FOLDER
 from pytest_edgeq.localize import rows
 from pytest_edgeq.names import PRESETS
 from pytest_edgeq.numerics import findings
-from pytest_edgeq.plugin.options import CI_VARIABLES, OPTIONS
+from pytest_edgeq.plugin.options.declared import OPTIONS
+from pytest_edgeq.plugin.options.values import CI_VARIABLES
 from pytest_edgeq.tflite.conformance import RULE_NAMES
 from tests.docs import options_table
 from tests.docs.blocks import ROOT

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import pytest_edgeq
-from pytest_edgeq.plugin.options import CI_VARIABLES
+from pytest_edgeq.plugin.options.values import CI_VARIABLES
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = ROOT / "pyproject.toml"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_edgeq.baselines import store
-from pytest_edgeq.plugin.options import CI_VARIABLES
+from pytest_edgeq.plugin.options.values import CI_VARIABLES
 from tests.waiting import output_of, wait_until
 
 ROOT = Path(__file__).parents[2]

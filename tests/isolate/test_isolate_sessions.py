@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_edgeq.plugin.options import CI_VARIABLES
+from pytest_edgeq.plugin.options.values import CI_VARIABLES
 from pytest_edgeq.runtimes.workers.link import LOCAL_NAME
 from tests.processes import left_after, let_sigint_through
 from tests.waiting import output_of, wait_until

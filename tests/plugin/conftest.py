@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_edgeq.plugin.options import CI_VARIABLES
+from pytest_edgeq.plugin.options.values import CI_VARIABLES
 from tests.shared_cache import shared_cache
 
 Run = Callable[..., pytest.RunResult]

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from pytest_edgeq.plugin.options import OPTIONS
+from pytest_edgeq.plugin.options.declared import OPTIONS
 
 HEAVY = ("torch", "numpy", "litert_torch", "ai_edge_litert", "ai_edge_quantizer", "tensorflow")
 CHARTS = ("bokeh", "jinja2", "PIL")

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from pytest_edgeq.names import PRESETS, RUNTIMES, quantizer_ids, unknown_preset
-from pytest_edgeq.plugin.options import CI_VARIABLES, ci_variable
+from pytest_edgeq.plugin.options.values import CI_VARIABLES, ci_variable
 
 STUB = """
 import sys
