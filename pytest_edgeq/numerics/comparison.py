@@ -1,4 +1,4 @@
-"""What `edgeq.compare` gives: the errors of every stage, the health, the worst samples."""
+"""What `edgeq.compare` returns: errors of every stage, health, worst samples, chart points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks of the controller, the process that receives the reports of all tests."""
+"""Hooks of the controller, which receives the reports of all tests and writes the views."""
 
 from __future__ import annotations
 

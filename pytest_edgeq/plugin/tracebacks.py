@@ -1,4 +1,4 @@
-"""Shorten tracebacks of pytest-edgeq's errors to the user's line and message."""
+"""Shorten tracebacks of pytest-edgeq's errors to the user's line; fold their messages."""
 
 from __future__ import annotations
 

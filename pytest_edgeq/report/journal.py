@@ -1,4 +1,4 @@
-"""What `Edgeq` did in a test, noted while it runs."""
+"""What `Edgeq` did in a test, noted while it runs, and its figures for JUnit XML."""
 
 from __future__ import annotations
 

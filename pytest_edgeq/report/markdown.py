@@ -1,4 +1,4 @@
-"""A run as Markdown, for a pull request: the models, what failed, the baselines that changed."""
+"""A run for a pull request: as a page of Markdown, and as annotations of GitHub Actions."""
 
 from __future__ import annotations
 
