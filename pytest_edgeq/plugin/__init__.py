@@ -25,12 +25,8 @@ import pytest
 
 from pytest_edgeq.errors import findings_of
 from pytest_edgeq.names import quantizer_ids
+from pytest_edgeq.plugin import collection
 from pytest_edgeq.plugin.artifacts import Artifacts, artifacts_key
-from pytest_edgeq.plugin.collection import (
-    pytest_collection_modifyitems,
-    pytest_make_collect_report,
-    pytest_sessionfinish,
-)
 from pytest_edgeq.plugin.controller import Controller
 from pytest_edgeq.plugin.html_extras import add_extras, writes_html
 from pytest_edgeq.plugin.library_output import LibraryOutput
@@ -64,27 +60,8 @@ if TYPE_CHECKING:
     from pytest_edgeq.edgeq import Edgeq
     from pytest_edgeq.tflite.runtimes import Runtime
 
-# pytest reads the hooks and fixtures of a plugin from its top module.
-__all__ = [
-    "HookSpecs",
-    "edgeq",
-    "edgeq_quantizer",
-    "pytest_addhooks",
-    "pytest_addoption",
-    "pytest_collection_modifyitems",
-    "pytest_configure",
-    "pytest_generate_tests",
-    "pytest_make_collect_report",
-    "pytest_report_header",
-    "pytest_runtest_call",
-    "pytest_runtest_makereport",
-    "pytest_runtest_setup",
-    "pytest_runtest_teardown",
-    "pytest_sessionfinish",
-]
-
+# Distributions that the header names even if they are missing.
 _NEEDED = ("torch", "torchao", "litert-torch", "ai-edge-litert")
-"""Distributions that the header names even if they are missing."""
 
 # --- options and the header of the run ----------------------------------------------------------
 
@@ -151,6 +128,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[artifacts_key] = None if kept is None else Artifacts(config, kept)
     config.stash[collected_key] = []
     config.stash[absent_key] = {}
+    config.pluginmanager.register(collection, "edgeq-collection")
     output = LibraryOutput(is_verbose=config.get_verbosity() > 0)
     config.pluginmanager.register(output, "edgeq-library-output")
     if not hasattr(config, "workerinput"):
