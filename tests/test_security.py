@@ -13,6 +13,7 @@ import pytest
 
 import pytest_edgeq
 from fixtures.tflite import make
+from pytest_edgeq.runtimes.workers.remote_worker import pack, unpack_head, unpack_parts
 
 ROOT = Path(pytest_edgeq.__file__).parent
 
@@ -23,7 +24,11 @@ RUNS_CODE = {
 }  # fmt: skip
 """Functions that run what a file asks for."""
 
-BETWEEN_OWN_PROCESSES = (ROOT / "compare" / "executors", ROOT / "runtimes" / "workers" / "child.py")
+BETWEEN_OWN_PROCESSES = (
+    ROOT / "compare" / "executors",
+    ROOT / "runtimes" / "workers" / "child.py",
+    ROOT / "runtimes" / "workers" / "remote_worker.py",
+)
 """What reads pickles that another process of the same session has sent through a pipe."""
 
 NETWORK = {"ftplib", "http", "requests", "smtplib", "socket", "urllib", "urllib3", "xmlrpc"}
@@ -83,6 +88,14 @@ def test_what_is_looked_for_is_found(source: str, problem: str) -> None:
     """And the safe form is not."""
     assert _problems(source) == [problem]
     assert not _problems("torch.load(path, weights_only=True)\nnp.load(path)")
+
+
+def test_no_pickle_is_read_from_a_target() -> None:
+    """A worker of this machine sends pickles, a target arrays alone."""
+    frame = pack({}, [{"a": 1}], is_local=True)
+    head, rest = unpack_head(bytearray(b"".join(frame[1:])))
+    with pytest.raises(ValueError, match="magic string"):
+        unpack_parts(head, rest)
 
 
 def test_messages_are_no_files() -> None:

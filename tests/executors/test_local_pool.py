@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
@@ -92,7 +93,8 @@ def test_no_task_is_lost_with_processes_that_are_killed(pool: LocalPool, seed: i
         pid = pool._workers[chance.randrange(2)].pid
         if pid is not None:  # else one is being started
             kills.append(pid)
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # as it was killed before
+                os.kill(pid, signal.SIGKILL)
         for each, future in enumerate(sent):
             try:
                 assert future.result(60) == (each, 200_000, bytes(400_000))

@@ -11,16 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pytest_edgeq.runtimes.workers.link import LinkError
-
-_LINES = 20
-"""Of what the child printed last, in a failure text."""
+from pytest_edgeq.runtimes.workers.link import LinkError, printed_lines, signal_name
 
 _FRAMES = 3
 """Of the Python stack, the innermost."""
 
 _WIDTH = 150
-"""Characters of a line that the child printed."""
+"""Characters of a line of the Python stack."""
 
 _OUT_OF_MEMORY = ("bad_alloc", "Cannot allocate memory", "ut of memory", "emory allocation")
 """What libraries print when an allocation fails, before they end the process."""
@@ -129,7 +126,7 @@ class CrashReport:
     def what(self) -> str:
         """Say how it ended, in a few words."""
         if self.kind == "signal":
-            name = _signal_name(self.signal)
+            name = signal_name(self.signal)
             if self.was_killed:
                 return f"{name} from outside"
             return f"{name} ({_SIGNALS[name]})" if name in _SIGNALS else name
@@ -158,14 +155,6 @@ class CrashReport:
                 frames.append(f"{frame[1]}, line {frame[2]}, in {frame[3]}")
         return []
 
-    @property
-    def last_lines(self) -> list[str]:
-        """The last lines that the library printed, without Python's own about the crash."""
-        found = _DUMP.search(self.printed)
-        text = self.printed if found is None else self.printed[: found.start()]
-        lines = [line.rstrip() for line in text.splitlines()]
-        return [line[:_WIDTH] for line in lines if line][-_LINES:]
-
     def details(self, facts: Sequence[str], *, own: str | None) -> list[str]:
         """Return the lines of a failure text after the first."""
         lines = list(facts)
@@ -181,59 +170,58 @@ class CrashReport:
             if sys.platform != "linux":
                 held = "unknown on this system"
         lines.append(f"memory held: {held} (bound: {size_text(self.bound)})")
-        printed = self.last_lines
-        lines.append("printed last:" if printed else "printed: nothing")
-        lines += [f"  | {line}" for line in printed]
-        lines += self._way_out(own=own is not None)
+        # Without Python's own about the crash.
+        dump = _DUMP.search(self.printed)
+        printed = self.printed if dump is None else self.printed[: dump.start()]
+        lines += printed_lines(printed) or ["printed: nothing"]
+        kind = "killed" if self.was_killed else self.kind
+        cause, fix = _TEXTS[f"own {kind}" if own is not None and kind == "signal" else kind]
+        library, correct = _OF_LIBRARY if own is None else _OF_OWN
+        lines.append(f"cause: {cause.format(library=library)}")
+        lines.append(f"fix: {fix.format(correct=correct)}")
         return lines
 
-    def _way_out(self, *, own: bool) -> list[str]:
-        library = "the runtime of your own" if own else "the library"
-        correct = (
-            "correct the runtime" if own else "report it with the file to the library's authors"
-        )
-        if self.was_killed:
-            return [
-                "cause: another process sent SIGKILL, as the kernel does where memory runs out "
-                "(the OOM killer), or a user or a job manager; the test did not",
-                "fix: give the machine or container more memory, run fewer workers (-n), or look "
-                "into its log (dmesg)",
-            ]
-        if self.kind == "timeout":
-            return [
-                f"cause: {library} did not return: an endless loop, a wait, or a machine too slow "
-                "for this bound",
-                f"fix: {correct}, or raise the bound: --edgeq-isolate-timeout",
-            ]
-        if self.kind == "memory":
-            return [
-                f"cause: {library} asked for more memory than the bound lets it have: a leak, a "
-                "large model, or sizes in the file that nothing bounds",
-                f"fix: {correct}, or raise the bound: --edgeq-isolate-memory",
-            ]
-        if self.kind == "start":
-            return [
-                "cause: the child process ended before it could run anything",
-                "fix: read what it printed; --edgeq-isolate=off runs without one",
-            ]
-        if self.kind == "exit":
-            return [
-                f"cause: {library} called exit, which ends a process without an error",
-                f"fix: {correct}: let it raise an error",
-            ]
-        if own:
-            return [
-                "cause: native code that the runtime of your own calls ended its process, where no "
-                "Python error can be raised",
-                "fix: correct the runtime; `where:` is the Python that called the native code",
-            ]
-        return [
-            "cause: native code of the library ended its process, where no Python error can be "
-            "raised: a defect of the library,",
-            "  which a damaged or unusual file brings out",
-            "fix: build the file again, leave the op out, or choose another runtime; report it "
-            "with the file to the library's authors",
-        ]
+
+_OF_LIBRARY = ("the library", "report it with the file to the library's authors")
+_OF_OWN = ("the runtime of your own", "correct the runtime")
+
+_TEXTS = {
+    "killed": (
+        "another process sent SIGKILL, as the kernel does where memory runs out (the OOM killer), "
+        "or a user or a job manager; the test did not",
+        "give the machine or container more memory, run fewer workers (-n), or look into its log "
+        "(dmesg)",
+    ),
+    "timeout": (
+        "{library} did not return: an endless loop, a wait, or a machine too slow for this bound",
+        "{correct}, or raise the bound: --edgeq-isolate-timeout",
+    ),
+    "memory": (
+        "{library} asked for more memory than the bound lets it have: a leak, a large model, or "
+        "sizes in the file that nothing bounds",
+        "{correct}, or raise the bound: --edgeq-isolate-memory",
+    ),
+    "start": (
+        "the child process ended before it could run anything",
+        "read what it printed; --edgeq-isolate=off runs without one",
+    ),
+    "exit": (
+        "{library} called exit, which ends a process without an error",
+        "{correct}: let it raise an error",
+    ),
+    "own signal": (
+        "native code that the runtime of your own calls ended its process, where no Python error "
+        "can be raised",
+        "correct the runtime; `where:` is the Python that called the native code",
+    ),
+    "signal": (
+        "native code of the library ended its process, where no Python error can be raised: a "
+        "defect of the library,\n  which a damaged or unusual file brings out",
+        "build the file again, leave the op out, or choose another runtime; report it with the "
+        "file to the library's authors",
+    ),
+}
+"""Causes and fixes by how a worker ended."""
 
 
 class WorkerCrashError(LinkError):
@@ -242,13 +230,6 @@ class WorkerCrashError(LinkError):
     def __init__(self, report: CrashReport) -> None:
         super().__init__("lost", report.what)
         self.report = report
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def file_fact(source: Path | bytes, digest: str, size: int) -> str:

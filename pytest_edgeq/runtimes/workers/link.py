@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import array
 import contextlib
-import fcntl
 import itertools
 import os
-import queue
 import select
 import shutil
 import signal
 import subprocess
 import sys
-import termios
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -67,6 +64,15 @@ _ENDS_WITHIN: Final = 2.0
 
 _KEPT_BYTES: Final = 1 << 16
 """Of what the process printed last."""
+
+_LINES: Final = 20
+"""Of what the process printed last, in a failure text."""
+
+_WIDTH: Final = 150
+"""Characters of a line in a failure text."""
+
+_CHATTER: Final = "INFO: "
+"""Begins lines that LiteRT prints for each file."""
 
 _PIPE_BYTES: Final = 1 << 20
 """What a pipe to a worker of this machine holds: most messages without waiting for its reader."""
@@ -127,7 +133,9 @@ class Link:
         self._on_tick = on_tick
         self._owner = os.getpid()
         self._end: LinkError | None = None
-        self._ending, self._writing, self._reading = (threading.Lock() for _ in range(3))
+        self._writing, self._reading = threading.Lock(), threading.Lock()
+        # A pool may be collected, and so ended, at any allocation of any thread.
+        self._ending, self._draining = threading.RLock(), threading.RLock()
         self._numbers = itertools.count(_HELLO + 1)
         self._answers: dict[int, tuple[Head, memoryview]] = {}
         self._tail = b""
@@ -143,6 +151,8 @@ class Link:
         for pipe in (self._in, self._out, self._err):
             os.set_blocking(pipe, False)
             if self._is_local and sys.platform == "linux":
+                import fcntl
+
                 with contextlib.suppress(OSError):  # beyond what this user's pipes may hold
                     fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._life = time.monotonic()
@@ -153,8 +163,11 @@ class Link:
             head, _ = self._result(_HELLO, seconds)
         except LinkError as error:
             self.close()
-            kind = "start" if error.kind == "lost" else error.kind
+            kind = "start" if error.kind == "lost" or self._is_local else error.kind
             raise LinkError(kind, error.what, error.printed, error.code) from None
+        except BaseException:  # Ctrl-C
+            self.close(0)
+            raise
         if "missing" in head:
             self.close()
             what = f"Python {head['python']} that lacks a package ({head['missing']})"
@@ -232,10 +245,11 @@ class Link:
                 process.wait(seconds)
             self._kill()  # also what the command has started
             process.wait()
-            self._drain()
-            self._is_err_open = False
             process.stdout.close()
-            process.stderr.close()
+            with self._draining:
+                self._drain()
+                self._is_err_open = False
+                process.stderr.close()
 
     # --- pipes ----------------------------------------------------------------------------------
 
@@ -316,7 +330,7 @@ class Link:
 
     def _drain(self) -> None:
         """Read what the process has printed, and keep the last of it."""
-        with contextlib.suppress(BlockingIOError):
+        with self._draining, contextlib.suppress(BlockingIOError):
             while self._is_err_open:
                 chunk = os.read(self._err, _KEPT_BYTES)
                 self._is_err_open = bool(chunk)
@@ -324,6 +338,9 @@ class Link:
 
     def _unread(self) -> int:
         """Return how many bytes of requests nobody has read."""
+        import fcntl  # not on Windows, where this module is imported all the same
+        import termios
+
         count = array.array("i", [0])
         with contextlib.suppress(OSError, ValueError):  # the pipe is closed
             fcntl.ioctl(self._in, termios.FIONREAD, count)
@@ -344,18 +361,13 @@ class Link:
                 environment.pop(name, None)
         if sys.platform == "linux":
             words = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), *words]
+        started: Future[subprocess.Popen[bytes]] = Future()
+        # Linux ends a guarded process with the thread that has started it: this one waits for it.
+        threading.Thread(
+            target=_start, args=(words, environment, started), name="edgeq-starter", daemon=True
+        ).start()
         try:
-            return _in_lasting_thread(
-                lambda: subprocess.Popen(
-                    words,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    bufsize=0,
-                    env=environment,
-                    start_new_session=True,  # Ctrl-C is for this process to act on
-                )
-            )
+            return started.result()
         except OSError as error:
             raise LinkError("start", str(error)) from error
 
@@ -366,7 +378,7 @@ class Link:
         except subprocess.TimeoutExpired:
             return self._ended("lost", "the end of its stdout")
         if code < 0:
-            return self._ended("lost", f"{_signal_name(-code)} of its process", code)
+            return self._ended("lost", f"{signal_name(-code)} of its process", code)
         return self._ended("lost", f"exit code {code}", code)
 
     def _ended(self, kind: str, what: str, code: int | None = None) -> LinkError:
@@ -397,47 +409,36 @@ class _Waiting:
         return self._link.read_into(view, self._began, self._seconds)
 
 
-_Made = tuple[Callable[[], subprocess.Popen[bytes]], "Future[subprocess.Popen[bytes]]"]
-_starts: queue.SimpleQueue[_Made] = queue.SimpleQueue()
-_starter = threading.Thread()
-_starting = threading.Lock()
+def _start(
+    words: list[str], environment: dict[str, str], started: Future[subprocess.Popen[bytes]]
+) -> None:
+    try:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for this process to act on
+        )
+    except BaseException as error:  # of the thread that waits
+        started.set_exception(error)
+    else:
+        started.set_result(process)
+        process.wait()
 
 
-def _in_lasting_thread(start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-    """Start a process: Linux ends a guarded one with the thread that has started it."""
-    global _starter, _starts  # a fork has no thread, and needs another one
-    with _starting:
-        if not _starter.is_alive():
-            _starts = queue.SimpleQueue()
-            _starter = threading.Thread(
-                target=_serve_starts, args=(_starts,), name="edgeq-starter", daemon=True
-            )
-            _starter.start()
-    done: Future[subprocess.Popen[bytes]] = Future()
-    _starts.put((start, done))
-    return done.result()
-
-
-def _serve_starts(starts: queue.SimpleQueue[_Made]) -> None:
-    while True:
-        start, done = starts.get()
-        try:
-            done.set_result(start())
-        except BaseException as error:  # of the caller
-            done.set_exception(error)
-        del start, done
-
-
-def _reset() -> None:
-    global _starting  # another thread may have held it for ever
-    _starting = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_reset)
-
-
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Return the name of a signal."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def printed_lines(printed: str) -> list[str]:
+    """Return the last lines that a process printed, for a failure text; none if it printed none."""
+    lines = [line.rstrip() for line in printed.splitlines()]
+    lines = [line[:_WIDTH] for line in lines if line and not line.startswith(_CHATTER)][-_LINES:]
+    return ["printed last:", *(f"  | {line}" for line in lines)] if lines else []

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import functools
 import os
-import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -92,14 +91,9 @@ class LocalWorker:
             KeyboardInterrupt: The controller of this worker of pytest-xdist has ended.
             Exception: What the function raises, or what cannot be pickled.
         """
-        result: _Result = self.request(seconds, {}, function, *args, **kwargs)[1][0]
+        answer = self.ask(lambda _: ({"what": "call"}, [(function, args, kwargs)]), seconds)
+        result: _Result = answer[1][0]
         return result
-
-    def request(
-        self, seconds: float | None, head: Head, function: Callable[..., Any], *args: Any, **kw: Any
-    ) -> Answer:
-        """Call a function as `call` does; with a key in the head the worker keeps its result."""
-        return self.ask(lambda _: ({**head, "what": "call"}, [(function, args, kw)]), seconds)
 
     def ask(
         self, message: Callable[[Link], tuple[Head, Iterable[Any]]], seconds: float | None
@@ -135,7 +129,7 @@ class LocalWorker:
         head, parts = answer
         if "traceback" not in head:
             return answer
-        error = pickle.loads(parts[0])
+        [error] = parts
         if self.memory is None:
             raise error from WorkerTracebackError(f"\n{head['traceback']}")
         if isinstance(error, MemoryError):
@@ -215,7 +209,8 @@ def _reset_workers() -> None:
         each.reset()
 
 
-os.register_at_fork(after_in_child=_reset_workers)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_workers)
 
 
 @atexit.register

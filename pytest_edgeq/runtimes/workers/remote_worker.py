@@ -399,7 +399,7 @@ class _Server:
         """Return what the host raises in its place; it lacks the classes of a target."""
         kind, text = type(error).__name__, str(error)
         if self._is_local:
-            return {"traceback": traceback.format_exc()}, [pickle.dumps(_sendable(error))]
+            return {"traceback": traceback.format_exc()}, [_sendable(error)]
         if not isinstance(error, (RuntimeError, ValueError, KeyError, MemoryError)):
             traceback.print_exc()
         return {"error": kind, "text": text}, []

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from pytest_edgeq.errors import CrashedError
 from pytest_edgeq.numerics.target_machine import TargetMachine
-from pytest_edgeq.runtimes.workers.link import Answer, Link, LinkError
-from pytest_edgeq.runtimes.workers.target_errors import link_error, raise_error
+from pytest_edgeq.runtimes.workers.link import Link, LinkError
+from pytest_edgeq.runtimes.workers.target_errors import link_error
 from pytest_edgeq.runtimes.workers.target_spec import checked_command
 
 if TYPE_CHECKING:
     from pytest_edgeq.runtimes.engines import Engine
     from pytest_edgeq.runtimes.opening import Opening
-    from pytest_edgeq.runtimes.workers.remote_engine import Message, RemoteFile
-
-_MOST_KEPT = 1 << 28
-"""Bytes of files that the worker keeps besides those that are open: boards have little memory."""
+    from pytest_edgeq.runtimes.workers.target_files import TargetFiles
 
 
 class Target:
@@ -42,11 +36,7 @@ class Target:
         self._refused: LinkError | None = None
         self._links: list[Link] = []
         """The link of now, if there is one."""
-        self._sent: dict[str, int] = {}
-        """Bytes of files that the worker keeps, by hash, the oldest first."""
-        self._shared: weakref.WeakValueDictionary[object, RemoteFile] = (
-            weakref.WeakValueDictionary()
-        )
+        self._files: TargetFiles | None = None
         weakref.finalize(self, _close, self._links)
 
     def start(self) -> TargetMachine:
@@ -60,10 +50,10 @@ class Target:
             UnrunnableError: It does not start, or lacks a package.
         """
         try:
-            self._link()
+            self.link()
         except LinkError as error:
             raise link_error(self.name, self.command, error, self.seconds) from None
-        assert self.machine is not None, "unreachable because _link has set it"
+        assert self.machine is not None, "unreachable because `link` has set it"
         return self.machine
 
     def open(self, opening: Opening) -> Engine:
@@ -74,72 +64,21 @@ class Target:
             UnrunnableError: The command does not start, ends, or does not answer.
             RuntimeError, ValueError: The kernels cannot allocate the file.
         """
-        # Only now, as it imports numpy.
-        from pytest_edgeq.runtimes.workers.target_files import open_on
+        if self._files is None:
+            # Only now, as it imports numpy.
+            from pytest_edgeq.runtimes.workers.target_files import TargetFiles
 
-        return open_on(self, opening)
+            # Who asks for a file holds the target.
+            self._files = TargetFiles(weakref.proxy(self))
+        return self._files.open(opening)
 
-    def ask(self, message: Callable[[Link], Message], *, once: bool = False) -> Answer:
+    def link(self) -> Link:
         """
-        Send the message for a link, and once more where the connection is lost.
+        Return the link of now, which is started where there is none.
 
         Raises:
-            LinkError: The worker is gone for good, or does not answer.
-            RuntimeError, ValueError, KeyError, MemoryError: As the kernels raised it.
+            LinkError: The command does not start, now or the first time.
         """
-        try:
-            return self._ask(message)
-        except LinkError as error:
-            if once or error.kind != "lost":
-                raise
-            try:
-                return self._ask(message)
-            except CrashedError:  # a state was lost with the first one
-                raise error from None
-
-    def _ask(self, message: Callable[[Link], Message]) -> Answer:
-        link = self._link()
-        if link.forgotten:
-            keys, link.forgotten[:] = list(link.forgotten), []
-            link.ask({"what": "forget", "keys": keys}, (), self.seconds)
-        return raise_error(link.ask(*message(link), self.seconds))
-
-    def share(self, key: object, file: RemoteFile) -> RemoteFile:
-        """Return the file that is known under a key, or this one, which is known from now on."""
-        with self._lock:
-            return self._shared.setdefault(key, file)
-
-    def open_in(self, link: Link, file: RemoteFile, head: Mapping[str, Any]) -> None:
-        """
-        Open a file in the worker, unless it is open there.
-
-        Raises:
-            LinkError, RuntimeError, ValueError, MemoryError: As `ask` does.
-        """
-        with self._lock:
-            if file.link is link:
-                return
-            source = file.source
-            content = source.read_bytes() if isinstance(source, Path) else source
-            digest = hashlib.sha256(content).hexdigest()
-            if digest not in self._sent:
-                dropped = self._make_room(len(content))
-                link.ask({"what": "file", "drop": dropped}, [content], self.seconds)
-                self._sent[digest] = len(content)
-            head = {**head, "what": "open", "key": file.key, "digest": digest}
-            raise_error(link.ask(head, (), self.seconds))
-            file.opened_in(link)
-
-    def _make_room(self, size: int) -> list[str]:
-        """Return the hashes of the files that the worker need not keep; the oldest go first."""
-        dropped = []
-        while self._sent and sum(self._sent.values()) + size > _MOST_KEPT:
-            oldest = next(iter(self._sent))
-            del self._sent[oldest]
-            dropped.append(oldest)
-        return dropped
-
-    def _link(self) -> Link:
         with self._lock:
             if self._refused is not None:
                 raise self._refused
@@ -160,7 +99,6 @@ class Target:
     def close(self) -> None:
         """End the command; the next use starts it anew."""
         with self._lock:
-            self._sent = {}
             _close(self._links)
 
 

@@ -8,18 +8,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from pytest_edgeq.errors import CrashedError, UnrunnableError
-from pytest_edgeq.runtimes.workers.link import Answer, LinkError
+from pytest_edgeq.runtimes.workers.link import Answer, LinkError, printed_lines
 
 _ERRORS: Final = {each.__name__: each for each in (RuntimeError, ValueError, KeyError, MemoryError)}
 
 _CRASH: Final = re.compile(r"SIG(SEGV|ABRT|BUS|FPE|ILL|TRAP)|exit code (132|133|134|135|136|139)")
 """Signals of crashes, and the exit codes of a shell for them."""
-
-_LINES: Final = 12
-"""Of what the command printed last, in a failure text."""
-
-_CHATTER: Final = "INFO: "
-"""Begins lines that LiteRT prints for each file."""
 
 
 def raise_error(answer: Answer) -> Answer:
@@ -47,10 +41,7 @@ def link_error(
     first, cause, fix = _TEXTS[kind]
     lines = [first.format(what=error.what), *([op] if op else [])]
     lines.append(f"command: {shlex.join(command)}")
-    printed = [line for line in error.printed.splitlines() if not line.startswith(_CHATTER)]
-    if printed:
-        lines.append("printed last:")
-        lines += [f"  | {line[:154]}" for line in printed[-_LINES:]]
+    lines += printed_lines(error.printed)
     lines.append(f"cause: {cause}")
     lines.append(f"fix: {fix.format(name=name, more=2 * round(seconds))}")
     is_crash = error.kind in ("lost", "time")

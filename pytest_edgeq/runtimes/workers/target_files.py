@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import threading
+import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.errors import UnrunnableError
+from pytest_edgeq.errors import CrashedError, UnrunnableError
 from pytest_edgeq.runtimes.crashing_op import Inputs
 from pytest_edgeq.runtimes.opening import Opening
 from pytest_edgeq.runtimes.workers.link import Answer, Link, LinkError
 from pytest_edgeq.runtimes.workers.remote_engine import FileHost, Message, RemoteEngine, RemoteFile
-from pytest_edgeq.runtimes.workers.target_errors import link_error
+from pytest_edgeq.runtimes.workers.target_errors import link_error, raise_error
 
 if TYPE_CHECKING:
     from pytest_edgeq.runtimes.workers.target import Target
+
+
+_MOST_KEPT = 1 << 28
+"""Bytes of files that a worker keeps besides those that are open."""
 
 
 class TargetFiles(FileHost):
@@ -30,6 +38,28 @@ class TargetFiles(FileHost):
 
     def __init__(self, target: Target) -> None:
         self._target = target
+        self._lock = threading.Lock()
+        self._link: Link | None = None
+        self._sent: dict[str, int] = {}
+        """Bytes of files that the worker of this link keeps, by hash, the oldest first."""
+        self._shared: weakref.WeakValueDictionary[object, RemoteFile] = (
+            weakref.WeakValueDictionary()
+        )
+
+    def open(self, opening: Opening) -> RemoteEngine:
+        """
+        Open a file on the target.
+
+        Raises:
+            UnrunnableError: The target does not start, ends, or does not answer.
+            RuntimeError, ValueError: The kernels refuse the file, or an output cannot be sent.
+        """
+        for border in opening.signature.outputs:
+            if border.tensor.dtype in ("resource", "variant", "string"):
+                raise RuntimeError(
+                    f"output {border.name!r} is {border.tensor.dtype}, which cannot be sent"
+                )
+        return RemoteEngine(self, opening)
 
     def file(self, opening: Opening) -> RemoteFile:
         """Return a file to ask about, which may be one that is open."""
@@ -37,7 +67,8 @@ class TargetFiles(FileHost):
         if opening.keep or opening.graph.is_stateful:
             return file
         key = (opening.graph, opening.signature, opening.kernels, opening.threads)
-        return self._target.share(key, file)
+        with self._lock:
+            return self._shared.setdefault(key, file)
 
     def inputs(self, opening: Opening, inputs: Inputs) -> list[Any]:
         """
@@ -49,24 +80,54 @@ class TargetFiles(FileHost):
         return [_sendable(inputs[border.name]) for border in opening.signature.inputs]
 
     def send(self, message: Callable[[Link], Message], *, is_trial: bool = False) -> Answer:
-        """Send a message to the target, as `Target.ask` does."""
-        return self._target.ask(message, once=is_trial)
+        """
+        Send the message for a link, and once more where the connection is lost.
+
+        Raises:
+            LinkError: The worker is gone for good, or does not answer.
+            RuntimeError, ValueError, KeyError, MemoryError: As the kernels raised it.
+        """
+        try:
+            return self._send(message)
+        except LinkError as error:
+            if is_trial or error.kind != "lost":
+                raise
+            try:
+                return self._send(message)
+            except CrashedError as lost:  # of the state, by this request or before
+                raise (error if error.was_read else lost) from None
+
+    def _send(self, message: Callable[[Link], Message]) -> Answer:
+        link, seconds = self._target.link(), self._target.seconds
+        if link.forgotten:
+            keys, link.forgotten[:] = list(link.forgotten), []
+            link.ask({"what": "forget", "keys": keys}, (), seconds)
+        return raise_error(link.ask(*message(link), seconds))
 
     def open_in(self, link: Link, file: RemoteFile, *, is_trial: bool = False) -> None:
-        """Open a file there, as `Target.open_in` does."""
-        opening, signature = file.opening, file.opening.signature
-        head = {
-            "kernels": opening.kernels,
-            "threads": opening.threads,
-            "keep": opening.keep,
-            "signature": signature.key,
-            "subgraph": signature.subgraph,
-            "inputs": [[border.name, border.tensor.index] for border in signature.inputs],
-            "outputs": [[border.name, border.tensor.index] for border in signature.outputs],
-            "shapes": [list(border.tensor.shape) for border in signature.inputs],
-            "has_free_shapes": signature.has_free_shapes,
-        }
-        self._target.open_in(link, file, head)
+        """Open a file in the worker, unless another thread has. Raises as `send` does."""
+        with self._lock:
+            if file.link is link:
+                return
+            head = {"digest": self._sent_content(link, file), "key": file.key}
+            head |= _description(file.opening)
+            raise_error(link.ask(head, (), self._target.seconds))
+            file.opened_in(link)
+
+    def _sent_content(self, link: Link, file: RemoteFile) -> str:
+        """Return the hash of a file that the worker has: boards have little memory for more."""
+        content = file.source.read_bytes() if isinstance(file.source, Path) else file.source
+        digest = hashlib.sha256(content).hexdigest()
+        if link is not self._link:
+            self._link, self._sent = link, {}
+        if digest not in self._sent:
+            dropped = []
+            while self._sent and sum(self._sent.values()) + len(content) > _MOST_KEPT:
+                dropped.append(next(iter(self._sent)))
+                del self._sent[dropped[-1]]
+            link.ask({"what": "file", "drop": dropped}, [content], self._target.seconds)
+            self._sent[digest] = len(content)
+        return digest
 
     def failure(
         self, opening: Opening, step: str, error: LinkError, find_op: Callable[[], str]
@@ -77,20 +138,21 @@ class TargetFiles(FileHost):
         return link_error(opening.runtime, target.command, error, target.seconds, op)
 
 
-def open_on(target: Target, opening: Opening) -> RemoteEngine:
-    """
-    Open a file on a target.
-
-    Raises:
-        UnrunnableError: The target does not start, ends, or does not answer.
-        RuntimeError, ValueError: The kernels cannot allocate the file, or an output cannot be sent.
-    """
-    for border in opening.signature.outputs:
-        if border.tensor.dtype in ("resource", "variant", "string"):
-            raise RuntimeError(
-                f"output {border.name!r} is {border.tensor.dtype}, which cannot be sent"
-            )
-    return RemoteEngine(TargetFiles(target), opening)
+def _description(opening: Opening) -> dict[str, Any]:
+    """Return the request to open a file."""
+    signature = opening.signature
+    return {
+        "what": "open",
+        "kernels": opening.kernels,
+        "threads": opening.threads,
+        "keep": opening.keep,
+        "signature": signature.key,
+        "subgraph": signature.subgraph,
+        "inputs": [[border.name, border.tensor.index] for border in signature.inputs],
+        "outputs": [[border.name, border.tensor.index] for border in signature.outputs],
+        "shapes": [list(border.tensor.shape) for border in signature.inputs],
+        "has_free_shapes": signature.has_free_shapes,
+    }
 
 
 def _sendable(value: npt.NDArray[Any]) -> npt.NDArray[Any]:
