@@ -14,8 +14,8 @@ import pytest
 from fixtures.tflite import make, stacks
 from pytest_edgeq import Edgeq, assert_runtimes_agree
 from pytest_edgeq.plugin.options.values import CI_VARIABLES
-from pytest_edgeq.runtimes.workers.far_side import facts
-from tests.processes import far_sides, left_after, let_sigint_through
+from pytest_edgeq.runtimes.workers.remote_worker import facts
+from tests.processes import left_after, let_sigint_through, target_workers
 from tests.targets.packages import patched_litert
 from tests.waiting import output_of, wait_until
 
