@@ -50,7 +50,9 @@ _RowKey = tuple[str, str, str]
 
 _SUM = Check(lambda value: is_number(value) and value >= 0, "a sum of a sample")
 _FIGURE = Check(lambda value: is_number(value) or value in ("inf", "-inf"), "a number")
-_METRIC = Check(METRICS.__contains__, f"one of {', '.join(METRICS)}")
+_METRIC = Check(
+    lambda value: isinstance(value, str) and value in METRICS, f"one of {', '.join(METRICS)}"
+)
 _ROW = {
     **dict.fromkeys(("stage", "output"), str),
     "metric": _METRIC,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_edgeq.baselines.build_facts import build_of
+from pytest_edgeq.compare.build_facts import build_of
 from pytest_edgeq.compare.executors.remote import OpenModel, Reading
 from pytest_edgeq.compare.file_health import static_findings
 from pytest_edgeq.compare.measurement import Arrays, Measurement, SampleOutputs, SampleRunner

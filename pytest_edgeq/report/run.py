@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from pytest_edgeq.baselines.shape import Check, shape_problem
 from pytest_edgeq.numerics.findings import FILE, Finding
 from pytest_edgeq.report.whole_files import write_whole
 from pytest_edgeq.versions import producer
@@ -278,7 +279,20 @@ def read_run(path: Path) -> Run:
             f"{path}: expected version {VERSION} of the record or an older one, got {version}\n"
             "fix: read it with the pytest-edgeq that wrote it, or a newer one"
         )
+    if problem := shape_problem(data, _SHAPE, "the record"):
+        raise ValueError(f"{path}: {problem}\nfix: write it anew (pytest --edgeq-json)")
     return Run(data)
+
+
+_FAILURE = Check(lambda value: value is None or isinstance(value, dict), "an object or null")
+_SHAPE = {
+    "models": dict,
+    "tests": [
+        {"test": str, "outcome": str, "models": [str], "events": [dict], "failure": _FAILURE}
+    ],
+    "baselines": dict,
+}
+"""What views iterate over: with another shape they would show less than there is."""
 
 
 def _no_number(name: str) -> None:
@@ -296,11 +310,12 @@ def showing(path: Path) -> Iterator[Run]:
     """
     run = read_run(path)
     try:
+        for test in run.tests:
+            for key in test["models"]:
+                run.models[key]
         yield run
-    except OSError:
-        raise
     # A record may come from anywhere, and views read it as the schema has it.
-    except Exception as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path}: the record is not whole ({type(error).__name__}: {error})\n"
             "fix: write it anew (pytest --edgeq-json)"

@@ -203,6 +203,22 @@ def test_a_library_from_elsewhere_makes_the_key_unknown(
     assert name not in sys.modules
 
 
+def test_a_nightly_makes_the_key_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its distribution has another name, so its version is in no key."""
+    stable = importlib.metadata.distribution
+
+    def none_of_the_quantizer(name: str) -> importlib.metadata.Distribution:
+        if name == "ai-edge-quantizer":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return stable(name)
+
+    environment._installed.cache_clear()
+    monkeypatch.setattr(importlib.metadata, "distribution", none_of_the_quantizer)
+    with pytest.raises(UnhashableError, match="ai_edge_quantizer, whose distribution is not known"):
+        environment.libraries()
+    environment._installed.cache_clear()
+
+
 def test_a_loaded_library_from_elsewhere_makes_the_key_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 FACTORIES = """
 import torch
 from torch import nn
-from fixtures.models import EmbeddingMean, KeywordInputs, ResidualNet, seeded
+from fixtures.models import EmbeddingMean, ResidualNet, seeded
 
 LEARNING_RATE = 0.1
 
@@ -34,7 +34,7 @@ def words():
 
 
 def named():
-    return seeded(KeywordInputs), {"x": torch.zeros(1, 4), "mask": torch.zeros(1, 4).bool()}
+    return Masked(), {"x": torch.zeros(1, 4), "mask": torch.zeros(1, 4).bool()}
 
 
 def sized(width):
@@ -49,8 +49,17 @@ def odd():
     return seeded(ResidualNet), "cat.jpg"
 
 
+def coarse():
+    return nn.Linear(4, 2).bfloat16(), torch.zeros(1, 4, dtype=torch.bfloat16)
+
+
 def broken():
     raise KeyError("weights")
+
+
+class Masked(nn.Module):
+    def forward(self, x, mask):
+        return torch.relu(x) * mask
 
 
 class Twice(nn.Module):
@@ -139,13 +148,14 @@ def test_an_existing_file_is_kept(here: Path, run: Run) -> None:
 
 FAILURES = {
     "my_factories": "expected package.module:factory, such as my_model:Classifier, got",
-    "my_factorys:residual": "my_factorys cannot be imported: No module named 'my_factorys'",
-    "fails:model": "fails cannot be imported: No module named 'no_such_package'",
+    "my_factorys:residual": "there is no module 'my_factorys' (did you mean my_factories?)",
+    "fails:model": "fails cannot be imported: there is no module 'no_such_package' in",
     "my_factories:residul": "my_factories has no 'residul' (did you mean residual",
     "my_factories:LEARNING_RATE": "my_factories:LEARNING_RATE() fails: TypeError: 'float' object",
     "my_factories:sized": "sized() fails: TypeError: sized() missing 1 required",
     "my_factories:path": "my_factories:path gives str: expected a torch nn.Module, or a pair",
     "my_factories:odd": "sample inputs: expected a tensor, a tuple of tensors, or a dict",
+    "my_factories:coarse": "sample inputs: expected float16, float32, float64, uint8, int8, int16",
     "my_factories:broken": "my_factories:broken() fails: KeyError: 'weights'",
     "my_factories:Twice": "name the shape of each by --shape, in the order of Twice.forward(x, y)",
 }
@@ -178,6 +188,16 @@ def test_shapes_that_are_none(shape: str, sentence: str, here: Path, run: Run) -
     assert sentence in done.stderr
 
 
+def test_a_model_that_fails_on_its_inputs(here: Path, run: Run) -> None:
+    """A test of it could not pass: none is written."""
+    done = run("init", "my_factories:Twice", "--shape", "1,3", "--shape", "4,5")
+
+    assert done.exit_code == 2
+    assert "Twice.forward(" in done.stderr
+    assert "fails on inputs of float32 [1, 3], float32 [4, 5]: RuntimeError: " in done.stderr
+    assert not (here / "test_model_quant.py").exists()
+
+
 def test_a_folder_that_is_missing(here: Path, run: Run) -> None:
     """Before anything is imported."""
     done = run("init", "my_factories:residual", "--output", here / "tests" / "test_it.py")
@@ -190,11 +210,11 @@ def test_a_folder_that_is_missing(here: Path, run: Run) -> None:
     ("arguments", "lines"),
     [
         (
-            ["my_factories:Twice", "--shape", "1,3", "--shape", "4:uint8"],
+            ["my_factories:Twice", "--shape", "1,3", "--shape", "3:uint8"],
             [
                 "from my_factories import Twice",
                 "            torch.randn((1, 3), generator=generator),",
-                "            torch.randint(0, 2, (4,), generator=generator, dtype=torch.uint8),",
+                "            torch.randint(0, 2, (3,), generator=generator, dtype=torch.uint8),",
                 "    model = Twice()",
                 "        sample_inputs=samples(1, seed=0)[0],",
                 '        quantizer="pt2e_static_int8",',

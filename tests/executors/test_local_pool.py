@@ -200,3 +200,58 @@ def test_a_program_that_shuts_no_pool_down_ends(tmp_path: Path) -> None:
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, script], env=environment, check=True, timeout=60)
+
+
+def print_and_abort() -> None:
+    """End the process after a line on stderr."""
+    os.write(2, b"the end\n")
+    os.abort()
+
+
+def test_a_death_is_told_where_stderr_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind `2>&1 | head`; the next task has a process."""
+    with LocalPool(1) as pool, Path(os.devnull).open("w") as closed:
+        closed.close()
+        monkeypatch.setattr(sys, "stderr", closed)
+        died = pool.submit(print_and_abort)
+        assert isinstance(died.exception(SECONDS), WorkerDiedError)
+        assert pool.submit(abs, -1).result(SECONDS) == 1
+
+
+def leave_a_fork() -> str:
+    """Fork, and let the child leave the function by an exception."""
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)
+    _, status = os.waitpid(child, 0)
+    return f"the fork ended by {os.waitstatus_to_exitcode(status)}"
+
+
+def test_a_fork_that_leaves_the_task_is_no_second_process(pool: LocalPool) -> None:
+    """The pipes are its parent's."""
+    assert pool.submit(leave_a_fork).result(SECONDS) == "the fork ended by 1"
+
+
+def test_files_of_the_working_directory_and_what_python_prints_as_it_starts(
+    tmp_path: Path,
+) -> None:
+    """Files with names of the library are not imported, and lines on stdout are no frames."""
+    for name in ("json", "platform", "calendar"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('of the project')\n")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("print('EDGE', 'started')\n")
+    script = tmp_path / "site" / "script.py"
+    script.write_text(
+        "from pytest_edgeq.compare.executors.local_pool import LocalPool\n"
+        "with LocalPool(1) as pool:\n"
+        "    print(pool.submit(abs, -1).result(100))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(script.parent), str(ROOT)])},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.stdout.splitlines() == ["EDGE started", "1"], done.stderr

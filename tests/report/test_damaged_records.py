@@ -37,12 +37,12 @@ def test_a_sound_record_is_read(tmp_path: Path) -> None:
     "damage",
     [
         lambda d: d["models"]["bad-1"].pop("ops"),
-        lambda d: d["tests"].insert(0, []),
         lambda d: d["tests"][0].update(seconds="x"),
         lambda d: d["tests"][0].update(seconds=10**400),
         lambda d: _comparison(d)["stages"].pop("total"),
         lambda d: _comparison(d)["points"]["boxes"]["edge"].pop(),
         lambda d: _picture(d).update(pixels="?"),
+        lambda d: d["models"].pop("bad-1"),
     ],
     ids=[*"abcdefg"],
 )
@@ -58,6 +58,30 @@ def test_a_damaged_record_is_refused(tmp_path: Path, damage: Damage) -> None:
     assert done.exit_code == 2
     assert done.stderr.startswith(f"Error: {path}: the record is not whole (")
     assert "fix: write it anew (pytest --edgeq-json)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda d: d["tests"].insert(0, []), "the record.tests[0] is not an object"),
+        (lambda d: d.update(tests={}), "the record.tests is not a list"),
+        (lambda d: d.update(tests=""), "the record.tests is not a list"),
+        (lambda d: d.pop("baselines"), "the record lacks baselines"),
+        (lambda d: d["tests"][0].pop("failure"), "the record.tests[0] lacks failure"),
+    ],
+    ids=[*"abcde"],
+)
+def test_a_record_of_another_shape_is_refused(tmp_path: Path, damage: Damage, problem: str) -> None:
+    """Views would show fewer tests than there are."""
+    data = copy.deepcopy(dict(full_run().data))
+    damage(data)
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(data))
+
+    done = CliRunner().invoke(edgeq, ["report", str(path)])
+
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"Error: {path}: {problem}\n")
 
 
 @pytest.mark.parametrize(

@@ -452,6 +452,7 @@ def test_a_top1_class_that_is_measured_no_more_is_no_failure(check: Check, data:
         ({"errors": []}, "data.errors is empty"),
         ({"errors": [{}]}, "lacks stage, output, metric"),
         ({"errors": [row("snr", 1.0, 1.0, 1.0)]}, r"data.errors\[0\].metric is not one of"),
+        ({"errors": [{**row("rmse", 1.0, 1.0, 1.0), "metric": ["rmse"]}]}, "metric is not one of"),
         ({"errors": [row("rmse", "nan", 1.0, 1.0)]}, r"data.errors\[0\].value is not a number"),
         ({"errors": [row("rmse", 10**400, 1.0, 1.0)]}, r"data.errors\[0\].value is not a number"),
         ({"errors": [row("rmse", 1.0, 1.0, 1.0)] * 2}, "tells one metric twice"),

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pkgutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pytest_edgeq.cli.files import PATH
 from pytest_edgeq.cli.trouble import TroubleError, exit_codes, in_sentences
 from pytest_edgeq.names import DEFAULT_PRESET, PRESETS, nearest
+
+if TYPE_CHECKING:
+    import torch
 
 # pt2e_qat_int8 needs a function that trains the model.
 _QUANTIZERS = tuple(preset for preset in PRESETS if preset != "pt2e_qat_int8")
@@ -184,6 +188,7 @@ def _written(target: str, shapes: list[str], quantizer: str) -> str:
     module, _, path = target.partition(":")
     by_name = not shapes and isinstance(inputs, Mapping)
     lines = ["(", *(f"    {each}," for each in shapes), ")"] if shapes else _like(inputs)
+    _try(model, lines)
     return _TEST.format(
         target=target,
         module=module,
@@ -196,6 +201,33 @@ def _written(target: str, shapes: list[str], quantizer: str) -> str:
     )
 
 
+def _try(model: torch.nn.Module, lines: list[str]) -> None:
+    """
+    Run the model on one sample of the test.
+
+    Raises:
+        ValueError: It fails.
+    """
+    import torch
+
+    code = compile("\n".join(lines), "<samples>", "eval")
+    sample = eval(code, {"torch": torch, "generator": torch.Generator().manual_seed(0)})
+    try:
+        with torch.no_grad():
+            if isinstance(sample, dict):
+                model.eval()(**sample)
+            else:
+                model.eval()(*sample)
+    except Exception as error:
+        values = sample.values() if isinstance(sample, dict) else sample
+        shapes = ", ".join(f"{str(each.dtype)[6:]} {list(each.shape)}" for each in values)
+        first = (str(error).splitlines() or [""])[0]
+        raise ValueError(
+            f"{type(model).__name__}.forward{inspect.signature(model.forward)} fails on inputs of "
+            f"{shapes}: {type(error).__name__}: {first}"
+        ) from error
+
+
 def _imported(target: str) -> Any:
     """Import `pkg.mod:factory`, also from the working directory."""
     module, _, path = target.partition(":")
@@ -206,6 +238,13 @@ def _imported(target: str) -> Any:
     sys.path.insert(0, str(Path.cwd()))
     try:
         found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        near = nearest(missing, [each.name for each in pkgutil.iter_modules([str(Path.cwd())])])
+        raise ValueError(
+            f"{module} cannot be imported: there is no module {missing!r}{near} in {Path.cwd()} or "
+            "among what is installed"
+        ) from error
     except Exception as error:
         raise RuntimeError(f"{module} cannot be imported: {error}") from error
     for part in path.split("."):
@@ -229,8 +268,10 @@ def _like(inputs: Any) -> list[str]:
         )
     made = []
     for each in values:
+        if (dtype := str(each.dtype).removeprefix("torch.")) not in _DTYPES:
+            raise TypeError(f"sample inputs: expected {', '.join(_DTYPES)}, got {dtype}")
         below = 2 if each.is_floating_point() or not each.numel() else int(each.max()) + 1
-        made.append(_random(tuple(each.shape), str(each.dtype).removeprefix("torch."), below))
+        made.append(_random(tuple(each.shape), dtype, below))
     if isinstance(inputs, Mapping):
         pairs = zip(inputs, made, strict=True)
         return ["{", *(f'    "{name}": {each},' for name, each in pairs), "}"]

@@ -110,8 +110,9 @@ def _run(worker: LocalWorker, future: Future[Any], function: Callable[[], Any]) 
         if error.__cause__ is not None:  # it cannot be started
             future.set_exception(error.__cause__)
             return
-        sys.stderr.write(report.printed)
         future.set_exception(WorkerDiedError(report.pid, report.exit_code or -report.signal))
+        with contextlib.suppress(OSError, ValueError):  # a closed stderr
+            sys.stderr.write(report.printed)
     except BaseException as error:  # as executors do
         future.set_exception(error)
     else:

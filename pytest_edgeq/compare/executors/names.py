@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 
 NEEDS_DASK = (
@@ -17,7 +18,7 @@ def check_spec(text: str) -> str:
     Return the name of a session's executor if it is valid; dask is looked for, not imported.
 
     Raises:
-        ValueError: Neither `processes:N` nor `dask:ADDRESS`.
+        ValueError: Neither `processes:N` nor `dask:ADDRESS`, or the former on Windows.
         ModuleNotFoundError: dask.distributed is not installed.
     """
     match = SPEC.fullmatch(text)
@@ -26,6 +27,8 @@ def check_spec(text: str) -> str:
             f"executor: expected processes:N with N from 1, or dask:ADDRESS as in "
             f"dask:tcp://127.0.0.1:8786, got {text!r}"
         )
+    if match["count"] and os.name != "posix":
+        raise ValueError("executor: processes:N needs Linux or macOS; dask:ADDRESS does not")
     if match["address"] and importlib.util.find_spec("distributed") is None:
         raise ModuleNotFoundError(NEEDS_DASK)
     return text

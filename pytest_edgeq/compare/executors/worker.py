@@ -78,7 +78,7 @@ def _opened(task: Task, model: bytes | str, job: bytes | str) -> _OpenJob:
     Return the open job of a task.
 
     Raises:
-        FileNotFoundError: It is not known, and the file with it lies on another machine.
+        _LackingError: It is not known, and the file with it cannot be read here.
     """
     opened = _MODELS.get(task.model, lambda: pickle.loads(_read(model)).opened())
     key = f"{task.model} {task.job}"
@@ -87,7 +87,16 @@ def _opened(task: Task, model: bytes | str, job: bytes | str) -> _OpenJob:
 
 
 def _read(shared: bytes | str) -> bytes:
-    return shared if isinstance(shared, bytes) else Path(shared).read_bytes()
+    if isinstance(shared, bytes):
+        return shared
+    try:
+        return Path(shared).read_bytes()
+    except OSError as error:  # it is of another machine, or of another user
+        raise _LackingError from error
+
+
+class _LackingError(Exception):
+    """A file that the client has written cannot be read by this process."""
 
 
 def run_chunk(task: Task, model: bytes | str, job: bytes | str) -> Answer:
@@ -116,9 +125,7 @@ def run_chunk(task: Task, model: bytes | str, job: bytes | str) -> Answer:
     reached, is_reading = task.start, False
     try:
         opened = _opened(task, model, job)
-    except FileNotFoundError:
-        if isinstance(model, bytes):
-            raise
+    except _LackingError:
         return Answer(machine, lacks_shared=True)
 
     def numbered() -> Iterator[tuple[int, Any]]:

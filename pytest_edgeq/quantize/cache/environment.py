@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -120,9 +119,10 @@ def _installed(names: tuple[str, ...], path: tuple[str, ...]) -> dict[str, str]:
 
     Raises:
         UnhashableError: Its code is imported from elsewhere, such as a working tree that may
-            change.
+            change, or is installed by another distribution, such as a nightly.
     """
-    found = {"python": sys.version}
+    found, unknown = {"python": sys.version}, set[str]()
+    known = set[str]()
     for name in names:
         module = _MODULES.get(name, name.replace("-", "_"))
         try:
@@ -134,12 +134,18 @@ def _installed(names: tuple[str, ...], path: tuple[str, ...]) -> dict[str, str]:
         for place in spec.submodule_search_locations or [spec.origin or "memory"]:
             if not is_installed(place):
                 raise UnhashableError(f"{module}, which is imported from elsewhere: {place}")
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        try:
             distribution = importlib.metadata.distribution(name)
-            # Scripts, which lie outside the packages, contain the path of their interpreter.
-            record = (distribution.read_text("RECORD") or "").splitlines()
-            files = [line for line in record if not line.startswith("../")]
-            found[name] = f"{distribution.version} {digest_of(files)}"
+        except importlib.metadata.PackageNotFoundError:  # a nightly has another name
+            unknown.add(module)
+            continue
+        known.add(module)
+        # Scripts, which lie outside the packages, contain the path of their interpreter.
+        record = (distribution.read_text("RECORD") or "").splitlines()
+        files = [line for line in record if not line.startswith("../")]
+        found[name] = f"{distribution.version} {digest_of(files)}"
+    if unknown - known:
+        raise UnhashableError(f"{min(unknown - known)}, whose distribution is not known by name")
     return found
 
 

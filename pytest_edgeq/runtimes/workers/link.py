@@ -110,6 +110,7 @@ class Link:
         seconds: Bound on the time until it is ready.
         local: The arguments of `remote_worker.main` where it is this Python: messages are pickles
             then, and functions can be called. None for any other command.
+        path: The search path of modules of a local worker.
         on_tick: Called while an answer is waited for.
 
     Attributes:
@@ -127,6 +128,7 @@ class Link:
         seconds: float,
         *,
         local: Mapping[str, Any] | None = None,
+        path: Sequence[str] | None = None,
         on_tick: Callable[[], object] = lambda: None,
     ) -> None:
         self._is_local = local is not None
@@ -158,7 +160,9 @@ class Link:
         self._life = time.monotonic()
         try:
             source = Path(remote_worker.__file__).read_text(encoding="utf-8")
-            boot = f"exec(compile({source!a},'<edgeq worker>','exec'));main({local!a})\n"
+            # Before the first import: a file of the working directory may have a library's name.
+            path = "" if path is None else f"import sys;sys.path[:]={path!a};"
+            boot = f"{path}exec(compile({source!a},'<edgeq worker>','exec'));main({local!a})\n"
             self._write([boot.encode("ascii")], seconds)
             head, _ = self._result(_HELLO, seconds)
         except LinkError as error:
@@ -173,6 +177,10 @@ class Link:
             what = f"Python {head['python']} that lacks a package ({head['missing']})"
             raise LinkError("missing", what, self.printed)
         self.facts: dict[str, Any] = head.get("facts", {})
+
+    def take_forgotten(self) -> list[int]:
+        """Return the keys of files to close; finalizers of other threads may add some meanwhile."""
+        return [self.forgotten.pop() for _ in range(len(self.forgotten))]
 
     @property
     def is_alive(self) -> bool:

@@ -69,10 +69,14 @@ class LocalWorker:
         with self._lock:
             if not self._is_killed and (self._link is None or not self._link.is_alive):
                 path = [each for each in sys.path if isinstance(each, str)]
-                bounds = {"parent": os.getpid(), "path": path, "memory": self.memory}
+                bounds = {"parent": os.getpid(), "memory": self.memory}
                 self._drop()
                 self._link = Link(
-                    [sys.executable], _START_SECONDS, local=bounds, on_tick=self._look
+                    [sys.executable],
+                    _START_SECONDS,
+                    local=bounds,
+                    path=path,
+                    on_tick=self._look,
                 )
             if self._is_killed:
                 self._drop()
@@ -143,14 +147,14 @@ class LocalWorker:
 
     def _forget(self, link: Link) -> None:
         """Close files that nobody uses any more; no test can be blamed for how that ends."""
-        keys, link.forgotten[:] = list(link.forgotten), []
+        keys = link.take_forgotten()
         try:
             link.ask({"what": "forget", "keys": keys}, (), _END_SECONDS)
         except LinkError as error:
             if error.was_read:
-                sys.stderr.write(
-                    f"edgeq: closing a file gave {self._report(error, _END_SECONDS).what}\n"
-                )
+                what = self._report(error, _END_SECONDS).what
+                with contextlib.suppress(OSError, ValueError):  # a closed stderr
+                    sys.stderr.write(f"edgeq: closing a file gave {what}\n")
 
     def _look(self) -> None:
         if is_abandoned():

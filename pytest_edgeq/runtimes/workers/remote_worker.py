@@ -95,6 +95,8 @@ def read_payload(stream: BinaryIO, *, is_local: bool = False) -> bytearray | Non
         FrameError: Something else stands there.
     """
     start = _read(stream, _FRAME.size)
+    while is_local and len(start) == _FRAME.size and not start.startswith(MAGIC):
+        start = start[1:] + _read(stream, 1)  # printed while Python started, by a sitecustomize
     if not start.startswith(MAGIC[: len(start)]):
         raise FrameError("no frame", bytes(start))
     if len(start) < _FRAME.size:
@@ -303,6 +305,7 @@ class _Server:
         self._stdin, self._stdout, self._is_local = stdin, stdout, is_local
         self._files: dict[str, bytes] = {}
         self._open: dict[int, Any] = {}
+        self._pid = os.getpid()
 
     def serve(self) -> None:
         """Answer requests until the host closes stdin."""
@@ -314,11 +317,17 @@ class _Server:
                 parts = unpack_parts(head, rest, is_local=self._is_local)
                 pieces = self._packed(head["id"], *self._step(head, parts))
             except BaseException as error:
+                self._end_fork()
                 pieces = self._packed(head["id"], *self._failure(error))
             del parts, rest  # no memory is held while the next request is waited for
             self._write(pieces)
             del pieces
         self._forget(list(self._open))
+
+    def _end_fork(self) -> None:
+        """End a fork that user code has made and that left it: the pipes are its parent's."""
+        if os.getpid() != self._pid:
+            os._exit(1)
 
     def greet(self, head: Head) -> None:
         """Send the first frame, which answers no request."""
@@ -346,6 +355,7 @@ class _Server:
         try:
             return self._answer(head, parts)
         finally:
+            self._end_fork()
             if self._is_local:
                 faulthandler.cancel_dump_traceback_later()
             else:
@@ -424,9 +434,8 @@ def _alarm(seconds: float) -> None:
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
-def _prepare(parent: int, path: list[str], memory: int | None) -> None:
-    """Bound a process of the host's own machine, and give it the host's search path."""
-    sys.path[:] = path
+def _prepare(parent: int, memory: int | None) -> None:
+    """Bound a process of the host's own machine."""
     if sys.platform != "linux":  # where the kernel ends it with its parent
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     faulthandler.enable(2, all_threads=False)

@@ -100,8 +100,7 @@ class TargetFiles(FileHost):
     def _send(self, message: Callable[[Link], Message]) -> Answer:
         link, seconds = self._target.link(), self._target.seconds
         if link.forgotten:
-            keys, link.forgotten[:] = list(link.forgotten), []
-            link.ask({"what": "forget", "keys": keys}, (), seconds)
+            link.ask({"what": "forget", "keys": link.take_forgotten()}, (), seconds)
         return raise_error(link.ask(*message(link), seconds))
 
     def open_in(self, link: Link, file: RemoteFile, *, is_trial: bool = False) -> None:

@@ -57,8 +57,10 @@ def checked_command(name: str, command: object) -> tuple[str, ...]:
 
     Raises:
         TypeError: No list of strings.
-        ValueError: It is empty.
+        ValueError: It is empty, or the system is Windows.
     """
+    if os.name != "posix":
+        raise ValueError(f"target {name!r}: targets need Linux or macOS")
     if isinstance(command, str) or not isinstance(command, Sequence):
         raise TypeError(f"target {name!r}: expected a list of words, got {command!r}")
     words = [os.fspath(word) if isinstance(word, os.PathLike) else word for word in command]
