@@ -38,7 +38,7 @@ class Alignment:
 
 
 def pairs(alignment: Alignment, n_old: int, n_new: int) -> list[Pair]:
-    """Return old and new position of every op that stands in both lists, in the new order."""
+    """Return old and new position of every op that both lists have, in the new order."""
     known = [*alignment.changed, *alignment.moved]
     left_old = {before for before, _ in known}.union(alignment.disappeared)
     left_new = {after for _, after in known}.union(alignment.appeared)
@@ -52,7 +52,7 @@ def pairs(alignment: Alignment, n_old: int, n_new: int) -> list[Pair]:
 
 
 def fields(row: Row) -> dict[str, Any]:
-    """Tell what counts of an op: everything but its module, which a rename changes."""
+    """Return the compared fields of an op: all but its module, which a rename changes."""
     return {key: value for key, value in row.items() if key != "module"}
 
 
@@ -116,7 +116,7 @@ def _align(old: Sequence[Row], new: Sequence[Row], keys: Sequence[_Key]) -> Alig
 def _match(
     old: Sequence[Hashable], new: Sequence[Hashable], gap: _Gap
 ) -> tuple[list[Pair], list[_Gap]]:
-    """Pair equal keys within one gap, as many as keep their order, and tell what is left."""
+    """Pair equal keys within one gap in order; return the pairs and the gaps that remain."""
     pairs = [(gap[0] + row, gap[2] + column) for row, column in common(old, new)]
     gaps: list[_Gap] = []
     old_at, new_at = gap[0], gap[2]
@@ -130,7 +130,7 @@ def _match(
 def _with_moves(
     old: Sequence[Row], new: Sequence[Row], pairs: Sequence[Pair], changed: list[Pair]
 ) -> Alignment:
-    """Tell ops that only stand elsewhere from those that came or went."""
+    """Separate ops that only moved from those that appeared or disappeared."""
     matched_old = {pair[0] for pair in pairs}
     matched_new = {pair[1] for pair in pairs}
     gone = defaultdict(list)

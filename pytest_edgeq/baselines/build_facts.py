@@ -17,7 +17,7 @@ def build_of(
     reference: object,
     inputs: Mapping[str, tuple[float, float]],
 ) -> dict[str, Any]:
-    """Give what is remembered of a file beside the errors."""
+    """Return the quantization metadata that a baseline stores with the errors."""
     scales, wide, asymmetric, shared = {}, [], [], []
     for entry, op in zip(edge.op_dtypes, edge.graph.ops, strict=True):
         roles = roles_of(edge.graph, op)

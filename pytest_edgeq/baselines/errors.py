@@ -1,8 +1,8 @@
 """
-Remembered errors: what makes them whole, what of them is worse now, what is better.
+Baselines of errors: their validation, regressions and improvements.
 
-A metric is held against the limits that were derived when it was remembered, `worst` and `best`,
-or the narrower ones that both builds' samples give, one by one.
+A metric is compared with the limits that were derived when it was stored, `worst` and `best`, or
+with narrower ones derived from the paired samples of both builds.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _ERRORS = {
 
 
 def problem(data: Mapping[str, Any]) -> str:
-    """Tell what is wrong with remembered errors as they were read."""
+    """Return why stored errors are invalid; empty if they are valid."""
     if wrong := shape_problem(data, _ERRORS, "data"):
         return wrong
     keys = [_key(row) for row in data["errors"]]
@@ -140,7 +140,7 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> Finding |
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return what errors depend on beside options and versions; as `build.data_changes`."""
+    """Return changes of what errors depend on, except options and versions."""
     is_same = _kernels(old) == _kernels(new)
     runtime = "" if is_same else f"runtime: {' → '.join(_runtimes(old, new))}"
     return {"runtime": runtime, **data_changes(old, new)}
@@ -163,12 +163,12 @@ def is_explained_by(layer: Finding, old: Mapping[str, Any], new: Mapping[str, An
 
 
 def regressed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[_RowKey]:
-    """Return stage, output and metric of what is worse than its limit."""
+    """Return stage, output and metric of every value worse than its limit."""
     return _worse(_limits(old, new), {_key(row): row for row in new["errors"]})
 
 
 def _worse(before: Mapping[_RowKey, _Row], after: Mapping[_RowKey, _Row]) -> list[_RowKey]:
-    """Return what is worse than its limit, by the stage that gained most noise."""
+    """Return the keys worse than their limits, the stage that gained most noise first."""
     keys = (key for key in before if key in after and _is_worse(before[key], after[key]))
     return sorted(keys, key=_rank(before, after))
 
@@ -218,7 +218,7 @@ def _unpaired(rows: Iterable[_RowKey], others: Iterable[_RowKey]) -> list[_RowKe
 
 
 def loose(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Tell the metrics that are better than their margin, of errors that did not regress."""
+    """Return a line for each metric better than its margin, of errors that did not regress."""
     before = _limits(old, new)
     return [
         f"{row['stage']}, output {row['output']!r}: {row['metric']} {_figure(was, 'value')} → "
@@ -229,7 +229,7 @@ def loose(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def tightened(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Make errors of which the loose ones are new: what is a little worse must not creep."""
+    """Replace only the loose rows, so that small losses do not accumulate."""
     before = {_key(row): row for row in old["errors"]}
     limits = _limits(old, new)
     rows = [
@@ -309,7 +309,7 @@ def _told(
 def _worst(
     before: Mapping[_RowKey, _Row], after: Mapping[_RowKey, _Row], worse: Sequence[_RowKey]
 ) -> list[str]:
-    """Lay out the first of several metrics; the first line has told one alone."""
+    """Return a table of the first metrics; empty for a single one, which line one shows."""
     if len(worse) == 1:
         return []
     rows = [("stage", "output", "metric", "remembered", "margin", "now")]
@@ -334,7 +334,7 @@ def _margin(row: _Row) -> str:
 def _rank(
     before: Mapping[_RowKey, _Row], after: Mapping[_RowKey, _Row]
 ) -> Callable[[_RowKey], tuple[float, int, int, str]]:
-    """The stage that gained most noise first: of what stands now, it is the most that is new."""
+    """Return a sort key: the stage that gained most noise first."""
     gained: dict[str, float] = {}
     for key in before:
         stage, _, metric = key
@@ -351,7 +351,7 @@ def _rank(
 
 
 def _noise(sqnr: _Row) -> float:
-    """Of a signal of 1; below what float64 holds there is nothing to tell apart."""
+    """Return the noise power relative to the signal, clamped to the range of float64."""
     return math.pow(10.0, -max(float(sqnr["value"]), -3000.0) / 10)
 
 

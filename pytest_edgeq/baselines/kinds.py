@@ -1,5 +1,5 @@
 """
-The kinds of data that are remembered, and what each needs to be stored and told.
+The kinds of baselines, with the functions that validate, summarize and compare each.
 
 A new kind is one more entry of KINDS: its title, a check of its shape, a summary for the first
 time that it is seen, and the text of a change.

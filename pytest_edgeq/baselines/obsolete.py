@@ -44,7 +44,7 @@ class RunLog:
     def add(
         self, nodeid: str, worker: str, phase: str, outcome: str, record: TestRecord | None
     ) -> None:
-        """Take one report."""
+        """Add one report."""
         runs = self._runs[nodeid]
         # A set-up begins a new run, for instance after a plugin's "rerun".
         run = runs.setdefault(worker, _Run())
@@ -57,7 +57,7 @@ class RunLog:
             run.record = record
 
     def claims(self, *, of_failed: bool | None = None) -> Iterator[ClaimRecord]:
-        """Tell all claims; or only those of tests that failed, or that did not."""
+        """Yield all claims, or only those of tests that failed (or did not)."""
         for runs in self._runs.values():
             for run in runs.values():
                 if run.record is not None and of_failed in (None, run.failed):
@@ -146,9 +146,9 @@ def _owners(
     layout: Layout, paths: Iterable[Path], module: Path | None, unreadable: dict[Path, str]
 ) -> Iterator[tuple[Path, Owner]]:
     """
-    Return baselines that stand in the place of the owner that they name.
+    Return baselines whose path is that of the owner that they name.
 
-    A file that was copied to another test's place still names its first owner.
+    A file that was copied to another test's path still names its first owner.
     """
     for path in sorted(paths):
         try:

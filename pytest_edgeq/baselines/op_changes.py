@@ -1,8 +1,8 @@
 """
-What changed between two op-dtype maps, told in words.
+A text of the changes between two op-dtype maps.
 
-Line one is the change that tells most, because it is all that pytest's short summary shows.
-Then the ops that changed, what came and went, and why it matters.
+Line one is the most important change, because pytest's short summary shows nothing else. Then
+follow the ops that changed, appeared and disappeared, and why it matters.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _EFFECT: Final = (
 
 
 class _Group(NamedTuple):
-    """Ops that changed in the same way; `told` is that way, after the op's name."""
+    """Ops that changed in the same way; `text` describes it, after the op's name."""
 
     rank: int
     told: str
@@ -156,7 +156,7 @@ def _groups(alignment: Alignment, old: Sequence[Row], new: Sequence[Row]) -> lis
 
 
 def _way(old: Row, new: Row) -> tuple[int, str]:
-    """Tell how an op changed: a rank (lower tells more) and the words after the op's name."""
+    """Return how an op changed: a rank (lower is more important), and the text after its name."""
     if old["op"] != new["op"]:
         return 0, f" became {new['op']}"
     if old["scheme"] != new["scheme"]:
@@ -176,7 +176,7 @@ def _way(old: Row, new: Row) -> tuple[int, str]:
 
 
 def _computes_in(row: Row) -> str:
-    """Tell what an op computes in, in the words of a reader: `float32` says more than `float`."""
+    """Return what an op computes in, for texts: the dtype, or the scheme if it is hybrid."""
     if row["scheme"] not in ("float", "integer"):
         return str(row["scheme"])
     dtypes = [*row["outputs"], *row["inputs"]]
@@ -224,7 +224,7 @@ def _table(
     new: Sequence[Row],
     sides: tuple[str, str],
 ) -> list[DiffLine]:
-    """List the ops that changed, in the order in which line one tells them."""
+    """Return a table of the ops that changed, the most important first."""
     if not alignment.changed:
         return []
     pairs = [pair for group in groups for pair in group.pairs]
@@ -318,7 +318,7 @@ def _some(rows: Sequence[Row], indices: Sequence[int]) -> str:
 
 
 def _io_changes(side: str, old: Sequence[Row], new: Sequence[Row]) -> list[str]:
-    """Tell what changed among the inputs or the outputs of a model."""
+    """Return the changes of the inputs or the outputs of a model."""
     before, after = [_io_key(row) for row in old], [_io_key(row) for row in new]
     if before == after or (
         # Neither name is left, and as many are there: they were renamed, not replaced.

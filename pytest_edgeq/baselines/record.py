@@ -1,8 +1,8 @@
 """
-What is recorded while tests run: who owns a baseline, and what each test claimed.
+Records of a test run: the owner of each baseline, and the claims of each test.
 
-A record is plain data, because it travels from the workers of pytest-xdist to the controller on
-the test's report.
+A record is plain data, because the workers of pytest-xdist send it to the controller with the
+test's report.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class Judge(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What is told of the measurement at the end of every run."""
+        """Notes on the measurement, for the summary of the run."""
 
     def refusal(self, data: Mapping[str, Any]) -> Finding | None:
         """Return why data must not be stored; None where they may."""
 
     def remark(self, data: Mapping[str, Any]) -> str:
-        """Tell what of the data that are stored cannot fail; empty where all can."""
+        """Return which of the stored limits cannot fail; empty if all can."""
 
 
 @dataclasses.dataclass

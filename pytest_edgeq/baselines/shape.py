@@ -35,7 +35,7 @@ TEXT_OR_NULL = Check(lambda value: value is None or isinstance(value, str), "a t
 
 
 def shape_problem(value: Any, shape: Any, where: str) -> str:
-    """Return the first place where a value has another shape, and what is wrong; else ""."""
+    """Return the first violation of a shape by a value, with its place; else ""."""
     if isinstance(shape, Check):
         return "" if shape.passes(value) else f"{where} is not {shape.name}"
     kind: Any = shape if isinstance(shape, type) else type(shape)

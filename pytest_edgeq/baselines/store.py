@@ -99,7 +99,7 @@ def _line(value: Any) -> str:
 
 def write(path: Path, content: bytes) -> None:
     """
-    Write a file at once or not at all: beside its place first, then put there.
+    Write a file atomically, by a temporary file in the same folder.
 
     Raises:
         OSError: It cannot be written; what was there is as it was.
@@ -211,7 +211,7 @@ def _no_number(name: str) -> None:
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of its members; refuse a key that stands twice, as a merge leaves it."""
+    """Return an object of these members; reject duplicate keys, which a bad merge leaves."""
     made = dict(pairs)
     if len(made) < len(pairs):
         keys = [key for key, _ in pairs]
