@@ -1,5 +1,5 @@
 """
-How far the errors of a sound model move when it is built again, told from one measurement.
+Margins of the errors of a rebuilt model, derived from one measurement.
 
 The same samples are measured then and now, so what is left to explain is the rounding: another
 order of calibration or another kernel moves a scale by a hair, and every code is rounded anew. Each
@@ -63,7 +63,7 @@ def limits(
     errors: OutputErrors, times: int = 1, metrics: Collection[str] | None = None
 ) -> dict[str, Limit]:
     """
-    Give every metric that this output has, with its margin.
+    Return every metric that this output has, with its margin.
 
     Raises:
         ValueError: The output is not finite, or nothing was tested.
@@ -86,7 +86,7 @@ def limits(
 
 
 def remembered(stages: dict[str, StageErrors]) -> list[dict[str, Any]]:
-    """Give the limits of all stages and outputs as plain rows, in the order of the pipeline."""
+    """Return the limits of all stages and outputs as plain rows, in pipeline order."""
     return [
         {
             "stage": stage,
@@ -105,7 +105,7 @@ def remembered(stages: dict[str, StageErrors]) -> list[dict[str, Any]]:
 
 
 class _Draws:
-    """The sums of one output's samples, and what resampling them gives."""
+    """The sums of one output's samples, and statistics of their resamples."""
 
     def __init__(self, errors: OutputErrors, times: int) -> None:
         columns = np.tile(np.array(errors.samples, dtype=np.float64).T, times)

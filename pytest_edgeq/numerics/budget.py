@@ -1,4 +1,4 @@
-"""Bounds on errors: what is accepted, what was violated, what a measurement would need."""
+"""Bounds on errors, their violations, and the sample counts that they need."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def _outputs(errors: OutputErrors | StageErrors) -> list[OutputErrors]:
 
 
 def _checked(name: str, value: object) -> float:
-    """Return a bound as int or float, or say what is wrong with it and what to give instead."""
+    """Return a valid bound as int or float; raise with a fix if it is invalid."""
     given = f"Budget({name}={value!r})"
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{given}: expected a real number, got {type(value).__name__}")

@@ -137,7 +137,7 @@ class WorstSamples:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """
-    The edge model held against torch, stage by stage. A stage that the flow lacks is None.
+    Errors of the edge model against torch, by stage; None for a stage that the flow lacks.
 
     Attributes:
         name: the model.

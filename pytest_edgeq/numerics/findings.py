@@ -142,7 +142,7 @@ class Harm:
 
     @staticmethod
     def decibels(lost: float) -> Harm:
-        """Return the harm of so many dB; of what is not finite, a useless output's."""
+        """Return the harm of a loss in dB; of a useless output if it is not finite."""
         return Harm(Level.DB, max(lost, 0.0)) if math.isfinite(lost) else USELESS
 
     @staticmethod
@@ -246,7 +246,7 @@ class DiffLine(NamedTuple):
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> DiffLine:
-        """Return the line of which `to_dict` gave these data."""
+        """Return the line that `to_dict` serialized."""
         return DiffLine(tuple(DiffPart(**part) for part in data["parts"]), data["kind"])
 
 
@@ -299,12 +299,12 @@ class Finding:
 
     @property
     def summary(self) -> str:
-        """What is wrong, in one clause."""
+        """The symptom in one clause."""
         return self.symptom or f"expected {self.expected}, got {self.got}"
 
     @property
     def message(self) -> str:
-        """What is wrong, why, and what to do, without the place."""
+        """Symptom, causes and fix, without the place."""
         return "; ".join(filter(None, (self.summary, *self._all_causes, self._any_fix)))
 
     @property
@@ -382,7 +382,7 @@ class Finding:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Finding:
-        """Return the finding of which `to_dict` gave these data."""
+        """Return the finding that `to_dict` serialized."""
         harm = data["harm"]
         known = {
             **{name: data[name] for name in _TEXTS},
@@ -464,11 +464,11 @@ def explains(one: Finding, other: Finding) -> bool:
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
     """
-    Order findings by harm, the greatest first, each once; of equal harm in the order given.
+    Return findings without duplicates, the greatest harm first; the sort is stable.
 
-    A finding that explains others does their harm as well and stands before them: another file than
-    the flow's, then samples that do not fit and runtimes that refuse the file, as these leave
-    nothing to measure.
+    A finding that explains others has their harm as well and precedes them: another file than the
+    flow's, then samples that do not fit and runtimes that refuse the file, as these leave nothing
+    to measure.
     """
     once = list(dict.fromkeys(findings))
 
@@ -481,14 +481,14 @@ def ordered(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def input_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the findings on inputs, which explain what is lost behind them."""
+    """Return the findings on inputs, which explain errors downstream."""
     return tuple(each for each in findings if each.kind in INPUT_KINDS)
 
 
 def aligned(
     rows: Sequence[Sequence[str]], numeric: Container[int] = (), indent: str = ""
 ) -> list[str]:
-    """Return rows as lines, columns two blanks apart, numeric columns to the right."""
+    """Return rows as lines: two blanks between columns, numeric columns right-aligned."""
     # Not by rich, which fits cells to the terminal: logs and golden texts have lines of any width.
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

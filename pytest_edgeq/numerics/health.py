@@ -1,5 +1,5 @@
 """
-What is wrong whatever the budget says: defects that a loose budget would let through.
+Health checks: defects that a loose budget would accept.
 
 Every rule has a limit that is stated with its reason, so that a finding is worth to act on.
 """
@@ -82,7 +82,7 @@ _LOCALIZE = "edgeq.localize(model, samples)"
 
 
 class _CodeRange(NamedTuple):
-    """How the codes of an output stand for its values."""
+    """The mapping from codes of an output to its values."""
 
     scale: float
     zero_point: int
@@ -256,7 +256,7 @@ class OutputHealth:
             self._extremes[i].merge(other._extremes[i])
 
     def findings(self, calibration: Calibration = UNKNOWN) -> list[Finding]:
-        """Return what is wrong with this output; empty where it is sound."""
+        """Return the defects of this output; empty if it is sound."""
         found = [self._nonfinite_finding(), self._constant_finding()]
         found += [self._clipped_finding(calibration), self._saturated_finding()]
         found.append(self._uncalibrated_finding())
@@ -436,7 +436,7 @@ class InputHealth:
         self._default.merge(other._default)
 
     def findings(self, calibration: Calibration = UNKNOWN) -> list[Finding]:
-        """Return what is wrong with this input; empty where it is sound."""
+        """Return the defects of this input; empty if it is sound."""
         count, elements = self._outside.count, self._outside.elements
         if not elements:
             return []

@@ -45,7 +45,7 @@ def dot(left: Array, right: Array) -> float:
 
 class Side:
     """
-    An array, and what is computed of it once for all that look at it.
+    An array with cached statistics, which all metrics and checks share.
 
     In a comparison the reference is part of two stages and of the health checks, and so is the
     output of the file. Not by `functools.cached_property`, whose lock all threads share before
