@@ -169,7 +169,7 @@ def write_bundle(folder: Path, evidence: Evidence, run: Run, failure: str, rootd
 
 @contextlib.contextmanager
 def _replaced(folder: Path) -> Iterator[Path]:
-    """Give a new folder, which stands in the other one's place in the end."""
+    """Provide a new folder that replaces the old one on exit."""
     new = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir()
@@ -210,7 +210,7 @@ def _views(model: QuantizedModel) -> Iterable[QuantizedModel]:
 
 
 def _entry(model: QuantizedModel) -> tuple[str, int]:
-    """Return what tells one entry point of a file from another: its hash and its subgraph."""
+    """Return the key of an entry point of a file: hash and subgraph."""
     return model.sha256, model.edge.signature.subgraph
 
 

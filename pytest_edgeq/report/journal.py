@@ -62,7 +62,7 @@ def booking(
 
 class Journal:
     """
-    Collects the calls of one process until the running test's report takes them.
+    Collects the calls of one process for the report of the running test.
 
     Attributes:
         calls: Those kept, in order.
@@ -102,7 +102,7 @@ class Journal:
             self.calls.append(booked)
 
     def forget_calls(self) -> None:
-        """Let go of the calls that were kept."""
+        """Release the calls that were kept."""
         self.calls = []
 
     def add_model(self, model: QuantizedModel) -> str:

@@ -80,7 +80,7 @@ class _Test:
 
     @property
     def models(self) -> list[str]:
-        """Keys of the models that its events name or its fixtures gave it."""
+        """Keys of the models of its events and its fixtures."""
         named = (event["model"] for event in self.events)
         return list(dict.fromkeys([*(key for key in named if key is not None), *self.uses]))
 
@@ -167,7 +167,7 @@ class Run:
                     yield test["test"], event
 
     def events_of(self, key: str, *kinds: str) -> Iterator[Mapping[str, Any]]:
-        """Return the events of a model in order; of these kinds only, if any are given."""
+        """Return the events of a model in order; if kinds are passed, only those."""
         return (each for _, each in self.calls_of(key) if not kinds or each["event"] in kinds)
 
     def layers_of(self, edge: EdgeFile) -> dict[int, Mapping[str, Any]]:
@@ -201,7 +201,7 @@ class RunRecorder:
         self._tests: dict[tuple[str, str], _Test] = {}
 
     def add(self, report: PhaseReport) -> None:
-        """Take one report; a set-up begins the test anew, as a plugin does that runs it again."""
+        """Add one report; a set-up restarts the test, as after a rerun."""
         key = (report.nodeid, report.worker)
         if report.failure is not None and report.failure["phase"] == "crash":
             # The controller reports a crash, and does not say of which worker.
