@@ -163,7 +163,7 @@ class FileDiff:
 
 
 def _parameters(where: str, what: str, ours: Tensor, theirs: Tensor) -> Iterator[Change]:
-    """Compare scales and zero points of two tensors of one dtype; the map tells another dtype."""
+    """Compare scales and zero points of two tensors of the same dtype."""
     if ours.dtype != theirs.dtype:
         return
     prefix = f"{what} " if what else ""

@@ -37,7 +37,7 @@ def open_file(path: Path, runtimes: Runtimes | None = None) -> EdgeFile:
 @contextlib.contextmanager
 def project_runtimes(name: str) -> Iterator[Runtimes]:
     """
-    Give the runtimes that this one is of; a target that was started is ended.
+    Provide the runtimes that include this one; end a target that was started.
 
     Raises:
         ValueError: There is no such runtime.

@@ -17,7 +17,7 @@ FOUND = 1
 
 
 def exit_codes(done: str, found: str | None, trouble: str) -> str:
-    """Return the epilog of a command's help that tells its exit codes."""
+    """Return the epilog of a command's help, which lists its exit codes."""
     meanings = (done, found, trouble)
     lines = [f"  {code}  {text}" for code, text in enumerate(meanings) if text is not None]
     return "\n".join(["\b", "Exit codes:", *lines])

@@ -52,7 +52,7 @@ def command(ctx: click.Context, old: Path, new: Path, as_json: bool) -> None:
 def _compared(
     old: Path, new: Path, before: EdgeFile, after: EdgeFile
 ) -> tuple[bool, dict[str, Any], str]:
-    """Return whether the files differ, the document and the text that tell in what."""
+    """Return whether the files differ, with the JSON document and the text of the diff."""
     from pytest_edgeq.baselines.op_changes import describe_change
     from pytest_edgeq.cli.file_diff import FileDiff
 
