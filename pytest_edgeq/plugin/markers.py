@@ -36,7 +36,7 @@ _QUANTIZERS_OF_A_CASE: Final = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Marks:
-    """The keywords of `@pytest.mark.edgeq(…)`; None where one is not given."""
+    """The keywords of `@pytest.mark.edgeq(…)`; None for absent ones."""
 
     quantizers: tuple[object, ...] | None = None
     runtime: str | None = None

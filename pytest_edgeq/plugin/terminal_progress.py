@@ -74,7 +74,7 @@ class _TerminalProgress(Progress):
         self._shown = ""
 
     def begin(self, step: Step) -> None:
-        """Show the step when it takes long."""
+        """Start a step, which is shown once it has run for a while."""
         with self._lock:
             self._running.append((step, time.monotonic()))
             if len(self._running) == 1:

@@ -54,7 +54,7 @@ class Option:
 
 
 def _option(*named: Any, **more: Any) -> Any:
-    """Declare a field of the settings as an option, given as to `Option`."""
+    """Declare a field of the settings as an option, with the arguments of `Option`."""
     return dataclasses.field(metadata={"option": Option(*named, **more)})
 
 
@@ -225,13 +225,13 @@ class Settings:
         return self.threads or max(1, available_cores() // workers)
 
     def runtime_beside(self, marked: str | None) -> str:
-        """Pick the runtime that counts beside a marker's: command line, marker, ini."""
+        """Return the runtime, by precedence: command line, marker, ini."""
         if marked is None or "runtime" in self.on_command_line:
             return self.runtime
         return marked
 
     def quantizers_beside(self, marked: tuple[object, ...] | None) -> tuple[object, ...]:
-        """Pick the quantizers that count beside a marker's: marker, command line, ini."""
+        """Return the quantizers, by precedence: marker, command line, ini."""
         return self.quantizers if marked is None else marked
 
 
@@ -305,7 +305,7 @@ def target_options(config: pytest.Config) -> tuple[dict[str, tuple[str, ...]], i
 def _resolved(
     config: pytest.Config, option: Option, where: Literal["ini", "flag"], runtimes: Runtimes
 ) -> Any:
-    """Resolve the value of an option as it stands in the ini or on the command line."""
+    """Resolve the value of an option from the ini or the command line."""
     if where == "ini":
         folder = config.rootpath if config.inipath is None else config.inipath.parent
         text, place = _ini(config, option), Place(f"ini option {option.name}", folder, runtimes)

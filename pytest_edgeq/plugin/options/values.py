@@ -39,10 +39,9 @@ CI_VARIABLES: Final = (
 
 def ci_variable(environment: Mapping[str, str] = os.environ) -> str | None:
     """
-    Tell which environment variable says that this is CI.
+    Return the environment variable that marks this run as CI, or None.
 
-    Returns:
-        Its name, or None. Empty, `0` and `false` count as not set.
+    Empty, `0` and `false` count as not set.
     """
     for name in CI_VARIABLES:
         if environment.get(name, "").strip().lower() not in ("", "0", "false"):
@@ -75,7 +74,7 @@ class Place:
 
 
 def _split(text: str) -> list[str]:
-    """Take a comma list apart; blanks around the words do not count."""
+    """Split a comma list, without blanks around the words."""
     return [word for word in (part.strip() for part in text.split(",")) if word]
 
 
@@ -188,7 +187,7 @@ def file(text: str, place: Place) -> Path | None:
 
 
 def _is_folder(path: Path, place: Place) -> bool | None:
-    """Return whether what stands there is a folder; None where nothing does."""
+    """Return whether the path is a folder; None if it does not exist."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
