@@ -154,7 +154,7 @@ class TriedEngine(Engine):
         return self._engine.tensor(index)
 
     def close(self) -> None:
-        """Let go of what is more than memory."""
+        """Release resources other than memory."""
         self._end_trial()
         self._engine.close()
 

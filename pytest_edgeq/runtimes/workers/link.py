@@ -229,7 +229,7 @@ class Link:
             self._process.wait(_ENDS_WITHIN)
 
     def close(self, seconds: float = _ENDS_WITHIN) -> None:
-        """Let the process end by itself for so long, and end it then; none is left."""
+        """Close stdin, and kill the process if it has not ended after so many seconds."""
         if self._owner != os.getpid():
             return
         with self._ending:

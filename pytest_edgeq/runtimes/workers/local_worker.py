@@ -165,7 +165,7 @@ class LocalWorker:
         return CrashReport.of(error, seconds, used, self.memory or 0)
 
     def _forward(self) -> None:
-        """Print what the process printed: the same would stand here without it."""
+        """Forward the output of the process, as it would appear without isolation."""
         printed = b"" if self._link is None else self._link.take_printed()
         if printed:
             with contextlib.suppress(OSError):  # stderr is closed
@@ -185,7 +185,7 @@ class LocalWorker:
             link.close()
 
     def close(self) -> None:
-        """Let the process close its files, and end it; the next call starts another one."""
+        """Close the files of the process and end it; the next call starts another one."""
         with self._lock:
             if self._link is not None:
                 self._link.close(_END_SECONDS)

@@ -244,7 +244,7 @@ class IsolatedConversion:
             raise CrashedConversionError("\n".join(lines)) from error.__cause__
 
     def runs_here(self, step: str, why: str, /) -> None:
-        """Take note that a step runs in this process, and why."""
+        """Note that a step runs in this process, and why."""
         self._note(f"{self._name}: the step {step} ran in this process, not in a child: {why}")
 
 
@@ -278,7 +278,7 @@ def _versions(runtime: str) -> str:
 
 @functools.cache
 def _cpu() -> str:
-    """Return what tells CPUs with other kernels apart."""
+    """Return a key of this CPU, which differs if kernels may differ."""
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return platform.processor()

@@ -30,7 +30,7 @@ _keys = itertools.count()
 
 class RemoteFile:
     """
-    A file as a worker opens it; the worker closes it when this object goes.
+    A file open in a worker, which closes it when this object is collected.
 
     Attributes:
         opening: What is to be opened, from this source.
@@ -68,7 +68,7 @@ class FileHost:
 
     def inputs(self, opening: Opening, inputs: Inputs) -> list[Any]:
         """
-        Return the inputs of a sample as the worker takes them.
+        Return the inputs of a sample in the form of the worker.
 
         Raises:
             RuntimeError: One cannot be sent.
@@ -91,7 +91,7 @@ class FileHost:
     def failure(
         self, opening: Opening, step: str, error: LinkError, find_op: Callable[[], str]
     ) -> UnrunnableError:
-        """Return the error of a step at which the worker ended or gave no answer."""
+        """Return the error of a step at which the worker ended or did not answer."""
         raise NotImplementedError
 
     def ask(

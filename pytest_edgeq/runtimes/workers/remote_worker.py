@@ -425,7 +425,7 @@ def _alarm(seconds: float) -> None:
 
 
 def _prepare(parent: int, path: list[str], memory: int | None) -> None:
-    """Bound a process of the host's own machine, and give it the host's search path."""
+    """Bound a process on the host's machine, and set the host's search path."""
     sys.path[:] = path
     if sys.platform != "linux":  # where the kernel ends it with its parent
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
@@ -448,7 +448,7 @@ def _end_with(parent: int) -> None:
 
 def main(local: dict[str, Any] | None = None) -> None:
     """
-    Take stdin and stdout for frames, and serve.
+    Serve requests, framed on stdin and stdout.
 
     Args:
         local: The arguments of `_prepare` in a process that the host has started from its own
