@@ -31,7 +31,7 @@ class Shared(NamedTuple):
 
 
 class Engine:
-    """Any executor; workers of this machine read what is shared from a private directory."""
+    """Any executor; workers of this machine read shared data from a private directory."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
@@ -77,7 +77,7 @@ class Engine:
 
 
 class DaskEngine(Engine):
-    """dask.distributed, which scatters what is shared; the executor is `Client.get_executor()`."""
+    """dask.distributed, which scatters shared data; the executor is `Client.get_executor()`."""
 
     def __init__(self, executor: Any) -> None:
         super().__init__(executor)

@@ -1,8 +1,8 @@
 """
-Pickle what a user gave, so that a process that lacks its source code can load it.
+Pickle objects of users for processes that lack their source code.
 
-Functions and classes of modules that no distribution has installed, such as a test module, travel
-by value; all others by their name.
+Functions and classes of modules that belong to no installed distribution, such as a test module,
+are pickled by value; all others by their name.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ _REGISTRY = threading.RLock()
 
 @contextmanager
 def _by_value() -> Iterator[None]:
-    """Let functions and classes of a user's modules travel by value."""
+    """Pickle functions and classes of a user's modules by value in the body."""
     with _REGISTRY:
         known = set(cloudpickle.list_registry_pickle_by_value())
         added: dict[str, ModuleType] = {}

@@ -33,7 +33,7 @@ class Runner(Protocol):
 
     def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> Any:
         """
-        Measure samples, and return what is merged.
+        Measure samples, and return the merged result.
 
         Args:
             items: With their indices.

@@ -47,7 +47,7 @@ _MODELS, _JOBS = _Kept(), _Kept()
 
 
 def forget() -> None:
-    """Close what is open in this process, which may be the client's own."""
+    """Close the open jobs and models of this process, which may be the client's own."""
     _JOBS.clear()
     _MODELS.clear()
 
