@@ -1,4 +1,4 @@
-"""`Edgeq`: what the `edgeq` fixture gives."""
+"""`Edgeq`: the value of the fixture `edgeq`."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ class Edgeq:
         layout: str | Mapping[str, str] | None = None,
     ) -> QuantizedModel:
         """
-        Take a `.tflite` file made elsewhere.
+        Open a `.tflite` file made elsewhere.
 
         Args:
             tflite: Path or content.
@@ -666,7 +666,7 @@ class Edgeq:
 
     def suggest_budget(self, comparison: Comparison) -> Budget:
         """
-        Give the budget for the stage `total` that this measurement supports, and print it.
+        Return and print the budget for the stage `total` that this measurement supports.
 
         Each bound is the worst that a rebuild of the same model explains (as `check_errors`
         derives it), rounded outward to 3 digits. Bounded are those of `sqnr_db`,
