@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 class Edgeq:
     """
-    Quantize models, load files, compare them with torch, and remember what was accepted.
+    Quantize models, load files, compare them with torch, and check baselines.
 
     Inside pytest the fixture `edgeq` is one of these; outside, `Edgeq()` serves for all but what is
     remembered.
@@ -442,7 +442,7 @@ class Edgeq:
         states: Mapping[str, str] | None = None,
     ) -> None:
         """
-        Hold a model against everything that is known of it: the default gate.
+        Run the default gate: every check that this package has for a model.
 
         The file allocates and runs on every runtime that is installed and has its ops, and they
         agree within what kernels round (on the first 4 samples; op by op where outputs differ).
@@ -547,7 +547,7 @@ class Edgeq:
 
     def check_op_dtypes(self, quantized: QuantizedModel, *, name: str | None = None) -> None:
         """
-        Hold the op-dtype map against the one that was remembered for this test.
+        Compare the op-dtype map with the baseline of this test.
 
         Args:
             quantized: From `quantize` or `load`.
@@ -572,7 +572,7 @@ class Edgeq:
 
     def check_errors(self, comparison: Comparison, *, name: str | None = None) -> None:
         """
-        Hold the errors of every stage and output against those remembered for this test.
+        Compare the errors of every stage and output with the baseline of this test.
 
         What is worse than the remembered margin fails. What is better is told at the end of the
         run, and remembered by `--edgeq-update=tighten`. Few, equal or constant samples are told

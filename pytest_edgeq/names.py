@@ -49,7 +49,7 @@ LONGEST_NAME = 200
 
 def printable(line: str) -> str:
     r"""
-    Return a line with Python's escapes, such as `\x1b`, in place of what cannot be printed.
+    Return a line with unprintable characters as Python's escapes, such as `\x1b`.
 
     Names are shown on terminals, in XML and in logs of CI, where an escape sequence would be
     obeyed, a control character would damage the file and a line break would forge a line.

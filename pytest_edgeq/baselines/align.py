@@ -23,7 +23,7 @@ _Key = Callable[[Row], Hashable]
 
 @dataclasses.dataclass(frozen=True)
 class Alignment:
-    """What differs between two lists of ops; all numbers are positions in their list."""
+    """The differences of two lists of ops; all numbers are positions in their list."""
 
     changed: list[Pair]  # old and new position of ops that are the same op with other fields
     moved: list[Pair]  # old and new position of ops that stand elsewhere in the order
@@ -58,7 +58,7 @@ def fields(row: Row) -> dict[str, Any]:
 
 def align(old: Sequence[Row], new: Sequence[Row]) -> Alignment:
     """
-    Find what differs between two lists of ops.
+    Compute the differences of two lists of ops.
 
     Two ways are tried, and the one with fewer differences is taken. Imagine two ops that swap
     their dtypes: by their modules, both changed. Imagine a block put in front of a Sequential: by

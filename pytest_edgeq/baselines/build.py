@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pytest_edgeq.baselines.sequences import common
-from pytest_edgeq.baselines.shape import Check, is_number
+from pytest_edgeq.baselines.shape import ShapeCheck, is_number
 from pytest_edgeq.numerics.findings import Place
 
 UNDO = "undo what changed since the baseline"
@@ -42,12 +42,12 @@ _HALF = 0.5
 """A bit: another order of the same data moves averaged ranges by some per cent, others not."""
 
 
-_RANGE = Check(
+_RANGE = ShapeCheck(
     lambda value: isinstance(value, list) and len(value) == 2 and all(map(is_number, value)),
     "a least and a greatest value",
 )
 BUILD = {
-    "scales?": {"*": Check(lambda value: is_number(value) and value >= 0, "a scale")},
+    "scales?": {"*": ShapeCheck(lambda value: is_number(value) and value >= 0, "a scale")},
     "n_calibrated?": int,
     "inputs?": {"*": _RANGE},
     **dict.fromkeys(("calibration?", "weights?"), str),

@@ -1,4 +1,4 @@
-"""What of a build its errors may not show."""
+"""Quantization metadata stored with a baseline: changes that errors may not show."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from pytest_edgeq.baselines.paired_limits import (
     narrowed,
     on_other_kernels,
 )
-from pytest_edgeq.baselines.shape import Check, is_number, shape_problem
+from pytest_edgeq.baselines.shape import ShapeCheck, is_number, shape_problem
 from pytest_edgeq.numerics.confidence import BY_SAMPLE
 from pytest_edgeq.numerics.findings import (
     BUILD_CHANGED,
@@ -48,9 +48,9 @@ _STAGES: Final = ("lowering", "quantization", "conversion", "total")
 _Row = Mapping[str, Any]
 _RowKey = tuple[str, str, str]
 
-_SUM = Check(lambda value: is_number(value) and value >= 0, "a sum of a sample")
-_FIGURE = Check(lambda value: is_number(value) or value in ("inf", "-inf"), "a number")
-_METRIC = Check(METRICS.__contains__, f"one of {', '.join(METRICS)}")
+_SUM = ShapeCheck(lambda value: is_number(value) and value >= 0, "a sum of a sample")
+_FIGURE = ShapeCheck(lambda value: is_number(value) or value in ("inf", "-inf"), "a number")
+_METRIC = ShapeCheck(METRICS.__contains__, f"one of {', '.join(METRICS)}")
 _ROW = {
     **dict.fromkeys(("stage", "output"), str),
     "metric": _METRIC,
@@ -91,7 +91,7 @@ def summarize(data: Mapping[str, Any]) -> str:
 
 def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> Finding | None:
     """
-    Return what got worse than its margin, or why nothing can be compared.
+    Return the regressions, or why nothing can be compared.
 
     None if all is within its margin or better.
     """
@@ -140,7 +140,7 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> Finding |
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return changes of what errors depend on, except options and versions."""
+    """Return changes of runtime, weights and calibration, on which errors depend."""
     is_same = _kernels(old) == _kernels(new)
     runtime = "" if is_same else f"runtime: {' → '.join(_runtimes(old, new))}"
     return {"runtime": runtime, **data_changes(old, new)}
@@ -242,7 +242,7 @@ def tightened(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _limits(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[_RowKey, _Row]:
-    """The remembered rows by key, with limits as narrow as runtime and samples allow."""
+    """Return the stored rows by key, with limits as narrow as runtime and samples allow."""
     if _kernels(old) != _kernels(new):
         return {_key(row): on_other_kernels(row) for row in old["errors"]}
     after = {_key(row): row for row in new["errors"]}
@@ -254,7 +254,7 @@ def _limits(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[_RowKey, _Ro
 
 
 def _kernels(data: Mapping[str, Any]) -> tuple[object, ...]:
-    """Return what identifies the kernels: the runtime, and the machine and features of a target."""
+    """Return the identity of the kernels: the runtime, and machine and features of a target."""
     target = data.get("target", {})
     return data["runtime"], *(target.get(name) for name in ("machine", "features", "package"))
 

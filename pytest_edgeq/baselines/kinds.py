@@ -20,7 +20,7 @@ from pytest_edgeq.numerics.findings import Finding
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """One kind of remembered data."""
+    """One kind of baseline."""
 
     title: str  # what messages call it
     depends_on: tuple[str, ...]  # what may have changed it and is not recorded

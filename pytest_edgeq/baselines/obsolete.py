@@ -22,7 +22,7 @@ _PHASES = frozenset({"setup", "call", "teardown"})
 
 
 @dataclasses.dataclass
-class _Run:
+class _TestRun:
     """One run of one test, as far as its reports have come in."""
 
     phases: set[str] = dataclasses.field(default_factory=set)
@@ -33,13 +33,13 @@ class _Run:
 
 class RunLog:
     """
-    What became of the tests of a run, from their reports.
+    The outcomes of the tests of a run, from their reports.
 
     Under pytest-xdist it fills on the controller; reports of a worker that crashed later are kept.
     """
 
     def __init__(self) -> None:
-        self._runs: dict[str, dict[str, _Run]] = defaultdict(dict)
+        self._runs: dict[str, dict[str, _TestRun]] = defaultdict(dict)
 
     def add(
         self, nodeid: str, worker: str, phase: str, outcome: str, record: TestRecord | None
@@ -47,9 +47,9 @@ class RunLog:
         """Add one report."""
         runs = self._runs[nodeid]
         # A set-up begins a new run, for instance after a plugin's "rerun".
-        run = runs.setdefault(worker, _Run())
+        run = runs.setdefault(worker, _TestRun())
         if phase == "setup":
-            run = runs[worker] = _Run()
+            run = runs[worker] = _TestRun()
         run.phases.add(phase)
         run.clean &= outcome == "passed" and phase in _PHASES
         run.failed |= outcome == "failed"
@@ -80,7 +80,7 @@ class RunLog:
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """What was found in the folders of the modules that ran."""
+    """The baselines in the folders of the modules that ran."""
 
     # baselines without an owner, and why each is without one
     obsolete: Mapping[Path, str] = dataclasses.field(default_factory=dict)
@@ -132,7 +132,7 @@ def _baselines(folder: Path, unreadable: dict[Path, str]) -> list[Path]:
 
 
 def _listed(folder: Path, unreadable: dict[Path, str]) -> list[Path]:
-    """Return what a folder holds; nothing where there is none, or none any more."""
+    """Return the entries of a folder; empty if it does not exist."""
     try:
         return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):

@@ -46,7 +46,7 @@ class _Group(NamedTuple):
     """Ops that changed in the same way; `text` describes it, after the op's name."""
 
     rank: int
-    told: str
+    text: str
     pairs: list[Pair]
 
 
@@ -149,9 +149,9 @@ def _groups(alignment: Alignment, old: Sequence[Row], new: Sequence[Row]) -> lis
     for pair in alignment.changed:
         ways[_way(old[pair[0]], new[pair[1]])].append(pair)
     groups = []
-    for (rank, told), pairs in ways.items():
+    for (rank, text), pairs in ways.items():
         only_borders = all(new[after]["op"] in QDQ for _, after in pairs)
-        groups.append(_Group(rank + _BORDER_RANK * only_borders, told, pairs))
+        groups.append(_Group(rank + _BORDER_RANK * only_borders, text, pairs))
     return sorted(groups, key=lambda group: (group.rank, -len(group.pairs), group.pairs[0]))
 
 
@@ -176,7 +176,7 @@ def _way(old: Row, new: Row) -> tuple[int, str]:
 
 
 def _computes_in(row: Row) -> str:
-    """Return what an op computes in, for texts: the dtype, or the scheme if it is hybrid."""
+    """Return the computation dtype of an op for texts, or the scheme if it is hybrid."""
     if row["scheme"] not in ("float", "integer"):
         return str(row["scheme"])
     dtypes = [*row["outputs"], *row["inputs"]]
@@ -192,13 +192,13 @@ def _group_text(group: _Group, old: Sequence[Row], new: Sequence[Row]) -> str:
     counts = Counter(old[before]["op"] for before, _ in pairs)
     (op, count), *more = counts.most_common()
     if more:
-        return f"{_several(old, [before for before, _ in pairs])}{group.told}"
+        return f"{_several(old, [before for before, _ in pairs])}{group.text}"
     if count == 1:
         _, after = pairs[0]
-        return f"{_place(new, after)._replace(name=op)}{group.told}"
+        return f"{_place(new, after)._replace(name=op)}{group.text}"
     places = [new[after]["module"] or _place(new, after).number for _, after in pairs[:2]]
     shown = ", ".join(places) + (", …" if count > 2 else "")
-    return f"{count} {op} ({shown}){group.told}"
+    return f"{count} {op} ({shown}){group.text}"
 
 
 def _several(rows: Sequence[Row], indices: Sequence[int]) -> str:

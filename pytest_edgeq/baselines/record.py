@@ -35,7 +35,7 @@ class Owner:
 
 
 class ClaimRecord(TypedDict):
-    """One claim as it travels; `path` is relative to rootdir where it can be."""
+    """A claim, serialized; `path` is relative to rootdir where it can be."""
 
     path: str
     kind: str
@@ -49,14 +49,14 @@ class ClaimRecord(TypedDict):
 
 
 class OwnerRecord(TypedDict):
-    """An owner as it travels; `module` is relative to rootdir where it can be."""
+    """An owner, serialized; `module` is relative to rootdir where it can be."""
 
     module: str
     test: str
 
 
 class TestRecord(TypedDict):
-    """What one run of one test claimed: the attribute `edgeq` of its call report."""
+    """The claims of one run of one test: the attribute `edgeq` of its call report."""
 
     owner: OwnerRecord
     claims: list[ClaimRecord]
@@ -78,7 +78,7 @@ class Judge(Protocol):
 
 @dataclasses.dataclass
 class Claim:
-    """One remembered thing that the running test asked for."""
+    """One baseline that the running test asked for."""
 
     kind: str  # what sort of data it is
     data: dict[str, Any]  # the measured data

@@ -137,7 +137,7 @@ class SnapshotSession:
         options: Mapping[str, str] | None = None,
     ) -> None:
         """
-        Hold a measurement against the file that remembers it.
+        Compare a measurement with its baseline, or store it if asked to.
 
         Raises:
             AssertionError: Nothing is remembered yet, or something else, or the data must not be
@@ -213,7 +213,7 @@ class SnapshotSession:
         raise failure([found])
 
     def claim(self, name: str) -> Claim | None:
-        """Return what the running test has claimed by a name; None where it has not."""
+        """Return the claim of the running test by this name, or None."""
         test = self._test
         return None if test is None else test.claims.get(self.layout.path(test.owner, name))
 
@@ -221,7 +221,7 @@ class SnapshotSession:
         self, kind: str, name: str, data: dict[str, Any], options: Mapping[str, str]
     ) -> tuple[str, ...]:
         """
-        Return what changed since the baseline, of a measurement that cannot be compared with it.
+        Return the changes since a baseline that is not comparable with the measurement.
 
         Raises:
             ValueError: The file cannot be read.

@@ -1,5 +1,5 @@
 """
-Baselines on disk: how one is written, and what reading one may find.
+Baselines on disk: atomic writes, and reads that validate.
 
 Every reading error is a ValueError that says what was seen and what to do.
 """
@@ -59,7 +59,7 @@ class Document:
 
 def plain(data: dict[str, Any]) -> dict[str, Any]:
     """
-    Make data what it would be after a round through a file.
+    Return data as they are after a round trip through a file.
 
     Raises:
         TypeError: It holds something that JSON does not have.
@@ -125,7 +125,7 @@ def _put(path: Path, temporary: Path, content: bytes) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Delete what a process that was killed while it wrote has left in a folder."""
+    """Delete temporary files of processes that were killed while they wrote."""
     with contextlib.suppress(OSError):  # another process deletes them, or nobody may
         for path in list(folder.glob(".edgeq-*.tmp")):
             if not _is_being_written(path):
@@ -150,7 +150,7 @@ def _host() -> str:
 
 
 def restore(path: Path, before: bytes | None) -> None:
-    """Put back what was there before a write."""
+    """Restore the content from before a write."""
     if before is None:
         delete(path)
     else:

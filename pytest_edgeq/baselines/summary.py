@@ -23,7 +23,7 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of the baselines that nobody claimed."""
+    """The outcome for the baselines that no test claimed."""
 
     survey: Survey  # what was found
     pruned: Sequence[Path] = ()  # obsolete baselines that were deleted

@@ -52,7 +52,7 @@ _DRAWN_AT_ONCE: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One metric with what a rebuild explains."""
+    """One metric with the margin that a rebuild explains."""
 
     value: float  # what was measured
     worst: float  # what is still explained on the bad side

@@ -55,7 +55,7 @@ class Violation:
 
     @property
     def finding(self) -> Finding:
-        """The record of it, with what `str` returns as the first line."""
+        """The finding, with the text of `str` as its first line."""
         place = Place("output", self.output)
         expected, got = f"{self.direction} {self.bound:.6g}", f"{self.actual:.6g}"
         says = f"{self.metric}: expected {expected}, got {got}"
@@ -70,7 +70,7 @@ class Violation:
         )
 
     def __str__(self) -> str:
-        """Return one line: what, where, expected, got, and the note."""
+        """Return one line: subject, place, expected, got, and the note."""
         return self.finding.title
 
 
@@ -125,7 +125,7 @@ class Budget:
 
     def violations(self, errors: OutputErrors | StageErrors, stage: str) -> list[Violation]:
         """
-        Hold errors against this budget, output by output.
+        Compare errors with this budget, output by output.
 
         An output with anything non-finite, or where nothing was tested, gets that one violation:
         its metrics say nothing then.

@@ -1,4 +1,4 @@
-"""Health checks that need no inference: scales and biases; and what a calibration explains."""
+"""Health checks without inference: scales, biases, and causes in the calibration."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ class Calibration(NamedTuple):
         )
 
     def too_narrow(self, *, on_more: bool = False) -> Reason:
-        """Return the cause of a range that clips values, or the calibration that mends it."""
+        """Return the cause of a range that clips values, or the calibration that fixes it."""
         if self.is_own:
             own = f"the file was calibrated on {self._samples}, so others will not widen it"
             if self.averages:

@@ -1,4 +1,4 @@
-"""What `edgeq.compare` returns: errors of every stage, health, worst samples, chart points."""
+"""The result of `edgeq.compare`: errors by stage, health, worst samples, chart points."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PointSample:
         self._thin()
 
     def merge(self, other: PointSample) -> None:
-        """Add what another one has kept."""
+        """Add the samples of another one."""
         self._every = max(self._every, other._every)
         self._kept |= other._kept
         self._kept = {i: points for i, points in self._kept.items() if not i % self._every}

@@ -67,8 +67,8 @@ _NAN, _NUMBER, _DEGENERATE = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class BorderSpec:
-    """What must be known of an output, or of an input, to measure it."""
+class IOSpec:
+    """The properties of an output or input that a measurement needs."""
 
     name: str  # its name
     # its own scale S in the file (one LSB); None for one without a scale
@@ -84,7 +84,7 @@ class BorderSpec:
 class _OutputAccumulator:
     """One output of a StageAccumulator; the arrays it gets were checked there."""
 
-    spec: BorderSpec
+    spec: IOSpec
     dtypes: frozenset[np.dtype[Any]] = frozenset()
     n_samples: int = 0
     n_elements: int = 0
@@ -232,7 +232,7 @@ class StageAccumulator:
         ValueError: there is no output, or two have the same name.
     """
 
-    def __init__(self, outputs: Sequence[BorderSpec]) -> None:
+    def __init__(self, outputs: Sequence[IOSpec]) -> None:
         self.outputs = tuple(outputs)
         names = [spec.name for spec in self.outputs]
         if not names:
@@ -315,7 +315,7 @@ class StageAccumulator:
 
     def result(self) -> StageErrors:
         """
-        Return what was measured so far.
+        Return the errors measured so far.
 
         Raises:
             ValueError: there was no sample.

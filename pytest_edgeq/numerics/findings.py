@@ -108,7 +108,7 @@ NO_BASELINE: Final = "no_baseline"
 
 
 class Level(IntEnum):
-    """What a harm is measured in; each level is worse than those before."""
+    """The unit of a harm; each level is worse than those before."""
 
     UNKNOWN = 0
     """Nothing is lost, or it is not known how much."""
@@ -179,7 +179,7 @@ class Place(NamedTuple):
     subgraph: int = 0
 
     def __str__(self) -> str:
-        """Return what to call it in a sentence: `output 'scores'`, `CONV_2D #3 (layer1.0.conv)`."""
+        """Return its name in a sentence: `output 'scores'`, `CONV_2D #3 (layer1.0.conv)`."""
         if self.kind in ("input", "output"):
             return f"{self.kind} {self.name!r}"
         if self.kind != "op" or self.op is None:
@@ -294,7 +294,7 @@ class Finding:
 
     @property
     def where(self) -> str:
-        """What to call the place in a sentence."""
+        """The name of the place in a sentence."""
         return str(self.place)
 
     @property
@@ -314,7 +314,7 @@ class Finding:
 
     @property
     def title(self) -> str:
-        """The first line: what changed since the baseline; what, where, expected and got."""
+        """The first line: the change since the baseline, or place, expected and got."""
         headline = self.headline or ": ".join(filter(None, (self.where, self.summary)))
         left = len(self.since) - _SHOWN
         more = [f"{left} more changes"] if left > 1 else self.since[_SHOWN:]
@@ -322,12 +322,12 @@ class Finding:
 
     @property
     def is_explained(self) -> bool:
-        """Whether it is known what made it so."""
+        """Whether its cause is known."""
         return bool(self.since or self._all_causes or self.explained_by)
 
     @property
     def _all_causes(self) -> list[str]:
-        """The causes, and which of what may have changed is left."""
+        """The causes, and the changes that remain possible."""
         if not self.unchanged:
             return list(self.causes)
         same = f"{', '.join(self.unchanged)} and versions are the baseline's"
@@ -335,7 +335,7 @@ class Finding:
 
     @property
     def _any_fix(self) -> str:
-        """The fix, else to look for what changed."""
+        """The fix, else the advice to look for changes."""
         looked = f"look for what changed in {self._any_suspect}, and undo it"
         return self.fix or (looked if self.suspects else "")
 
@@ -345,7 +345,7 @@ class Finding:
 
     @property
     def reasons(self) -> list[str]:
-        """The lines on its causes and on what to change, each with its label."""
+        """The lines of causes and fixes, each with its label."""
         found = [f"cause: {each}" for each in self._all_causes]
         found += [
             f"{'layer to blame' if each.kind in LAYER_KINDS else 'cause'}: {each.sentence}"
@@ -357,14 +357,14 @@ class Finding:
 
     @property
     def acceptance(self) -> list[str]:
-        """The lines on the baseline, and on what accepts the finding."""
+        """The lines on the baseline, and on how to accept the finding."""
         file = self.place.name if self.place.kind == "baseline" else ""
         told = [("file", file), ("update", self.command)]
         return [f"{label}: {text}" for label, text in told if text]
 
     @property
     def lines(self) -> list[str]:
-        """The lines of a text: title, causes and fix, diff and evidence, what accepts it."""
+        """The lines of a text: title, causes and fix, diff and evidence, acceptance."""
         behind = [line for each in self.explained_by for line in each.evidence]
         details = [*map(str, self.diff), *self.evidence, *behind]
         return [self.title, *self.reasons, *details, *self.acceptance]

@@ -19,7 +19,7 @@ from .checks import (
     DefaultRange,
     keeps_nothing,
 )
-from .error_sums import BorderSpec
+from .error_sums import IOSpec
 from .findings import (
     CLIPPED_INPUT,
     CLIPPED_OUTPUT,
@@ -161,7 +161,7 @@ class Outside:
 class OutputHealth:
     """Looks at one output sample by sample; merges over processes like the error accumulators."""
 
-    def __init__(self, spec: BorderSpec, *, averaged: bool = False) -> None:
+    def __init__(self, spec: IOSpec, *, averaged: bool = False) -> None:
         self.spec = spec
         self.averaged = averaged
         self.n_elements = 0
@@ -393,7 +393,7 @@ class InputHealth:
         ValueError: no scale, zero point or code range.
     """
 
-    def __init__(self, spec: BorderSpec, *, averaged: bool = False) -> None:
+    def __init__(self, spec: IOSpec, *, averaged: bool = False) -> None:
         scale, zero_point, low, high = spec.scale, spec.zero_point, spec.qmin, spec.qmax
         if scale is None or zero_point is None or low is None or high is None:
             raise ValueError(f"input {spec.name!r}: expected one with a scale, got {spec}")
@@ -483,7 +483,7 @@ class InputHealth:
 
     @property
     def span(self) -> tuple[float, float]:
-        """Width of what the codes reach, and of the values met; 0 where none was."""
+        """Width of the range of the codes, and of the values met; 0 if none was."""
         low, high = self._reach()
         met = max(self._greatest, 0.0) - min(self._least, 0.0)
         return high - low, max(met, 0.0)

@@ -50,7 +50,7 @@ def mcnemar_p(lost: int, gained: int) -> float:
 
 
 def unseen_share(n: int) -> float:
-    """Return the greatest share of what n samples have not shown: some 3/n, the rule of three."""
+    """Return an upper bound on the rate of unseen events in n samples: the rule of three."""
     return float(-math.expm1(math.log(_ALPHA) / n))
 
 

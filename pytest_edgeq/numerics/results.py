@@ -1,4 +1,4 @@
-"""What was measured: the errors of one output, and of all outputs of a stage."""
+"""Measured errors: those of one output, and of all outputs of a stage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .metrics import json_number, worst_high, worst_low
 @dataclass(frozen=True, slots=True)
 class ElementError:
     """
-    One element and what it was on both sides.
+    One element, with its expected and actual value.
 
     Attributes:
         sample: index of the sample.
@@ -39,7 +39,7 @@ class ElementError:
 
 
 class SampleErrors(NamedTuple):
-    """The sums of one output over one sample: what a bootstrap over samples draws from."""
+    """The sums of one output over one sample, the unit of the bootstrap."""
 
     sample: int  # index of the sample
     n: int  # number of elements

@@ -24,7 +24,7 @@ _REPEATED = 4
 
 class SampleLedger:
     """
-    Remembers samples by a digest of 16 bytes each, to know calibration samples when met again.
+    Digests of samples, to recognize calibration samples that occur again.
 
     A digest takes in number, dtype, shape and bytes of the arrays: 0 and 0.0 are two samples.
     """
@@ -38,7 +38,7 @@ class SampleLedger:
         self._numbers = _WholeNumbers()
 
     def add(self, arrays: Iterable[Array]) -> None:
-        """Remember one sample."""
+        """Add the digest of one sample."""
         known = [np.asarray(array) for array in arrays]
         digest = sample_digest(known)
         if digest in self._digests:

@@ -12,7 +12,7 @@ from pytest_edgeq.plugin.state import fixture_values, journal_key, owner_of
 
 if TYPE_CHECKING:
     from pytest_edgeq.report.bundle import Evidence
-    from pytest_edgeq.report.run import Failure, PhaseReport
+    from pytest_edgeq.report.run import PhaseReport, TestFailure
 
 
 class Artifacts:
@@ -102,7 +102,7 @@ class Artifacts:
 artifacts_key: pytest.StashKey[Artifacts | None] = pytest.StashKey()
 
 
-def _told(nodeid: str, failure: Failure) -> str:
+def _told(nodeid: str, failure: TestFailure) -> str:
     path, line = failure["path"], failure["line"]
     place = "" if path is None else f" at {path}:{line}"
     return f"{nodeid} failed in its {failure['phase']}{place}\n{failure['message']}"

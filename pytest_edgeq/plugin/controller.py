@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.baselines.collected import CollectedModule
     from pytest_edgeq.baselines.obsolete import RunLog
     from pytest_edgeq.baselines.summary import Outcome, Severity
-    from pytest_edgeq.report.run import Failure, PhaseReport, Run, RunRecorder
+    from pytest_edgeq.report.run import PhaseReport, Run, RunRecorder, TestFailure
 
 _ANNOTATOR = "pytest_github_actions_annotate_failures"  # the plugin that annotates every failure
 
@@ -178,13 +178,13 @@ def phase_report(report: pytest.TestReport, worker: str, rootdir: Path) -> Phase
     )
 
 
-def failure_of(report: pytest.TestReport, rootdir: Path) -> Failure | None:
+def failure_of(report: pytest.TestReport, rootdir: Path) -> TestFailure | None:
     """Return why a phase failed; None if it passed."""
     if not report.failed:
         return None
     crash = getattr(report.longrepr, "reprcrash", None)
     phase = report.when if report.when in ("setup", "call", "teardown") else "crash"
-    failure: Failure = {
+    failure: TestFailure = {
         "phase": phase,
         "message": str(report.longrepr),
         "path": None,

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from pytest_edgeq.names import DEFAULT_PRESET, DEFAULT_RUNTIME, nearest
-from pytest_edgeq.plugin.options.values import Place, quantizer_of, runtime_of
+from pytest_edgeq.plugin.options.values import OptionSource, quantizer_of, runtime_of
 from pytest_edgeq.runtimes.registry import Runtimes
 
 _MARKER_IS_KEYWORD_ONLY: Final = (
@@ -77,7 +77,7 @@ def resolve_marks(marks: Iterable[pytest.Mark], rootdir: Path, runtimes: Runtime
     if "quantizers" in said:
         said["quantizers"] = _marked_quantizers(said["quantizers"], rootdir)
     if "runtime" in said:
-        runtime_of(said["runtime"], Place("the marker edgeq(runtime=…)", rootdir, runtimes))
+        runtime_of(said["runtime"], OptionSource("the marker edgeq(runtime=…)", rootdir, runtimes))
     return Marks(**said)
 
 
@@ -102,7 +102,7 @@ def _gives_quantizers(mark: pytest.Mark) -> bool:
 
 
 def _marked_quantizers(value: object, rootdir: Path) -> tuple[object, ...]:
-    place = Place("the marker edgeq(quantizers=…)", rootdir)
+    place = OptionSource("the marker edgeq(quantizers=…)", rootdir)
     if not isinstance(value, (list, tuple)):
         raise pytest.UsageError(
             f"{place.where}: expected a list of quantizers, got {value!r}; write [{value!r}]"

@@ -24,7 +24,7 @@ _INTERVAL = 0.1  # seconds between two updates
 
 def progress_of(config: pytest.Config) -> Progress:
     """
-    Return what shows the steps of this run, while pytest is being configured.
+    Return the progress display of this run, while pytest is being configured.
 
     Nothing is shown in CI, in a worker of pytest-xdist, where pytest writes to no terminal or
     another plugin writes in its place, and beside live logs.

@@ -114,7 +114,7 @@ _LONGEST = 60  # characters of a test's id in the name of its bundle
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a failed test used."""
+    """The models and comparisons of a failed test."""
 
     models: Sequence[QuantizedModel]  # the models, each as often as it was used
     # what its comparisons and the failed assertion measured, in order
@@ -224,7 +224,7 @@ class _Writer:
         self._cases = 0
 
     def case(self, model: QuantizedModel, samples: FailedSamples | None) -> dict[str, Any]:
-        """Write what belongs to one measurement, or to one model without one."""
+        """Write the files of one measurement, or of one model without one."""
         self._cases += 1
         signature, layouts = model.edge.signature, model.edge.layouts
         layers = self._layers.get(_entry(model))

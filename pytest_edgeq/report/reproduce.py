@@ -28,7 +28,7 @@ RESOLVERS = {
 
 
 def kernels_of(case: Mapping[str, Any]) -> str:
-    """Return what runs a file here: the kernels that a target had, else those of XNNPACK."""
+    """Return the kernels for a run here: those of the target, else XNNPACK."""
     kernels: str = case["kernels"]
     return kernels if kernels in RESOLVERS else "xnnpack"
 

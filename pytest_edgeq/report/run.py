@@ -27,7 +27,7 @@ VERSION = 1
 """Of the schema in `run.schema.json`: a reader of version n refuses what is newer."""
 
 
-class Failure(TypedDict):
+class TestFailure(TypedDict):
     """Why a test failed."""
 
     phase: str  # `setup`, `call`, `teardown`, or `crash` of the process that ran it
@@ -53,7 +53,7 @@ class PhaseReport:
     journal: PhaseJournal | None = None  # what `Edgeq` did
     uses: tuple[str, ...] = ()  # keys of the models that the test's fixtures gave it
     record: TestRecord | None = None  # what it claimed, on the report of its call
-    failure: Failure | None = None  # why the phase failed
+    failure: TestFailure | None = None  # why the phase failed
 
 
 @dataclasses.dataclass
@@ -66,7 +66,7 @@ class _Test:
     events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     uses: dict[str, None] = dataclasses.field(default_factory=dict)
     claims: list[ClaimRecord] = dataclasses.field(default_factory=list)
-    failure: Failure | None = None
+    failure: TestFailure | None = None
     set_up: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def again(self) -> _Test:
@@ -171,7 +171,7 @@ class Run:
         return (each for _, each in self.calls_of(key) if not kinds or each["event"] in kinds)
 
     def layers_of(self, edge: EdgeFile) -> dict[int, Mapping[str, Any]]:
-        """Return what was measured last of the ops of a file, by subgraph."""
+        """Return the latest measurements of the ops of a file, by subgraph."""
         digest = hashlib.sha256(edge.graph.buffer).hexdigest()
         signatures = edge.graph.signatures
         found: dict[int, Mapping[str, Any]] = {}

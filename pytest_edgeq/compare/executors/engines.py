@@ -1,4 +1,4 @@
-"""Run tasks by an executor, and bring each worker what all tasks of a job share."""
+"""Run tasks on an executor, and distribute the data that all tasks of a job share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Shared(NamedTuple):
     place: Any
 
 
-class Engine:
+class SampleExecutor:
     """Any executor; workers of this machine read shared data from a private directory."""
 
     def __init__(self, executor: Executor) -> None:
@@ -76,7 +76,7 @@ class Engine:
             return self.executor.submit(run_chunk, task, *shared)
 
 
-class DaskEngine(Engine):
+class DaskSampleExecutor(SampleExecutor):
     """dask.distributed, which scatters shared data; the executor is `Client.get_executor()`."""
 
     def __init__(self, executor: Any) -> None:
@@ -132,7 +132,7 @@ class DaskEngine(Engine):
     def submit(
         self, task: Task, model: Shared, job: Shared, *, with_content: bool
     ) -> Future[Answer]:
-        """Run a task; what was lost with all workers that had it is scattered anew."""
+        """Run a task; scatter shared data again if all workers that had them are lost."""
         del with_content
         for each in (model, job):
             if self._places[each.key].status not in ("finished", "pending"):
@@ -143,7 +143,11 @@ class DaskEngine(Engine):
         return future
 
 
-def engine_for(executor: Executor) -> Engine:
+def engine_for(executor: Executor) -> SampleExecutor:
     """Return the engine of an executor."""
     is_dask = type(executor).__module__.startswith("distributed.")
-    return DaskEngine(executor) if is_dask and hasattr(executor, "_client") else Engine(executor)
+    return (
+        DaskSampleExecutor(executor)
+        if is_dask and hasattr(executor, "_client")
+        else SampleExecutor(executor)
+    )

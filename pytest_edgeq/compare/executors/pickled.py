@@ -123,7 +123,7 @@ class _LabelPickler(_Pickler):
 
 
 class _ItemPickler(_LabelPickler):
-    """Leaves what has to travel by value to another one."""
+    """Pickler that rejects objects that must be pickled by value."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (type, FunctionType)):

@@ -28,7 +28,7 @@ class ExecutorError(RuntimeError):
     """An executor does not measure samples, through no fault of the model's."""
 
 
-class Runner(Protocol):
+class JobRunner(Protocol):
     """One job on one model, with interpreters of its own; used by one thread at a time."""
 
     def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> Any:
@@ -55,7 +55,7 @@ class Job(Protocol):
     def what(self) -> str:
         """Which objects of the user it holds, for texts."""
 
-    def runner(self, model: Any) -> Runner:
+    def runner(self, model: Any) -> JobRunner:
         """Return a runner on an open model."""
 
     def bound(self, model: Any, item: Any, index: int) -> Any:

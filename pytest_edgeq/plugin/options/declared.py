@@ -1,4 +1,4 @@
-"""Every option, each declared once, and what all came to in a run."""
+"""Every option, declared once, and the resolved settings of a run."""
 
 # ruff: noqa: RUF009 # each option is a call that makes a field
 
@@ -20,7 +20,7 @@ from pytest_edgeq.names import (
     RUNTIMES,
 )
 from pytest_edgeq.plugin.options import values
-from pytest_edgeq.plugin.options.values import Place
+from pytest_edgeq.plugin.options.values import OptionSource
 from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.workers.bounds import DEFAULT_SECONDS
 
@@ -36,7 +36,7 @@ class Option:
     metavar: str  # what `--help` shows for the value
     help: str  # one sentence for `--help`
     # makes the value from the text, or raises pytest.UsageError with the valid values
-    resolve: Callable[[str, values.Place], Any]
+    resolve: Callable[[str, values.OptionSource], Any]
     bare: str | None = None  # what the flag means without a value; None if it needs one
     # whether the ini value is a list of lines, and the flag may be given several times
     is_lines: bool = False
@@ -308,11 +308,14 @@ def _resolved(
     """Resolve the value of an option from the ini or the command line."""
     if where == "ini":
         folder = config.rootpath if config.inipath is None else config.inipath.parent
-        text, place = _ini(config, option), Place(f"ini option {option.name}", folder, runtimes)
+        text, place = (
+            _ini(config, option),
+            OptionSource(f"ini option {option.name}", folder, runtimes),
+        )
     else:
         given = config.getoption(option.name)
         text = "\n".join(given) if option.is_lines else given
-        place = Place(option.flag, config.invocation_params.dir, runtimes)
+        place = OptionSource(option.flag, config.invocation_params.dir, runtimes)
     if option.stem == "snapshot_dir":
         # Relative to the root folder wherever it is written, as the paths below it are.
         place = dataclasses.replace(place, folder=config.rootpath)

@@ -357,7 +357,7 @@ def _outline(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """Shorten names to what a phone has room for; those that would be alike keep a number."""
+    """Shorten names for the width of a phone; number those that would be equal."""
     short = [name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}" for name in names]
     return [
         f"{name} ({short[:i].count(name) + 1})" if short.count(name) > 1 else name

@@ -30,7 +30,7 @@ _TWO_GAPS = re.compile(r"\S {2,}\S.* {2,}\S")
 
 @dataclasses.dataclass
 class PageLimits:
-    """What keeps the page small, whatever the number of models."""
+    """Limits that keep the page small for any number of models."""
 
     outputs_per_model: int = 4  # how many outputs of a model have charts
     points: int = 40_000  # how many points the scatter charts of all outputs may have
@@ -39,7 +39,7 @@ class PageLimits:
 
 
 def model_views(run: Run, limits: PageLimits) -> list[Record]:
-    """Return what the page shows of each model, the worst first."""
+    """Return the view of each model for the page, the worst first."""
     rows = model_rows(run)
     chosen = {row.key: _comparisons(run, row.key) for row in rows}
     charted = sum(
@@ -163,7 +163,7 @@ def _layers(run: Run, key: str) -> Record | None:
 
 
 def _ops(ops: Sequence[Record], layers: Record | None) -> list[dict[str, Any]]:
-    """Return the op-dtype map, with what localizing measured of the ops of one subgraph."""
+    """Return the op-dtype map, with the local errors of the ops of one subgraph."""
     subgraphs: dict[int, list[dict[str, Any]]] = {}
     for op in ops:
         part = subgraphs.setdefault(op["subgraph"], [])

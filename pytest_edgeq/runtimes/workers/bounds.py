@@ -72,7 +72,7 @@ def memory_bound(given: int | str | None) -> int:
 
 def default_memory(workers: int = 1) -> int:
     """
-    Return the bound of a session that names none: half of what there is, shared by the workers.
+    Return the default bound: half of the memory, divided by the workers.
 
     At least 4 GiB, or all that there is.
     """

@@ -1,4 +1,4 @@
-"""What runs in a worker that isolates files; imported there, so it imports little at once."""
+"""Code that runs in a worker that isolates files; it imports little at module level."""
 
 from __future__ import annotations
 

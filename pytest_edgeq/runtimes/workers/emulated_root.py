@@ -64,7 +64,7 @@ _UBUNTU_KEYS = "/usr/share/keyrings/ubuntu-archive-keyring.gpg"
 
 
 class EmulatedRootError(RuntimeError):
-    """A root cannot be made; the text says why, and what to do."""
+    """A root cannot be made; the text has cause and fix."""
 
 
 def make_root(folder: Path, *, say: Callable[[str], None]) -> list[str]:

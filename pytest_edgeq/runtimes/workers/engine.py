@@ -164,7 +164,7 @@ class TriedEngine(Engine):
             self._tried(trial.close)
 
     def _tried(self, call: Callable[[], _Result]) -> _Result | None:
-        """Return what a call returns; None where a user's own runtime raises in it."""
+        """Call a function; return None if a user's own runtime raises in it."""
         try:
             return call()
         except Exception as error:

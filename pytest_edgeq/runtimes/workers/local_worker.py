@@ -172,7 +172,7 @@ class LocalWorker:
                 os.write(2, printed)
 
     def kill(self) -> None:
-        """End the process at once and for good; what it runs fails."""
+        """Kill the process permanently; its running call fails."""
         self._is_killed = True  # no lock: this may run at any allocation of any thread
         link = self._link
         if link is not None:

@@ -39,7 +39,7 @@ _survived: set[str] = set()
 _digests: weakref.WeakKeyDictionary[OpGraph, str] = weakref.WeakKeyDictionary()
 
 
-class Store(Protocol):
+class SurvivorStore(Protocol):
     """Keeps entries for other processes and sessions; those that cannot be read are missing."""
 
     def read(self, kind: str, key: str, /) -> object | None:
@@ -63,7 +63,7 @@ class Isolation:
         *,
         seconds: float,
         memory: int,
-        store: Store | None = None,
+        store: SurvivorStore | None = None,
         refresh: bool = False,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -92,7 +92,7 @@ class Isolation:
         return worker_of(self._memory)
 
     def native(self, name: str) -> IsolatedConversion | None:
-        """Return what runs the native steps of a model's conversion; None for this process."""
+        """Return the isolation for native steps of a conversion; None for this process."""
         if not self.is_on:
             return None
         return IsolatedConversion(name, self.child, self._seconds, self._note)
@@ -266,7 +266,7 @@ def _source_digest(runner: object) -> str:
 
 @functools.cache
 def _versions(runtime: str) -> str:
-    """Return the version of what runs files on a built-in runtime."""
+    """Return the version of the library of a built-in runtime."""
     names = ("tensorflow", "tensorflow-cpu") if runtime == "tensorflow" else ("ai-edge-litert",)
     for name in names:
         try:

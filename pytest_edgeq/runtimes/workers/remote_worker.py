@@ -111,7 +111,7 @@ def read_payload(stream: BinaryIO, *, is_local: bool = False) -> bytearray | Non
 
 
 def unpack_head(payload: bytearray) -> tuple[Head, memoryview]:
-    """Return the head of a frame, and what `unpack_parts` reads."""
+    """Return the head of a frame, and the input of `unpack_parts`."""
     view = memoryview(payload)
     (size,) = _LENGTH.unpack(view[: _LENGTH.size])
     at = _LENGTH.size + size
@@ -191,7 +191,7 @@ def _litert() -> tuple[Any, str, str]:
 
 def facts() -> dict[str, Any]:
     """
-    Say what computes here.
+    Return machine, CPU and versions of this process.
 
     Raises:
         ImportError: There is no numpy or no interpreter.
@@ -234,7 +234,7 @@ def _features() -> list[str]:
     return sorted(name for name, is_there in found.items() if is_there)
 
 
-class _OpenFile:
+class _WorkerFile:
     """A file that is open."""
 
     def __init__(self, content: bytes, head: Head) -> None:
@@ -361,7 +361,7 @@ class _Server:
             self._files[digest] = content
             return {"digest": digest}, []
         if what == "open":
-            self._open[head["key"]] = _OpenFile(self._files[head["digest"]], head)
+            self._open[head["key"]] = _WorkerFile(self._files[head["digest"]], head)
             return {}, []
         if what == "forget":
             self._forget(head["keys"])
@@ -386,7 +386,7 @@ class _Server:
         return {"indices": there}, [each for each in found if each is not None]
 
     def _forget(self, keys: Iterable[int]) -> None:
-        """Close files that nobody uses any more, and print what a user's own runtime raises."""
+        """Close unused files, and print exceptions of a user's own runtime."""
         for key in keys:
             try:
                 file = self._open.pop(key, None)
@@ -396,7 +396,7 @@ class _Server:
                 traceback.print_exc()
 
     def _failure(self, error: BaseException) -> tuple[Head, list[Any]]:
-        """Return what the host raises in its place; it lacks the classes of a target."""
+        """Serialize an exception for the host, which lacks the classes of a target."""
         kind, text = type(error).__name__, str(error)
         if self._is_local:
             return {"traceback": traceback.format_exc()}, [_sendable(error)]

@@ -38,7 +38,7 @@ def source_file(runner: Any) -> str:
 @contextlib.contextmanager
 def _by_value(module: ModuleType | None) -> Iterator[None]:
     """
-    Send what a module defines, where the child could not import it.
+    Pickle the members of a module by value if the child could not import it.
 
     A `conftest.py` and a test module are known by names that lead elsewhere there, or nowhere.
     """

@@ -20,7 +20,7 @@ _KERNELS = ("xnnpack", "builtin")
 @dataclass(frozen=True, slots=True)
 class Trial:
     """
-    What a trial found.
+    The result of a trial.
 
     Attributes:
         machine: The machine that answered.
