@@ -456,9 +456,9 @@ class Edgeq:
         of `with_tflite` has the ops, wiring, options, inputs, outputs and scales of the one that
         the flow made.
 
-        What could not be looked at is told by a warning: outside the body of a test what is
-        remembered, kernels that lack an op. So is where the reference kernels, which no device
-        runs, differ from all others.
+        Checks that are skipped are reported as warnings: baselines outside the body of a test,
+        kernels that lack an op. So are differences of the reference kernels alone, which no
+        device runs.
 
         Args:
             quantized: From `quantize` or `load`.
@@ -574,13 +574,13 @@ class Edgeq:
         """
         Compare the errors of every stage and output with the baseline of this test.
 
-        What is worse than the remembered margin fails. What is better is told at the end of the
-        run, and remembered by `--edgeq-update=tighten`. Few, equal or constant samples are told
-        there, too.
+        Errors worse than the stored margin fail. Better ones are reported at the end of the run,
+        and stored by `--edgeq-update=tighten`. Few, equal or constant samples are reported there,
+        too.
 
         Errors are not stored where an output of zeros would pass the SQNR limit of an output, or
         where the error is as large as the signal: such a baseline can hardly fail. One that was
-        stored before is told of at the end of the run, and does not fail it.
+        stored before is reported at the end of the run, and does not fail it.
 
         Args:
             comparison: From `compare`, on the same samples in the same order as remembered.

@@ -80,7 +80,7 @@ def _row(row: Row) -> Hashable:
 
 
 def _place(row: Row) -> Hashable:
-    # An op whose module cannot be told is like no other.
+    # An op of unknown module equals no other.
     return object() if row["module"] is None else (row["op"], row["module"], row["subgraph"])
 
 

@@ -23,7 +23,7 @@ def build_of(
         roles = roles_of(edge.graph, op)
         taken, made = roles.inputs[:1], [t for t in roles.outputs[:1] if t.is_quantized]
         if made and len(made[0].scales) == 1:
-            # 5 digits: a range is told of that is twice as wide.
+            # 5 digits: a range is reported if it is twice as wide.
             scales[entry.where] = float(f"{float(made[0].scales[0]):.5g}")
             if made[0].dtype == "int16":
                 wide.append(entry.where)

@@ -126,7 +126,7 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> Finding |
     built, fewer = describe_build(old, new), fewer_samples(old, new)
     if not (worse or gone or came or built or fewer):
         return None
-    lines = _told(before, after, worse, gone, came)
+    lines = _change_lines(before, after, worse, gone, came)
     # What differs in the build is why the errors are worse; where they are not, it is the finding.
     lines[1:1] = [] if worse else [*built, *fewer]
     return Finding(
@@ -281,7 +281,7 @@ def _floor(flow: str, rows: Mapping[_RowKey, _Row], key: _RowKey) -> float:
     return floor_db(flow, stage, -math.inf if known is None else float(known["value"]))
 
 
-def _told(
+def _change_lines(
     before: Mapping[_RowKey, _Row],
     after: Mapping[_RowKey, _Row],
     worse: Sequence[_RowKey],

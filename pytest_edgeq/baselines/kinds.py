@@ -34,7 +34,7 @@ class Kind:
     loose: Callable[[dict[str, Any], dict[str, Any]], list[str]] | None = None
     # stored data with what is better in it
     tightened: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] | None = None
-    # what it depends on beside options and versions; see `build.data_changes`
+    # its dependencies other than options and versions; see `build.data_changes`
     changes: Callable[[dict[str, Any], dict[str, Any]], dict[str, str | None]] = lambda old, new: {}
 
 

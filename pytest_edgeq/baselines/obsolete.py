@@ -116,7 +116,7 @@ def survey(layout: Layout, log: RunLog, reports: Iterable[Iterable[CollectedModu
         for path, owner in _owners(layout, unclaimed, module, unreadable):
             if why := _why_obsolete(owner, collected, log):
                 obsolete[path] = why
-    # Also beside modules that have no baselines, as one that was renamed has none yet.
+    # Also in folders of modules without baselines, as a renamed one has none yet.
     ran = (layout.rootdir / name for name in log.modules())
     for parent in {layout.folder(module).parent for module in (*modules, *ran)}:
         for folder in _listed(parent, unreadable):

@@ -25,7 +25,7 @@ from pytest_edgeq.tflite.ops import QDQ
 
 _SHOWN_ROWS: Final = 10
 _SHOWN_PLACES: Final = 6
-_BORDER_RANK: Final = 10
+_QDQ_RANK: Final = 10
 _FIELDS: Final = ("op", "scheme", "inputs", "weight", "granularity", "bias", "outputs", "subgraph")
 
 _EFFECT_FLOAT: Final = (
@@ -62,7 +62,7 @@ def describe_change(
     The torch module of an op counts for nothing: renaming an attribute changes no file. dtype,
     granularity, scheme, op, order, inputs and outputs all count.
     """
-    borders = [
+    io_changes = [
         change
         for part in ("inputs", "outputs")
         for change in _io_changes(part[:-1], old[part], new[part])
@@ -73,16 +73,16 @@ def describe_change(
         if key not in old or key not in new or old[key] != new[key]
     ]
     alignment = align(old["ops"], new["ops"])
-    if not (alignment.size or borders or others):
+    if not (alignment.size or io_changes or others):
         return None
     groups = _groups(alignment, old["ops"], new["ops"])
     diff = [
         *_table(alignment, groups, old["ops"], new["ops"], sides),
         *_came_and_went(alignment, old["ops"], new["ops"], sides[0]),
     ]
-    if borders:
+    if io_changes:
         diff.append(_line("inputs and outputs:", kind="heading"))
-        diff += [_line(f"  {change}", kind="changed") for change in borders]
+        diff += [_line(f"  {change}", kind="changed") for change in io_changes]
     diff += map(_line, others)
     to_float = bool(_new_floats(alignment, new["ops"])) or any(
         old["ops"][before]["scheme"] != "float" and new["ops"][after]["scheme"] == "float"
@@ -91,9 +91,9 @@ def describe_change(
     return Finding(
         kind=OP_DTYPES_CHANGED,
         place=FILE,
-        headline=_first_line(alignment, groups, [*borders, *others], old["ops"], new["ops"]),
+        headline=_first_line(alignment, groups, [*io_changes, *others], old["ops"], new["ops"]),
         diff=tuple(diff),
-        evidence=(_EFFECT_FLOAT if to_float else _EFFECT_IO if borders else _EFFECT,),
+        evidence=(_EFFECT_FLOAT if to_float else _EFFECT_IO if io_changes else _EFFECT,),
     )
 
 
@@ -119,15 +119,15 @@ def _first_line(
         if indices
     ]
     # What became of QUANTIZE and DEQUANTIZE follows from something else, which goes first.
-    told = [group for group in groups if group.rank < _BORDER_RANK][:2]
-    if not (told or others or came_and_went):
-        told = list(groups[:1])
-    parts = [_group_text(group, old, new) for group in told]
+    shown = [group for group in groups if group.rank < _QDQ_RANK][:2]
+    if not (shown or others or came_and_went):
+        shown = list(groups[:1])
+    parts = [_group_text(group, old, new) for group in shown]
     if others:
         more = len(others) - 1
         parts.append(others[0] + (f" ({more} more such {_plural('change', more)})" if more else ""))
     parts += came_and_went
-    if more := len(alignment.changed) - sum(len(group.pairs) for group in told):
+    if more := len(alignment.changed) - sum(len(group.pairs) for group in shown):
         parts.append(f"{more} more {_plural('op', more)} changed")
     return "; ".join(parts)
 
@@ -150,8 +150,8 @@ def _groups(alignment: Alignment, old: Sequence[Row], new: Sequence[Row]) -> lis
         ways[_way(old[pair[0]], new[pair[1]])].append(pair)
     groups = []
     for (rank, text), pairs in ways.items():
-        only_borders = all(new[after]["op"] in QDQ for _, after in pairs)
-        groups.append(_Group(rank + _BORDER_RANK * only_borders, text, pairs))
+        only_qdq = all(new[after]["op"] in QDQ for _, after in pairs)
+        groups.append(_Group(rank + _QDQ_RANK * only_qdq, text, pairs))
     return sorted(groups, key=lambda group: (group.rank, -len(group.pairs), group.pairs[0]))
 
 
@@ -208,10 +208,10 @@ def _several(rows: Sequence[Row], indices: Sequence[int]) -> str:
     counts = Counter(rows[index]["op"] for index in indices).most_common()
     # What becomes of QUANTIZE and DEQUANTIZE follows from the others.
     counts.sort(key=lambda each: each[0] in QDQ)
-    told = [f"{count} {op}" for op, count in counts]
-    if len(told) <= 2:
-        return " and ".join(told)
-    return f"{sum(count for _, count in counts)} ops ({told[0]}, {told[1]}, …)"
+    counted = [f"{count} {op}" for op, count in counts]
+    if len(counted) <= 2:
+        return " and ".join(counted)
+    return f"{sum(count for _, count in counts)} ops ({counted[0]}, {counted[1]}, …)"
 
 
 # --- details ------------------------------------------------------------------------------------
@@ -293,9 +293,9 @@ def _came_and_went(
             by_op: dict[str, list[int]] = defaultdict(list)
             for index in indices:
                 by_op[rows[index]["op"]].append(index)
-            told = sorted(by_op.items(), key=lambda item: (item[0] in QDQ, -len(item[1])))
+            kinds = sorted(by_op.items(), key=lambda item: (item[0] in QDQ, -len(item[1])))
             lines.append(_line(f"{verb}:", kind="heading"))
-            lines += [_line(f"  {len(at)} {op}: {_some(rows, at)}", kind=kind) for op, at in told]
+            lines += [_line(f"  {len(at)} {op}: {_some(rows, at)}", kind=kind) for op, at in kinds]
     if alignment.moved:
         lines.append(_line("moved:", kind="heading"))
         for before, after in alignment.moved[:_SHOWN_ROWS]:

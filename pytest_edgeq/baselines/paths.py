@@ -31,8 +31,8 @@ _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(?=\.|$)")
 class Layout:
     """The places of baselines."""
 
-    rootdir: Path  # pytest's root folder, which every path is told relative to
-    # the folder that replaces `__edgeq__` beside each test; None for beside
+    rootdir: Path  # pytest's root folder, to which shown paths are relative
+    # the folder of all baselines; None for `__edgeq__` in each test's folder
     directory: Path | None = None
 
     def folder(self, module: Path) -> Path:

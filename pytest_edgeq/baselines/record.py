@@ -84,7 +84,7 @@ class Claim:
     data: dict[str, Any]  # the measured data
     category: Category  # what was found
     judge: Judge | None = None  # judges what is stored; None where anything may be
-    # what `quantize` was given, as text
+    # the options of `quantize`, as text
     options: dict[str, str] = dataclasses.field(default_factory=dict)
     written: bool = False  # whether the file was written
     before: bytes | None = None  # the file's bytes before it was written; None if there was no file
@@ -94,7 +94,7 @@ class Claim:
     since: list[str] = dataclasses.field(default_factory=list)
     stored: str = ""  # what was written, in one line; empty if nothing was
     change: Finding | None = None  # what differs from the stored data; None if nothing does
-    # what is told of the measurement, whether or not it was stored
+    # notes on the measurement, whether or not it was stored
     remarks: list[str] = dataclasses.field(default_factory=list)
     # what failed, and the stored data from which it differs; None where nothing did
     found: tuple[Finding, dict[str, Any]] | None = None

@@ -53,7 +53,7 @@ class Document:
     name: str  # the claim's name
     producer: dict[str, str | None]  # the versions that made it
     data: dict[str, Any]  # what was measured: plain JSON
-    # what `quantize` was given, as text; empty where that is not known
+    # the options of `quantize`, as text; empty if unknown
     options: dict[str, str] = dataclasses.field(default_factory=dict)
 
 

@@ -58,5 +58,5 @@ def output_lost(error: OSError) -> NoReturn:
 
 def _sentence(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"  # str gives the number of the error, too
+        return f"{error.filename}: {error.strerror}"  # str has the number of the error, too
     return str(error)

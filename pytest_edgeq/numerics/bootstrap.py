@@ -17,7 +17,7 @@ sample's error is then drawn again, for the remembered build and for the new one
   it, so it is widened as Student's t widens a normal quantile: by 1.31 for 16 samples. One LSB is
   added for the codes.
 - float32 rounds at 2⁻²⁴, and errors below 2⁻¹⁷ of the output's RMS, some hundred such roundings,
-  are not told apart.
+  are not distinguished.
 
 One sample has no spread: only counts, the LSB and float rounding are left.
 """
@@ -224,8 +224,8 @@ def _largest_lsb(draws: _Draws, value: float) -> tuple[float, float]:
 
 
 def _worst_sample(draws: _Draws, value: float) -> tuple[float, float]:
-    told = (draws.noise > 0) & (draws.signal > 0)
-    spread = _gumbel(10 * np.log10(draws.signal[told] / draws.noise[told]))
+    has_sqnr = (draws.noise > 0) & (draws.signal > 0)
+    spread = _gumbel(10 * np.log10(draws.signal[has_sqnr] / draws.noise[has_sqnr]))
     # Any sample may be the one with the next few flips.
     flipped = [
         _decibels(signal, max(_counts(noise, draws.scale**2)[0], noise + draws.floor**2 * n))

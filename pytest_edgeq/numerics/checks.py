@@ -24,7 +24,7 @@ _FILLED = {"input": 1 / 4, "output": 1 / 32}
 """
 Share of the codes that the values of a range that was meant span at least.
 
-Inputs in steps of 1 are whole numbers, which are told from others; outputs are rounded to them.
+Inputs in steps of 1 are whole numbers, which differ from others; outputs are rounded to them.
 """
 
 

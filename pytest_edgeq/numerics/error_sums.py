@@ -108,7 +108,7 @@ class _OutputAccumulator:
             self.nonfinite_actual += actual.n_nonfinite
             first = int(np.logical_or.reduce(bad).argmax())
             self._offer_element((_NAN, 0.0, sample), first, reference.array, actual.array)
-            # The rows alone: whether this output has classes at all is told by its shape.
+            # The rows alone: the shape shows whether this output has classes at all.
             self.rows += self._agreement(reference, actual)[1]
             return self._offer_sample(math.nan, _NAN, sample)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -146,7 +146,7 @@ class _OutputAccumulator:
         return top1_counts(reference, actual)
 
     def _offer_sample(self, decibels: float, rank: int, sample: int) -> float:
-        # NaN has no order, so its rank stands for it.
+        # NaN has no order, so its rank replaces it.
         key = (rank, decibels if rank == _NUMBER else 0.0, sample)
         self.worst = key if self.worst is None else min(self.worst, key)
         # A degenerate sample has no error to look at: it must not crowd out the bad ones.

@@ -27,7 +27,7 @@ CLIPPED_OUTPUT = "clipped_output"
 SATURATED_OUTPUT = "saturated_output"
 # many elements of an input lie outside of what its codes can say: the range is too small
 CLIPPED_INPUT = "clipped_input"
-# an input takes a few of its codes only: the range that it was calibrated with is too wide
+# an input uses few of its codes: the range that it was calibrated with is too wide
 COARSE_INPUT = "coarse_input"
 # a bias did not fit int32 and was cut off
 BIAS_AT_INT32_LIMIT = "bias_at_int32_limit"
@@ -52,7 +52,7 @@ OTHER_FILE: Final = "other_file"
 MISFIT: Final = "misfit"
 # a runtime refuses the file, or the reference fails
 CANNOT_RUN: Final = "cannot_run"
-# runtimes give different results, or one gives different results from run to run
+# results differ between runtimes, or between runs on one
 RUNTIMES_DIFFER: Final = "runtimes_differ"
 # an output that is handed on to an input has another scale or zero point than this
 STATE_MISMATCH: Final = "state_mismatch"
@@ -359,8 +359,8 @@ class Finding:
     def acceptance(self) -> list[str]:
         """The lines on the baseline, and on how to accept the finding."""
         file = self.place.name if self.place.kind == "baseline" else ""
-        told = [("file", file), ("update", self.command)]
-        return [f"{label}: {text}" for label, text in told if text]
+        labelled = [("file", file), ("update", self.command)]
+        return [f"{label}: {text}" for label, text in labelled if text]
 
     @property
     def lines(self) -> list[str]:

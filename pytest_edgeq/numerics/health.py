@@ -76,7 +76,7 @@ multiplier moves the values.
 """
 
 
-_ENOUGH = 32  # elements that it takes: fewer say nothing of a range
+_ENOUGH = 32  # elements needed: fewer say nothing of a range
 
 _LOCALIZE = "edgeq.localize(model, samples)"
 
@@ -270,13 +270,13 @@ class OutputHealth:
         reference, actual = self._nonfinite
         if not (reference or actual):
             return None
-        told = f"{actual} NaN or infinite of {self.n_elements} elements"
+        counted = f"{actual} NaN or infinite of {self.n_elements} elements"
         if reference:
             return Finding(
                 kind=NONFINITE,
                 place=self._place,
                 expected="finite values",
-                got=f"{told}, and {reference} in the float reference itself",
+                got=f"{counted}, and {reference} in the float reference itself",
                 fix="look at the model (log, sqrt, a division) and at the samples first",
                 harm=USELESS,
             )
@@ -284,7 +284,7 @@ class OutputHealth:
             kind=NONFINITE,
             place=self._place,
             expected="finite values",
-            got=f"{told}, where the reference has none",
+            got=f"{counted}, where the reference has none",
             fix=f"{_LOCALIZE} names the first op that gives any",
             harm=USELESS,
         )
@@ -304,7 +304,7 @@ class OutputHealth:
         away = max(abs(reference.low - actual.low), abs(reference.high - actual.low))
         is_right = away <= (self.spec.scale or 0.0) / 2
         if actual.low == 0:
-            # Where nothing is detected a sound model gives zeros, too.
+            # If nothing is detected, a sound model outputs zeros, too.
             if is_right and self.spec.scale in FIXED_SCALES:
                 return None
             return Finding(

@@ -53,8 +53,8 @@ class Controller:
         worker, record = getattr(report, "worker_id", ""), getattr(report, "edgeq", None)
         self._log.add(report.nodeid, worker, report.when or "", report.outcome, record)
         self._the_recorder.add(phase_report(report, worker, self._config.rootpath))
-        told = getattr(report, "edgeq_cache", ())
-        self._cache_messages.update(dict.fromkeys((kind, text) for kind, text in told))
+        messages = getattr(report, "edgeq_cache", ())
+        self._cache_messages.update(dict.fromkeys((kind, text) for kind, text in messages))
         for machine in getattr(report, "edgeq_targets", ()):
             self._targets[machine["target"]] = machine
 
@@ -98,7 +98,7 @@ class Controller:
         outcome = Outcome(
             found,
             obsolete_is_error=is_error,
-            tells_not_judged=is_error or prunes or self._config.get_verbosity() > 0,
+            shows_not_judged=is_error or prunes or self._config.get_verbosity() > 0,
         )
         if prunes:
             kept = prune(found.obsolete)

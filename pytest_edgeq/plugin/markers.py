@@ -90,14 +90,14 @@ def check_quantizers_are_used(
     Raises:
         pytest.UsageError: It does not use `edgeq_quantizer`, or has run through its values by then.
     """
-    if "edgeq_quantizer" not in fixtures and any(map(_gives_quantizers, marks)):
-        told = ", ".join(fixtures) or "none"
-        raise pytest.UsageError(_QUANTIZERS_ARE_UNUSED.format(fixtures=told))
-    if any(map(_gives_quantizers, of_case)):
+    if "edgeq_quantizer" not in fixtures and any(map(_sets_quantizers, marks)):
+        names = ", ".join(fixtures) or "none"
+        raise pytest.UsageError(_QUANTIZERS_ARE_UNUSED.format(fixtures=names))
+    if any(map(_sets_quantizers, of_case)):
         raise pytest.UsageError(_QUANTIZERS_OF_A_CASE)
 
 
-def _gives_quantizers(mark: pytest.Mark) -> bool:
+def _sets_quantizers(mark: pytest.Mark) -> bool:
     return mark.name == "edgeq" and mark.kwargs.get("quantizers") is not None
 
 

@@ -241,16 +241,16 @@ class _Writer:
             "expected_by": None if samples is None else samples.expected_by,
             "is_stateful": model.edge.is_stateful,
             **{
-                side: {border.name: border.tensor.index for border in borders}
-                for side, borders in sides.items()
+                side: {io_entry.name: io_entry.tensor.index for io_entry in entries}
+                for side, entries in sides.items()
             },
             "moved": {
                 side: {
-                    border.name: axes
-                    for border in borders
-                    if (axes := layouts.axes(border)) is not None
+                    io_entry.name: axes
+                    for io_entry in entries
+                    if (axes := layouts.axes(io_entry)) is not None
                 }
-                for side, borders in sides.items()
+                for side, entries in sides.items()
             },
             "ops": [
                 {**entry.to_dict(), "where": entry.where}
@@ -296,7 +296,7 @@ class _Writer:
         except Exception as error:  # the reference may be any code of the user
             first = (str(error).splitlines() or [""])[0]
             return {"note": f"samples could not be run again: {type(error).__name__}: {first}"}
-        names = [border.name for border in model.edge.signature.outputs]
+        names = [entry.name for entry in model.edge.signature.outputs]
         for side, arrays in outputs.items():
             by_name = [dict(zip(names, each, strict=True)) for each in arrays]
             kept[side] = self._arrays(side, worst, by_name)

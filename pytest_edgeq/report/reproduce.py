@@ -151,9 +151,9 @@ def show_file(case: Mapping[str, Any], file: File) -> None:
     for side in ("inputs", "outputs"):
         for name, detail in getattr(file, side).items():
             scale, zero_point = detail["quantization"]
-            told = f", scale {scale:.6g}, zero point {zero_point}" if is_quantized(detail) else ""
+            codes = f", scale {scale:.6g}, zero point {zero_point}" if is_quantized(detail) else ""
             dtype, shape = np.dtype(detail["dtype"]).name, detail["shape"].tolist()
-            print(f"  {side[:-1]} {name}: {dtype} {shape}{told}")
+            print(f"  {side[:-1]} {name}: {dtype} {shape}{codes}")
     for op in case["ops"]:
         taken = ", ".join([*op["inputs"], *(each for each in (op["weight"], op["bias"]) if each)])
         print(f"  {op['where']}: {taken} -> {', '.join(op['outputs'])}")

@@ -51,7 +51,7 @@ class PhaseReport:
     outcome: str  # `passed`, `failed`, `skipped`, or whatever else a plugin says
     seconds: float  # duration of the phase
     journal: PhaseJournal | None = None  # what `Edgeq` did
-    uses: tuple[str, ...] = ()  # keys of the models that the test's fixtures gave it
+    uses: tuple[str, ...] = ()  # keys of the models of the test's fixtures
     record: TestRecord | None = None  # what it claimed, on the report of its call
     failure: TestFailure | None = None  # why the phase failed
 

@@ -38,7 +38,7 @@ class Option:
     # makes the value from the text, or raises pytest.UsageError with the valid values
     resolve: Callable[[str, values.OptionSource], Any]
     bare: str | None = None  # what the flag means without a value; None if it needs one
-    # whether the ini value is a list of lines, and the flag may be given several times
+    # whether the ini value is a list of lines, and the flag may be repeated
     is_lines: bool = False
     stem: str = ""  # the name that all spellings share, that of its field: `snapshot_dir`
 
@@ -62,7 +62,7 @@ def _option(*named: Any, **more: Any) -> Any:
 class Settings:
     """The values of all options; each field declares its option."""
 
-    on_command_line: frozenset[str]  # stems whose value was given there, which no marker overrides
+    on_command_line: frozenset[str]  # stems set there, which no marker overrides
     quantizers: tuple[str | None, ...] = _option(
         DEFAULT_PRESET,
         "NAMES",
@@ -224,13 +224,13 @@ class Settings:
         """Return the number of cores for one of several workers on this machine."""
         return self.threads or max(1, available_cores() // workers)
 
-    def runtime_beside(self, marked: str | None) -> str:
+    def effective_runtime(self, marked: str | None) -> str:
         """Return the runtime, by precedence: command line, marker, ini."""
         if marked is None or "runtime" in self.on_command_line:
             return self.runtime
         return marked
 
-    def quantizers_beside(self, marked: tuple[object, ...] | None) -> tuple[object, ...]:
+    def effective_quantizers(self, marked: tuple[object, ...] | None) -> tuple[object, ...]:
         """Return the quantizers, by precedence: marker, command line, ini."""
         return self.quantizers if marked is None else marked
 

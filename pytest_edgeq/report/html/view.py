@@ -191,15 +191,15 @@ def _outputs(model: Record, comparison: Record, limits: PageLimits, most: int) -
 
 
 def _output(model: Record, name: str, errors: Record, recorded: Record, most: int) -> Record:
-    borders = [border for border in model["outputs"] if border["name"] == name]
+    entries = [entry for entry in model["outputs"] if entry["name"] == name]
     # Signatures may share a name, and differ in the scale.
-    border = next((each for each in borders if each["scale"] == errors.get("scale")), None)
-    limits = None if border is None else limits_of(border)
+    entry = next((each for each in entries if each["scale"] == errors.get("scale")), None)
+    limits = None if entry is None else limits_of(entry)
     found = points_of(recorded)
     kept = len(next(iter(recorded.values()), ()))
     view = {
         "name": name,
-        "dtype": "?" if border is None else border["dtype"],
+        "dtype": "?" if entry is None else entry["dtype"],
         "histogram": None,
         "scatter": None,
         "limits": [f"{value:.4g}".replace("-", "−") for value in limits or ()],
@@ -211,7 +211,7 @@ def _output(model: Record, name: str, errors: Record, recorded: Record, most: in
         return view
     thinned = found.thinned(most)
     return view | {
-        "histogram": histogram(distribution(found, limits, border and border["scale"])),
+        "histogram": histogram(distribution(found, limits, entry and entry["scale"])),
         "scatter": scatter(thinned["float"], thinned["edge"]),
         "shown": min(most, kept - found.dropped),
         "dropped": found.dropped,

@@ -180,7 +180,7 @@ class Link:
         if self._owner != os.getpid():
             return False
         if self._end is None and self._process.poll() is not None:
-            self._lost()  # before others that wait for an answer are told that it was closed
+            self._lost()  # before others that wait for an answer learn that it was closed
         return self._end is None
 
     @property

@@ -147,8 +147,8 @@ class Isolation:
             build_interpreter(source)
             return
         digest = hashlib.sha256(content).hexdigest()
-        told = [digest, _versions(DEFAULT_RUNTIME), _cpu()]
-        key = "" if self.is_on else hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        parts = [digest, _versions(DEFAULT_RUNTIME), _cpu()]
+        key = "" if self.is_on else hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         if key and self._has_survived(key):
             return
         from pytest_edgeq.runtimes.workers.crash_report import WorkerCrashError, file_fact
@@ -182,7 +182,7 @@ class Isolation:
     # --- what has survived ----------------------------------------------------------------------
 
     def _key(self, opening: Opening, own: bytes) -> str:
-        told = [
+        parts = [
             _digest_of(opening.graph),
             opening.signature.key,
             opening.runtime,
@@ -191,7 +191,7 @@ class Isolation:
             _versions(opening.runtime),
             _cpu(),
         ]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def _has_survived(self, key: str) -> bool:
         if key in _survived:
@@ -283,5 +283,5 @@ def _cpu() -> str:
     if not info.exists():
         return platform.processor()
     lines = re.compile(r"^(?:model name|flags|Features|CPU part)\s*:.*$", re.MULTILINE)
-    told = set(lines.findall(info.read_text()))
-    return hashlib.sha256("\n".join(sorted(told)).encode()).hexdigest()
+    found = set(lines.findall(info.read_text()))
+    return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()

@@ -198,8 +198,8 @@ class RemoteEngine(Engine):
         )[1]
         self._has_run = True
         return [
-            _as_dtype(array, border.tensor.dtype)
-            for array, border in zip(made, self._opening.signature.outputs, strict=True)
+            _as_dtype(array, entry.tensor.dtype)
+            for array, entry in zip(made, self._opening.signature.outputs, strict=True)
         ]
 
     def tensor(self, index: int) -> npt.NDArray[Any]:

@@ -211,16 +211,16 @@ def facts() -> dict[str, Any]:
 
 
 def _cpu() -> str:
-    told: dict[str, str] = {}
+    known: dict[str, str] = {}
     # There is no such file on macOS and Windows.
     with contextlib.suppress(OSError), Path("/proc/cpuinfo").open() as file:
         for line in file:
             name, _, text = line.partition(":")
-            told.setdefault(name.strip(), text.strip())
-    if "model name" in told and platform.machine() in ("x86_64", "AMD64"):
-        return told["model name"]
-    if "CPU part" in told:
-        return f"implementer {told.get('CPU implementer')} part {told['CPU part']}"
+            known.setdefault(name.strip(), text.strip())
+    if "model name" in known and platform.machine() in ("x86_64", "AMD64"):
+        return known["model name"]
+    if "CPU part" in known:
+        return f"implementer {known.get('CPU implementer')} part {known['CPU part']}"
     return platform.processor()
 
 
