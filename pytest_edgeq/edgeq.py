@@ -393,7 +393,7 @@ class Edgeq:
         executor: Executor | None = None,
     ) -> LayerErrors:
         """
-        Measure every op of the file by itself, and name the one that is to blame.
+        Measure every op of the file in isolation, and name the one to blame.
 
         Each op has a partner in the float form of the file. It is run again on what the op really
         took, dequantized, and its result is held against what the op gave: with the quantized
@@ -526,7 +526,7 @@ class Edgeq:
     @staticmethod
     def samples(factory: Callable[[range], Iterable[Any]], n: int) -> SampleSource:
         """
-        Make n samples that are read where they are used: by the workers of an executor, or here.
+        Create n lazy samples, read by the workers of an executor, or in this process.
 
         Args:
             factory: Called with a range of indices, gives their samples in order: a function that

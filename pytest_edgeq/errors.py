@@ -92,11 +92,11 @@ class UnrunnableError(RuntimeError):
 
 
 class CrashedError(UnrunnableError):
-    """A runtime ended the process that it ran in, or was ended by a bound on time or memory."""
+    """A runtime crashed its process, or exceeded a bound on time or memory."""
 
 
 class CopyError(RuntimeError):
-    """A runtime cannot load or run a file that was written from the user's: no fault of theirs."""
+    """A runtime cannot load or run a file that this package derived from the user's."""
 
 
 class UnreadableError(ValueError):
@@ -104,7 +104,7 @@ class UnreadableError(ValueError):
 
 
 class CrashedConversionError(RuntimeError):
-    """A library ended the process that a conversion ran in, or was ended by a bound."""
+    """A library crashed the process of a conversion, or exceeded a bound."""
 
 
 def grouped(refusals: Iterable[UnrunnableError]) -> list[Finding]:

@@ -1,5 +1,5 @@
 """
-Names: those of options and of `edgeq.quantize`, those that come from outside, and the nearest ones.
+Names: of options, of `edgeq.quantize`, from outside; and suggestions of near ones.
 
 Names from outside are of models, modules, signatures, and of what stands in files. This module is
 cheap to import: the plugin reads it before any test runs.
@@ -61,7 +61,7 @@ def printable(line: str) -> str:
 
 def readable(name: str) -> str:
     """
-    Return a name that any text can hold: printable, and cut where it is too long.
+    Return a name in printable form, cut if it is too long.
 
     Names that differ stay different: one that is cut ends in a part of its hash. A readable name is
     returned as it is.

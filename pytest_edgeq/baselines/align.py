@@ -160,7 +160,7 @@ def _pairs_of_one_place(
     old: Sequence[Row], new: Sequence[Row], disappeared: Sequence[int], appeared: Sequence[int]
 ) -> list[Pair]:
     """
-    Ops that went and came under one name and module: other fields, and among others in the order.
+    Pair ops that disappeared and appeared under one name and module.
 
     Where as many went as came, that is: else nothing tells which of them is which.
     """

@@ -116,7 +116,7 @@ def _subjects(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _parts(key: str) -> tuple[str, str]:
-    """Return the module, op or rule that an option is of, and the setting; both may be empty."""
+    """Split an option into module, op or rule, and setting; both may be empty."""
     if rule := _RULE.fullmatch(key):
         return f"rule {int(rule['name']) + 1}", rule["setting"]
     if config := _CONFIG.fullmatch(key):
@@ -196,7 +196,7 @@ def _unplaced(where: str) -> Place:
 
 def _paired(names: Iterable[str], others: Iterable[str]) -> dict[str, str]:
     """
-    Pair the names of ops of two builds, in the order of execution, whatever their positions.
+    Pair the names of ops of two builds in the order of execution.
 
     An op without a module has no name but its kind: it is paired only where both builds have as
     many of the kind.

@@ -207,7 +207,7 @@ Some measured the top-1 class over the last axis of any rank, and no LSB behind 
 
 
 def _unpaired(rows: Iterable[_RowKey], others: Iterable[_RowKey]) -> list[_RowKey]:
-    """Return the rows that others lack, but for what releases measure otherwise of an output."""
+    """Return the rows that the other side lacks, except metrics that depend on the release."""
     known = set(others)
     outputs = {key[:2] for key in known}
     return [
@@ -371,7 +371,7 @@ def _key(row: _Row) -> _RowKey:
 
 
 def _figure(row: _Row, key: str) -> str:
-    """Write a number of a row; shares near 1 with more digits, as 0.99987 is far from 0.99912."""
+    """Format a number of a row, with more digits for shares near 1."""
     number = float(row[key])
     is_share = row["metric"] in ("cosine_similarity", "top1_agreement")
     return f"{number:.6f}" if is_share and 0.9 <= number < 1 else f"{number:.4g}"

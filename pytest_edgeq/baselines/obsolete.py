@@ -163,7 +163,7 @@ def _owners(
 
 
 def _unfinished(collected: CollectedModule, log: RunLog) -> str:
-    """Return why a module whose tests were all selected did not run completely, or nothing."""
+    """Return why a module did not run completely though all its tests were selected, or ""."""
     lost = [test for nodeid, test in collected["tests"].items() if not log.has_ended(nodeid)]
     more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
     return f"{lost[0]}{more} did not run to the end" if lost else ""

@@ -102,7 +102,7 @@ class Claim:
 
 @dataclasses.dataclass
 class RunningTest:
-    """The test that pytest is at, its phase, and its claims by the path of their file."""
+    """The running test, its phase, and its claims by path."""
 
     owner: Owner
     phase: Phase

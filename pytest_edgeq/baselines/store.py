@@ -70,7 +70,7 @@ def plain(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def render(document: Document) -> str:
-    """Make the text of a file: sorted keys, and one line for each entry of a list of objects."""
+    """Return the text of a file: sorted keys, a line for each entry of a list of objects."""
     content = {
         "edgeq_schema": SCHEMA,
         "kind": document.kind,

@@ -1,4 +1,4 @@
-"""Compose the lines about baselines at the end of a run; none where nothing is to report."""
+"""Return the lines on baselines for the summary of a run; may be empty."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that differs at an op, an input or an output of both files."""
+    """One difference at an op, an input or an output."""
 
     where: str  # the op by its number in the new file, the input or the output
     what: str  # the option, operand, parameter or constant

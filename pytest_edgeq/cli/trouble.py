@@ -32,7 +32,7 @@ class TroubleError(click.ClickException):
 @contextlib.contextmanager
 def in_sentences() -> Iterator[None]:
     """
-    Show the errors that the package raises for files, samples and settings by their text alone.
+    Show errors on files, samples and settings as their text, without a traceback.
 
     Raises:
         TroubleError: In place of any of them.

@@ -172,7 +172,7 @@ def _drawn_resamples(size: int, different: int) -> Iterator[Array]:
 
 
 def _range(amount: float, growth: float, unit: float, floor: float) -> tuple[float, float]:
-    """An amount of error that grew or shrank by a factor, by counts of a unit, or by rounding."""
+    """An amount of error with its variation: a factor, counts of a unit, and rounding."""
     more, less = _counts(amount, unit)
     return max(amount * growth, more, amount + floor), min(amount / growth, less)
 

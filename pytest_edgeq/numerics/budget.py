@@ -77,7 +77,7 @@ class Violation:
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Budget:
     """
-    The errors that are accepted. At least one bound must be set; the others are not looked at.
+    Bounds on errors; at least one must be set, the others are not checked.
 
     Non-finite values, and outputs where nothing was tested, are never accepted.
 

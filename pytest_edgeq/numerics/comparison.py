@@ -96,7 +96,7 @@ _Badness: TypeAlias = "tuple[float, bool, float, int]"
 
 class WorstSamples:
     """
-    Keeps the inputs of the worst few samples, so that memory does not grow with their number.
+    Keeps the inputs of the worst few samples, in constant memory.
 
     NaN is the worst SQNR, then −inf. Of equals the sample with the least index is kept, in whatever
     order they come.

@@ -39,7 +39,7 @@ random one in seven is so near in one column, and one in 2,500 in four.
 
 def match_counts(reference: Array, actual: Array) -> tuple[int, int]:
     """
-    Count the rows of an output behind a choice, and those that are the reference's.
+    Count the rows of a chosen output, and those that agree with the reference.
 
     A row is the last axis, as the coordinates of a box; of an array of one row, of integers and of
     bools it is an element. It matches where all whole numbers in it, such as a class, are equal,

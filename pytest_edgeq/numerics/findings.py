@@ -1,5 +1,5 @@
 """
-Findings: one record for each thing that is wrong, made where the fact is known.
+Findings: one record for each defect, created where it is detected.
 
 Order, merging and what is said are decided on these records; texts are rendered from them.
 """
@@ -194,7 +194,7 @@ class Place(NamedTuple):
 
     @staticmethod
     def of_op(called: str) -> Place:
-        """Return the place of the op that a baseline calls so; that of another name has no `op`."""
+        """Parse the name of an op in a baseline; the place has no `op` if it is none."""
         if (found := _OP.fullmatch(called)) is None:
             return Place("op", called)
         name, subgraph, op, module = found.groups()

@@ -483,7 +483,7 @@ class InputHealth:
 
     @property
     def span(self) -> tuple[float, float]:
-        """Width of the range of the codes, and of the values met; 0 if none was."""
+        """Width of the range of the codes, and of the observed values."""
         low, high = self._reach()
         met = max(self._greatest, 0.0) - min(self._least, 0.0)
         return high - low, max(met, 0.0)

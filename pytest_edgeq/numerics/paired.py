@@ -1,5 +1,5 @@
 """
-How sure a drop of a score is, where two models are scored on the same samples.
+Confidence of the score drop between two models on the same samples.
 
 The drop is the float score minus the edge score, counted so that more is worse. Each of its two
 bounds holds with 95 % confidence by itself (together they are a 90 % interval), because each

@@ -236,7 +236,7 @@ was calibrated they are not.
 
 def wiped(errors: OutputErrors) -> dict[str, float]:
     """
-    Return every metric that zeros in place of this output would have on the same samples.
+    Return the metrics of an all-zero output on the same samples.
 
     The top-1 agreement is that of the first class, which the argmax of zeros is, or of a guess
     among all classes, whichever is more. Empty where the reference is zero itself.
@@ -269,6 +269,6 @@ def accepts(metric: str, limit: float, value: float) -> bool:
 
 
 def is_below_a_step(errors: OutputErrors) -> bool:
-    """Whether the reference's values are less than a step of a scale that no calibration set."""
+    """Whether the reference is below one step of a scale that was never calibrated."""
     rms = errors.rmse * 10 ** (errors.sqnr_db / 20)
     return errors.scale in FIXED_SCALES and rms < errors.scale

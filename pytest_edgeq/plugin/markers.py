@@ -50,7 +50,7 @@ MARKER: Final = (
 
 def resolve_marks(marks: Iterable[pytest.Mark], rootdir: Path, runtimes: Runtimes) -> Marks:
     """
-    Make one of the markers `edgeq` on a test, the closest first; each keyword counts by itself.
+    Merge the markers `edgeq` on a test; the closest one wins for each keyword.
 
     Raises:
         pytest.UsageError: A keyword or a value is not valid.

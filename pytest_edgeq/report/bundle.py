@@ -143,7 +143,7 @@ def remove_bundle(folder: Path) -> None:
 
 def write_bundle(folder: Path, evidence: Evidence, run: Run, failure: str, rootdir: Path) -> None:
     """
-    Write a bundle, whole or not at all, in place of one that is there.
+    Replace a bundle atomically.
 
     The samples are run again, which gives what the comparison measured: the file and its references
     are the same ones. Those of a file that keeps state are run in their order, from a fresh start.
@@ -356,7 +356,7 @@ def _computed(
 
 
 def _numbered(name: str, number: int) -> str:
-    """Return the name for the first of several, and one with a number for those after it."""
+    """Return the name, with a number unless it is the first."""
     stem, dot, suffix = name.partition(".")
     return name if number == 1 else f"{stem}_{number}{dot}{suffix}"
 

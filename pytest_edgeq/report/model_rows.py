@@ -42,7 +42,7 @@ class ModelRow:
 
 
 def model_rows(run: Run) -> list[ModelRow]:
-    """Return the rows of a run: models with a failed test first, then by total SQNR."""
+    """Return the rows of a run, models with failed tests first, then by SQNR."""
     return sorted((_row(run, key) for key in run.models), key=_badness)
 
 

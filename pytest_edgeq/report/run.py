@@ -1,4 +1,4 @@
-"""The record of a run: put together from the reports of its tests, written and read as JSON."""
+"""The record of a run: built from test reports, written and read as JSON."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Run:
 
     @property
     def tests(self) -> list[Mapping[str, Any]]:
-        """The tests that did anything with a model, in the order in which they ran."""
+        """The tests that used a model, in the order in which they ran."""
         tests: list[Mapping[str, Any]] = self.data["tests"]
         return tests
 

@@ -23,7 +23,7 @@ _NOBODY_SECONDS = 60.0
 
 
 class Shared(NamedTuple):
-    """A pickle that many tasks need, the SHA-256 of it, and the file or dask's data that has it."""
+    """A pickle that many tasks share, its SHA-256, and its file or dask data."""
 
     key: str
     content: bytes
@@ -41,7 +41,7 @@ class SampleExecutor:
 
     @property
     def workers(self) -> int:
-        """How many tasks can run at a time; the cores of this machine where that is not known."""
+        """Number of tasks that can run in parallel; the cores of this machine if unknown."""
         for name in ("num_workers", "_max_workers"):  # mpi4py's; that of the standard library
             number = getattr(self.executor, name, None)
             if isinstance(number, int) and number > 0:

@@ -51,7 +51,7 @@ def pickled(value: Any, what: str, fix: str) -> bytes:
 
 class Pickled:
     """
-    An object of the user, pickled once; its copy is made where it is used.
+    An object of the user, pickled once and copied where it is used.
 
     Raises:
         CannotTravelError: As `pickled` does.
@@ -114,7 +114,7 @@ class _UsersOwnError(Exception):
 
 
 class _LabelPickler(_Pickler):
-    """Sends of a tensor its own elements, not all that it is a view of."""
+    """Pickler that stores the elements of a view, not its whole base tensor."""
 
     def reducer_override(self, obj: Any) -> Any:
         if is_tensor(obj) and not isinstance(obj, np.ndarray) and _is_view(obj):
@@ -134,7 +134,7 @@ class _ItemPickler(_LabelPickler):
 
 
 def _is_view(tensor: Any) -> bool:
-    """Whether a tensor is a part of a larger one, all of which torch would pickle."""
+    """Whether a tensor is a view, whose whole base tensor torch would pickle."""
     if tensor.is_sparse or tensor.is_quantized:
         return False
     return bool(tensor.untyped_storage().nbytes() > tensor.nbytes)

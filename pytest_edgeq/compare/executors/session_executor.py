@@ -32,7 +32,7 @@ def check_executor(executor: object) -> Executor:
 
 class SessionExecutor:
     """
-    The executor of a session, made when it is first used, and engines of those of its calls.
+    The lazily created executor of a session, and wrappers of executors of calls.
 
     Raises:
         ValueError, ModuleNotFoundError, TypeError: As `check_spec` and `check_executor` do.

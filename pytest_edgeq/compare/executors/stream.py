@@ -1,4 +1,4 @@
-"""Run a job on all samples by an engine: two chunks a worker in flight, merged in order."""
+"""Run a job on all samples: two chunks per worker in flight, merged in order."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class ExecutorError(RuntimeError):
 
 
 class JobRunner(Protocol):
-    """One job on one model, with interpreters of its own; used by one thread at a time."""
+    """Runner of one job on one model, with its own interpreters; not thread-safe."""
 
     def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> Any:
         """
@@ -86,7 +86,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The exception of a sample: its pickle, if it has one, its text, and the user's lines."""
+    """The exception of a sample: its pickle or None, its text, and the user's frames."""
 
     index: int
     error: bytes | None

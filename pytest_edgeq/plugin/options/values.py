@@ -1,4 +1,4 @@
-"""Values of options: each is made from its text, or refused with the valid ones."""
+"""Values of options: parsed from text, or rejected with the valid ones."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class OpenFile:
-    """A file that is open here, for a worker's requests; `own` is the pickle of a runtime."""
+    """A file open in the child; `own` is the pickle of a user's runtime."""
 
     def __init__(
         self,

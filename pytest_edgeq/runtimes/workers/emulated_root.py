@@ -197,7 +197,7 @@ def ubuntu_sources(fields: Mapping[str, str]) -> str | None:
 
 
 def _releases(command: list[str]) -> dict[str, str]:
-    """Run a model, as an import alone starts no kernels; return the releases that it ran by."""
+    """Run a model, as an import alone starts no kernels; return the releases."""
     from pytest_edgeq.runtimes.workers.trial import try_target
 
     target = Target("arm64", command, 60)  # it takes 3 s

@@ -34,7 +34,7 @@ _NO_REASON = re.compile(r"(Node number \d+ \(\w+\) failed to (prepare|invoke)\.?
 
 class IsolatedFiles(FileHost):
     """
-    Opens files in a worker of this machine; a step at which it dies is not tried again.
+    Opens files in a worker of this machine; crashed steps are not retried.
 
     Args:
         worker: The process.

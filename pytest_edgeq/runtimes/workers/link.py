@@ -176,7 +176,7 @@ class Link:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked, as far as is known; no fork of the process that started it."""
+        """Whether it can answer requests, as far as is known; False in a fork."""
         if self._owner != os.getpid():
             return False
         if self._end is None and self._process.poll() is not None:
@@ -382,7 +382,7 @@ class Link:
         return self._ended("lost", f"exit code {code}", code)
 
     def _ended(self, kind: str, what: str, code: int | None = None) -> LinkError:
-        """End the process, and have all requests fail from now on; return the first reason."""
+        """Kill the process, so that all later requests fail; return the first reason."""
         if kind != "lost":
             self._kill()
         self._drain()

@@ -98,7 +98,7 @@ class LocalWorker:
     def ask(
         self, message: Callable[[Link], tuple[Head, Iterable[Any]]], seconds: float | None
     ) -> Answer:
-        """Send the message for a process; once more where that ended before it read it."""
+        """Send a message to the process; retry once if it ended before it read it."""
         with self._lock:
             for left in reversed(range(_MOST_STARTS)):
                 try:
@@ -142,7 +142,7 @@ class LocalWorker:
         raise error  # of kernels, whose text says all
 
     def _forget(self, link: Link) -> None:
-        """Close files that nobody uses any more; no test can be blamed for how that ends."""
+        """Close unused files; a crash is printed, not raised, as no test caused it."""
         keys, link.forgotten[:] = list(link.forgotten), []
         try:
             link.ask({"what": "forget", "keys": keys}, (), _END_SECONDS)

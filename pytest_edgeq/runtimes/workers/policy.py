@@ -255,7 +255,7 @@ def _digest_of(graph: OpGraph) -> str:
 
 
 def _source_digest(runner: object) -> str:
-    """Return a hash of the file that defines a user's own runner; nothing where there is none."""
+    """Return a hash of the file that defines a user's own runner, or ""."""
     if runner is None:
         return ""
     try:

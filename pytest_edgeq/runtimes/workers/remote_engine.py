@@ -52,7 +52,7 @@ class RemoteFile:
 
 class FileHost:
     """
-    The host of one kind of worker, which opens files there, and anew where the worker has ended.
+    Interface to one kind of worker: opens files, and again after a restart.
 
     A file whose runs leave a state behind is not opened anew: its outputs would be others.
 
@@ -77,7 +77,7 @@ class FileHost:
 
     def send(self, message: Callable[[Link], Message], *, is_trial: bool = False) -> Answer:
         """
-        Send the message for a worker, and once more for another one where this makes sense.
+        Send a message to a worker; retry once on a new worker if possible.
 
         Raises:
             Exception: The worker ends, does not answer, or raises it.

@@ -406,7 +406,7 @@ class _Server:
 
 
 def _sendable(error: BaseException) -> Exception:
-    """Return an error that can be pickled: itself, the want of memory behind it, or its text."""
+    """Return a picklable error: itself, its cause MemoryError, or its text."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, MemoryError):

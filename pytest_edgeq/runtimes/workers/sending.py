@@ -27,7 +27,7 @@ def sent(runner: Any) -> bytes:
 
 
 def source_file(runner: Any) -> str:
-    """Return the path of the file that defines a runner; nothing where it is not known."""
+    """Return the path of the file that defines a runner; empty if unknown."""
     try:
         found = inspect.getsourcefile(runner if inspect.isroutine(runner) else type(runner))
     except TypeError:

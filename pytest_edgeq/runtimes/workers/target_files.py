@@ -29,7 +29,7 @@ _MOST_KEPT = 1 << 28
 
 class TargetFiles(FileHost):
     """
-    Opens files on a target; where the connection is lost, a request is sent once more.
+    Opens files on a target; retries a request once after a lost connection.
 
     Engines of one file share what is open there, unless runs leave something behind.
     """
