@@ -210,12 +210,7 @@ SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 def write_views(run: Run, settings: Settings) -> list[str]:
-    """
-    Write every view that was asked for.
-
-    Returns:
-        What could not be written, and why; the other views are written all the same.
-    """
+    """Write every view that was asked for; return the errors of those that cannot be written."""
     views: list[tuple[str, Path, Callable[[Path], None]]] = []
     if settings.json is not None:
         views.append(("--edgeq-json", settings.json, run.write))

@@ -146,8 +146,6 @@ class DaskSampleExecutor(SampleExecutor):
 def engine_for(executor: Executor) -> SampleExecutor:
     """Return the engine of an executor."""
     is_dask = type(executor).__module__.startswith("distributed.")
-    return (
-        DaskSampleExecutor(executor)
-        if is_dask and hasattr(executor, "_client")
-        else SampleExecutor(executor)
-    )
+    if is_dask and hasattr(executor, "_client"):
+        return DaskSampleExecutor(executor)
+    return SampleExecutor(executor)

@@ -33,11 +33,7 @@ class JobRunner(Protocol):
 
     def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> Any:
         """
-        Measure samples, and return the merged result.
-
-        Args:
-            items: With their indices.
-            extra: As the task has it.
+        Measure samples, each with its index, and return the merged result.
 
         Raises:
             Exception: Of the sample that was read last.
@@ -147,9 +143,7 @@ def unpacked(failure: Failure) -> BaseException:
     """
     Return the exception, with a note of where it was raised.
 
-    Returns:
-        A RuntimeError of the same text where this process cannot make it: of a class that is local
-        to a function, for instance.
+    A RuntimeError of the same text if it cannot be unpickled here, as of a local class.
     """
     error: BaseException = RuntimeError(failure.text)
     if failure.error is not None:

@@ -308,10 +308,8 @@ def _resolved(
     """Resolve the value of an option from the ini or the command line."""
     if where == "ini":
         folder = config.rootpath if config.inipath is None else config.inipath.parent
-        text, place = (
-            _ini(config, option),
-            OptionSource(f"ini option {option.name}", folder, runtimes),
-        )
+        text = _ini(config, option)
+        place = OptionSource(f"ini option {option.name}", folder, runtimes)
     else:
         given = config.getoption(option.name)
         text = "\n".join(given) if option.is_lines else given
