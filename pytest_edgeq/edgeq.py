@@ -1,4 +1,4 @@
-"""`Edgeq`: what the `edgeq` fixture gives."""
+"""`Edgeq`: the value of the fixture `edgeq`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 class Edgeq:
     """
-    Quantize models, load files, compare them with torch, and remember what was accepted.
+    Quantize models, load files, compare them with torch, and check baselines.
 
     Inside pytest the fixture `edgeq` is one of these; outside, `Edgeq()` serves for all but what is
     remembered.
@@ -279,7 +279,7 @@ class Edgeq:
         layout: str | Mapping[str, str] | None = None,
     ) -> QuantizedModel:
         """
-        Take a `.tflite` file made elsewhere.
+        Open a `.tflite` file made elsewhere.
 
         Args:
             tflite: Path or content.
@@ -393,7 +393,7 @@ class Edgeq:
         executor: Executor | None = None,
     ) -> LayerErrors:
         """
-        Measure every op of the file by itself, and name the one that is to blame.
+        Measure every op of the file in isolation, and name the one to blame.
 
         Each op has a partner in the float form of the file. It is run again on what the op really
         took, dequantized, and its result is held against what the op gave: with the quantized
@@ -442,7 +442,7 @@ class Edgeq:
         states: Mapping[str, str] | None = None,
     ) -> None:
         """
-        Hold a model against everything that is known of it: the default gate.
+        Run the default gate: every check that this package has for a model.
 
         The file allocates and runs on every runtime that is installed and has its ops, and they
         agree within what kernels round (on the first 4 samples; op by op where outputs differ).
@@ -456,9 +456,9 @@ class Edgeq:
         of `with_tflite` has the ops, wiring, options, inputs, outputs and scales of the one that
         the flow made.
 
-        What could not be looked at is told by a warning: outside the body of a test what is
-        remembered, kernels that lack an op. So is where the reference kernels, which no device
-        runs, differ from all others.
+        Checks that are skipped are reported as warnings: baselines outside the body of a test,
+        kernels that lack an op. So are differences of the reference kernels alone, which no
+        device runs.
 
         Args:
             quantized: From `quantize` or `load`.
@@ -526,7 +526,7 @@ class Edgeq:
     @staticmethod
     def samples(factory: Callable[[range], Iterable[Any]], n: int) -> SampleSource:
         """
-        Make n samples that are read where they are used: by the workers of an executor, or here.
+        Create n lazy samples, read by the workers of an executor, or in this process.
 
         Args:
             factory: Called with a range of indices, gives their samples in order: a function that
@@ -547,7 +547,7 @@ class Edgeq:
 
     def check_op_dtypes(self, quantized: QuantizedModel, *, name: str | None = None) -> None:
         """
-        Hold the op-dtype map against the one that was remembered for this test.
+        Compare the op-dtype map with the baseline of this test.
 
         Args:
             quantized: From `quantize` or `load`.
@@ -572,15 +572,15 @@ class Edgeq:
 
     def check_errors(self, comparison: Comparison, *, name: str | None = None) -> None:
         """
-        Hold the errors of every stage and output against those remembered for this test.
+        Compare the errors of every stage and output with the baseline of this test.
 
-        What is worse than the remembered margin fails. What is better is told at the end of the
-        run, and remembered by `--edgeq-update=tighten`. Few, equal or constant samples are told
-        there, too.
+        Errors worse than the stored margin fail. Better ones are reported at the end of the run,
+        and stored by `--edgeq-update=tighten`. Few, equal or constant samples are reported there,
+        too.
 
         Errors are not stored where an output of zeros would pass the SQNR limit of an output, or
         where the error is as large as the signal: such a baseline can hardly fail. One that was
-        stored before is told of at the end of the run, and does not fail it.
+        stored before is reported at the end of the run, and does not fail it.
 
         Args:
             comparison: From `compare`, on the same samples in the same order as remembered.
@@ -666,7 +666,7 @@ class Edgeq:
 
     def suggest_budget(self, comparison: Comparison) -> Budget:
         """
-        Give the budget for the stage `total` that this measurement supports, and print it.
+        Return and print the budget for the stage `total` that this measurement supports.
 
         Each bound is the worst that a rebuild of the same model explains (as `check_errors`
         derives it), rounded outward to 3 digits. Bounded are those of `sqnr_db`,

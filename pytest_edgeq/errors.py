@@ -69,22 +69,22 @@ class UnrunnableError(RuntimeError):
 
     Attributes:
         runtime: Its name.
-        told: What the text says of it, behind `the xnnpack runtime `.
+        text: What was refused and why, without the leading `the xnnpack runtime `.
         is_lacking: Whether the kernels lack an op of the file, or cannot take files of its kind;
             others can.
         broken: The rule of the kernels that the refused op does not keep, where there is one.
     """
 
     def __init__(
-        self, runtime: str, told: str, *, is_lacking: bool = False, broken: Finding | None = None
+        self, runtime: str, text: str, *, is_lacking: bool = False, broken: Finding | None = None
     ) -> None:
-        super().__init__(runtime, told)
-        self.runtime, self.told, self.is_lacking = runtime, told, is_lacking
+        super().__init__(runtime, text)
+        self.runtime, self.text, self.is_lacking = runtime, text, is_lacking
         self.broken = broken
 
     def __str__(self) -> str:
-        """Say it of the one runtime."""
-        first, *lines = self.told.splitlines()
+        """Return the text for this runtime alone."""
+        first, *lines = self.text.splitlines()
         if self.broken is not None:
             lines = [f"cause: {'; '.join((self.broken.symptom, *self.broken.causes))}", *lines]
             lines.insert(1, f"fix: {self.broken.fix}")
@@ -92,11 +92,11 @@ class UnrunnableError(RuntimeError):
 
 
 class CrashedError(UnrunnableError):
-    """A runtime ended the process that it ran in, or was ended by a bound on time or memory."""
+    """A runtime crashed its process, or exceeded a bound on time or memory."""
 
 
 class CopyError(RuntimeError):
-    """A runtime cannot load or run a file that was written from the user's: no fault of theirs."""
+    """A runtime cannot load or run a file that this package derived from the user's."""
 
 
 class UnreadableError(ValueError):
@@ -104,18 +104,18 @@ class UnreadableError(ValueError):
 
 
 class CrashedConversionError(RuntimeError):
-    """A library ended the process that a conversion ran in, or was ended by a bound."""
+    """A library crashed the process of a conversion, or exceeded a bound."""
 
 
 def grouped(refusals: Iterable[UnrunnableError]) -> list[Finding]:
     """Return findings on refusals, one for all runtimes that say the same."""
     names: dict[tuple[str, Finding | None], list[str]] = {}
     for each in refusals:
-        known = names.setdefault((each.told, each.broken), [])
+        known = names.setdefault((each.text, each.broken), [])
         known += [] if each.runtime in known else [each.runtime]
     found = []
-    for (told, broken), known in names.items():
-        title, *lines = f"the {_listed(known)} {told}".splitlines()
+    for (text, broken), known in names.items():
+        title, *lines = f"the {_listed(known)} {text}".splitlines()
         place = Place("runtime", ", ".join(known))
         found.append(
             Finding(
@@ -152,17 +152,17 @@ class Warned(NamedTuple):
 @contextlib.contextmanager
 def warnings_kept() -> Iterator[list[Warned]]:
     """Collect the warnings of a block, without duplicates; issue them if the block raises."""
-    told: list[Warned] = []
+    kept: list[Warned] = []
     caught: list[warnings.WarningMessage] = []
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            yield told
+            yield kept
     except BaseException:
         for each in _distinct(caught):
             each.repeat()
         raise
-    told += _distinct(caught)
+    kept += _distinct(caught)
 
 
 def _distinct(caught: list[warnings.WarningMessage]) -> list[Warned]:

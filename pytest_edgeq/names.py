@@ -1,5 +1,5 @@
 """
-Names: those of options and of `edgeq.quantize`, those that come from outside, and the nearest ones.
+Names: of options, of `edgeq.quantize`, from outside; and suggestions of near ones.
 
 Names from outside are of models, modules, signatures, and of what stands in files. This module is
 cheap to import: the plugin reads it before any test runs.
@@ -49,7 +49,7 @@ LONGEST_NAME = 200
 
 def printable(line: str) -> str:
     r"""
-    Return a line with Python's escapes, such as `\x1b`, in place of what cannot be printed.
+    Return a line with unprintable characters as Python's escapes, such as `\x1b`.
 
     Names are shown on terminals, in XML and in logs of CI, where an escape sequence would be
     obeyed, a control character would damage the file and a line break would forge a line.
@@ -61,7 +61,7 @@ def printable(line: str) -> str:
 
 def readable(name: str) -> str:
     """
-    Return a name that any text can hold: printable, and cut where it is too long.
+    Return a name in printable form, cut if it is too long.
 
     Names that differ stay different: one that is cut ends in a part of its hash. A readable name is
     returned as it is.

@@ -39,7 +39,7 @@ class Step:
 
 
 class Progress:
-    """Told of the steps that begin and end; reports nothing. The plugin's own writes them."""
+    """Interface for progress of steps; reports nothing. The plugin's subclass prints them."""
 
     def begin(self, step: Step) -> None:
         """Note a step that begins, in whichever thread."""

@@ -65,7 +65,7 @@ def untried(versions: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def version_changes(before: Mapping[str, str | None], after: Mapping[str, str | None]) -> list[str]:
-    """Return what was upgraded since a file was written."""
+    """Return the upgrades since a file was written."""
     return [
         f"{name} {before[name] or 'none'} → {version or 'none'}"
         for name, version in after.items()
@@ -78,7 +78,7 @@ def _release(version: str | None) -> str:
 
 
 def requirement(distribution: str) -> str:
-    """Return what pytest-edgeq requires of a distribution; its name alone where that is nothing."""
+    """Return pytest-edgeq's requirement on a distribution, or its bare name."""
     try:
         required = importlib.metadata.requires("pytest-edgeq") or []
     except importlib.metadata.PackageNotFoundError:

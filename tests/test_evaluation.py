@@ -19,7 +19,7 @@ from pytest_edgeq.baselines.record import Owner
 from pytest_edgeq.baselines.session import SnapshotSession
 from pytest_edgeq.check.evaluation import Evaluation, accepted, limits_of, samples_needed
 from pytest_edgeq.check.remember import errors_to_remember
-from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
+from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.results import OutputErrors, StageErrors
 from pytest_edgeq.numerics.samples import EvaluatedSamples
 from tests.bench.detection.flatfile import FlatFile
@@ -35,7 +35,7 @@ def _comparison(
     evaluated: EvaluatedSamples | None = None,
     scale: float | None = 0.05,
 ) -> Comparison:
-    accumulator = StageAccumulator([BorderSpec("y", scale)])
+    accumulator = StageAccumulator([IOSpec("y", scale)])
     for left, right in pairs:
         accumulator.update([left], [right])
     n = len(pairs)

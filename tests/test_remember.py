@@ -14,7 +14,7 @@ import pytest
 from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq import Budget, Comparison, Edgeq, QuantizedModel
 from pytest_edgeq.check.remember import errors_to_remember
-from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
+from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.metric_table import LOWER_BOUNDED, METRICS, UPPER_BOUNDED
 
 Array = np.ndarray[Any, Any]
@@ -41,7 +41,7 @@ def fingerprint(add: QuantizedModel) -> Callable[..., str]:
 
 
 def _comparison(*pairs: Pair, scale: float | None = 0.05) -> Comparison:
-    accumulator = StageAccumulator([BorderSpec("y", scale)])
+    accumulator = StageAccumulator([IOSpec("y", scale)])
     for left, right in pairs:
         accumulator.update([left], [right])
     return Comparison(name="net", flow="pt2e", runtime="xnnpack", total=accumulator.result())

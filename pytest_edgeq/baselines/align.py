@@ -23,7 +23,7 @@ _Key = Callable[[Row], Hashable]
 
 @dataclasses.dataclass(frozen=True)
 class Alignment:
-    """What differs between two lists of ops; all numbers are positions in their list."""
+    """The differences of two lists of ops; all numbers are positions in their list."""
 
     changed: list[Pair]  # old and new position of ops that are the same op with other fields
     moved: list[Pair]  # old and new position of ops that stand elsewhere in the order
@@ -38,7 +38,7 @@ class Alignment:
 
 
 def pairs(alignment: Alignment, n_old: int, n_new: int) -> list[Pair]:
-    """Return old and new position of every op that stands in both lists, in the new order."""
+    """Return old and new position of every op that both lists have, in the new order."""
     known = [*alignment.changed, *alignment.moved]
     left_old = {before for before, _ in known}.union(alignment.disappeared)
     left_new = {after for _, after in known}.union(alignment.appeared)
@@ -52,13 +52,13 @@ def pairs(alignment: Alignment, n_old: int, n_new: int) -> list[Pair]:
 
 
 def fields(row: Row) -> dict[str, Any]:
-    """Tell what counts of an op: everything but its module, which a rename changes."""
+    """Return the compared fields of an op: all but its module, which a rename changes."""
     return {key: value for key, value in row.items() if key != "module"}
 
 
 def align(old: Sequence[Row], new: Sequence[Row]) -> Alignment:
     """
-    Find what differs between two lists of ops.
+    Compute the differences of two lists of ops.
 
     Two ways are tried, and the one with fewer differences is taken. Imagine two ops that swap
     their dtypes: by their modules, both changed. Imagine a block put in front of a Sequential: by
@@ -80,7 +80,7 @@ def _row(row: Row) -> Hashable:
 
 
 def _place(row: Row) -> Hashable:
-    # An op whose module cannot be told is like no other.
+    # An op of unknown module equals no other.
     return object() if row["module"] is None else (row["op"], row["module"], row["subgraph"])
 
 
@@ -116,7 +116,7 @@ def _align(old: Sequence[Row], new: Sequence[Row], keys: Sequence[_Key]) -> Alig
 def _match(
     old: Sequence[Hashable], new: Sequence[Hashable], gap: _Gap
 ) -> tuple[list[Pair], list[_Gap]]:
-    """Pair equal keys within one gap, as many as keep their order, and tell what is left."""
+    """Pair equal keys within one gap in order; return the pairs and the gaps that remain."""
     pairs = [(gap[0] + row, gap[2] + column) for row, column in common(old, new)]
     gaps: list[_Gap] = []
     old_at, new_at = gap[0], gap[2]
@@ -130,7 +130,7 @@ def _match(
 def _with_moves(
     old: Sequence[Row], new: Sequence[Row], pairs: Sequence[Pair], changed: list[Pair]
 ) -> Alignment:
-    """Tell ops that only stand elsewhere from those that came or went."""
+    """Separate ops that only moved from those that appeared or disappeared."""
     matched_old = {pair[0] for pair in pairs}
     matched_new = {pair[1] for pair in pairs}
     gone = defaultdict(list)
@@ -160,7 +160,7 @@ def _pairs_of_one_place(
     old: Sequence[Row], new: Sequence[Row], disappeared: Sequence[int], appeared: Sequence[int]
 ) -> list[Pair]:
     """
-    Ops that went and came under one name and module: other fields, and among others in the order.
+    Pair ops that disappeared and appeared under one name and module.
 
     Where as many went as came, that is: else nothing tells which of them is which.
     """

@@ -1,11 +1,11 @@
 """
-What of the build is remembered beside its errors: changes that these may not show.
+Changes of a build that its errors may not show: ranges, weight schemes, shared scales.
 
-Of a range that was too narrow a much wider one makes the errors better, and leaves few codes. One
-sample may have nearly the range of many by chance. Asymmetric weights lose less, and are what int8
-kernels and accelerators do not take (the quantization specification of TensorFlow Lite, "Symmetric
-vs asymmetric": the zero point of int8 weights is 0). An op that hands codes on, and has another
-scale than what it takes, rounds once more.
+A much wider range improves the errors of one that was too narrow, and leaves few codes. One sample
+may have nearly the range of many by chance. Asymmetric weights lose less, but int8 kernels and
+accelerators reject them (the quantization specification of TensorFlow Lite, "Symmetric vs
+asymmetric": the zero point of int8 weights is 0). An op that passes codes through, and has another
+scale than its input, requantizes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pytest_edgeq.baselines.sequences import common
-from pytest_edgeq.baselines.shape import Check, is_number
+from pytest_edgeq.baselines.shape import ShapeCheck, is_number
 from pytest_edgeq.numerics.findings import Place
 
 UNDO = "undo what changed since the baseline"
@@ -42,12 +42,12 @@ _HALF = 0.5
 """A bit: another order of the same data moves averaged ranges by some per cent, others not."""
 
 
-_RANGE = Check(
+_RANGE = ShapeCheck(
     lambda value: isinstance(value, list) and len(value) == 2 and all(map(is_number, value)),
     "a least and a greatest value",
 )
 BUILD = {
-    "scales?": {"*": Check(lambda value: is_number(value) and value >= 0, "a scale")},
+    "scales?": {"*": ShapeCheck(lambda value: is_number(value) and value >= 0, "a scale")},
     "n_calibrated?": int,
     "inputs?": {"*": _RANGE},
     **dict.fromkeys(("calibration?", "weights?"), str),
@@ -74,10 +74,10 @@ def is_known(options: Mapping[str, str]) -> bool:
 
 def option_changes(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     """
-    Return what `quantize` was given otherwise, such as `strict_export: True → False`.
+    Return the options of `quantize` that changed, such as `strict_export: True → False`.
 
-    Nothing of a baseline that was stored without options, or of a file that was loaded. Of another
-    quantizer only the settings by module or op are listed, as all others come with its class.
+    Empty for a baseline that was stored without options, and for a loaded file. If the quantizer
+    changed, only settings by module or op are listed, as all others depend on its class.
     """
     if not old or not new:
         return []
@@ -105,7 +105,7 @@ def _option_change(
 
 
 def _subjects(options: Mapping[str, str]) -> dict[str, str]:
-    """Return what is said of modules, types of ops and rules that a quantizer has been told of."""
+    """Return how each module, op type and rule that the quantizer configures is described."""
     found = {}
     for key in options:
         subject, setting = _parts(key)
@@ -116,7 +116,7 @@ def _subjects(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _parts(key: str) -> tuple[str, str]:
-    """Return the module, op or rule that an option is of, and the setting; both may be empty."""
+    """Split an option into module, op or rule, and setting; both may be empty."""
     if rule := _RULE.fullmatch(key):
         return f"rule {int(rule['name']) + 1}", rule["setting"]
     if config := _CONFIG.fullmatch(key):
@@ -126,7 +126,7 @@ def _parts(key: str) -> tuple[str, str]:
 
 
 def describe_build(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Tell what of a build is another than remembered, a line each."""
+    """Return a line for each property of the build that differs from the baseline."""
     return [*_ranges(old, new), *_weights(old, new), *_sharing(old, new)]
 
 
@@ -163,7 +163,7 @@ def has_range_of(op: Place, old: Mapping[str, Any], new: Mapping[str, Any]) -> b
 
 
 def _ranges(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Activations whose range is another by a bit; the op-dtype map tells of ops not in both."""
+    """Report activations whose range changed by a factor of two; for ops in both builds."""
     before, after = old.get("scales", {}), new.get("scales", {})
     pairs = _paired(before, after)
     wide = [set(side.get("int16", [])) for side in (old, new)]
@@ -196,7 +196,7 @@ def _unplaced(where: str) -> Place:
 
 def _paired(names: Iterable[str], others: Iterable[str]) -> dict[str, str]:
     """
-    Pair the names of ops of two builds, in the order of execution, whatever their positions.
+    Pair the names of ops of two builds in the order of execution.
 
     An op without a module has no name but its kind: it is paired only where both builds have as
     many of the kind.
@@ -248,7 +248,7 @@ def _beyond(names: Iterable[str], others: Iterable[str]) -> list[str]:
 
 
 def _sharing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Ops that no longer give the scale and zero point that they take; known ones alone."""
+    """Report known ops that no longer keep the scale and zero point of their input."""
     pairs = _paired(old.get("scales", {}), new.get("scales", {}))
     shared = new.get("shared", [])
     parted = [op for op in old.get("shared", []) if op in pairs and pairs[op] not in shared]

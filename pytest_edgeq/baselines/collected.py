@@ -15,7 +15,7 @@ from pytest_edgeq.baselines.paths import Layout
 
 
 class CollectedModule(TypedDict):
-    """What one process collected of a test module, as plain data that an xdist worker can send."""
+    """The tests of a module that one process collected, as plain data for xdist."""
 
     module: str  # its path, relative to rootdir where it is below
     tests: dict[str, str]  # the part of each test's name behind the module, by node id
@@ -52,7 +52,7 @@ def collected_modules(
 
 
 def merged(reports: Iterable[Iterable[CollectedModule]]) -> list[CollectedModule]:
-    """Join what several processes collected; a gap in one of them is a gap."""
+    """Merge the collections of several processes; a gap in one is a gap."""
     modules: dict[str, CollectedModule] = {}
     for report in reports:
         for each in report:

@@ -1,8 +1,8 @@
 """
-Remembered errors: what makes them whole, what of them is worse now, what is better.
+Baselines of errors: their validation, regressions and improvements.
 
-A metric is held against the limits that were derived when it was remembered, `worst` and `best`,
-or the narrower ones that both builds' samples give, one by one.
+A metric is compared with the limits that were derived when it was stored, `worst` and `best`, or
+with narrower ones derived from the paired samples of both builds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pytest_edgeq.baselines.paired_limits import (
     narrowed,
     on_other_kernels,
 )
-from pytest_edgeq.baselines.shape import Check, is_number, shape_problem
+from pytest_edgeq.baselines.shape import ShapeCheck, is_number, shape_problem
 from pytest_edgeq.numerics.confidence import BY_SAMPLE
 from pytest_edgeq.numerics.findings import (
     BUILD_CHANGED,
@@ -48,9 +48,9 @@ _STAGES: Final = ("lowering", "quantization", "conversion", "total")
 _Row = Mapping[str, Any]
 _RowKey = tuple[str, str, str]
 
-_SUM = Check(lambda value: is_number(value) and value >= 0, "a sum of a sample")
-_FIGURE = Check(lambda value: is_number(value) or value in ("inf", "-inf"), "a number")
-_METRIC = Check(
+_SUM = ShapeCheck(lambda value: is_number(value) and value >= 0, "a sum of a sample")
+_FIGURE = ShapeCheck(lambda value: is_number(value) or value in ("inf", "-inf"), "a number")
+_METRIC = ShapeCheck(
     lambda value: isinstance(value, str) and value in METRICS, f"one of {', '.join(METRICS)}"
 )
 _ROW = {
@@ -69,7 +69,7 @@ _ERRORS = {
 
 
 def problem(data: Mapping[str, Any]) -> str:
-    """Tell what is wrong with remembered errors as they were read."""
+    """Return why stored errors are invalid; empty if they are valid."""
     if wrong := shape_problem(data, _ERRORS, "data"):
         return wrong
     keys = [_key(row) for row in data["errors"]]
@@ -93,7 +93,7 @@ def summarize(data: Mapping[str, Any]) -> str:
 
 def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> Finding | None:
     """
-    Return what got worse than its margin, or why nothing can be compared.
+    Return the regressions, or why nothing can be compared.
 
     None if all is within its margin or better.
     """
@@ -128,7 +128,7 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> Finding |
     built, fewer = describe_build(old, new), fewer_samples(old, new)
     if not (worse or gone or came or built or fewer):
         return None
-    lines = _told(before, after, worse, gone, came)
+    lines = _change_lines(before, after, worse, gone, came)
     # What differs in the build is why the errors are worse; where they are not, it is the finding.
     lines[1:1] = [] if worse else [*built, *fewer]
     return Finding(
@@ -142,7 +142,7 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> Finding |
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return what errors depend on beside options and versions; as `build.data_changes`."""
+    """Return changes of runtime, weights and calibration, on which errors depend."""
     is_same = _kernels(old) == _kernels(new)
     runtime = "" if is_same else f"runtime: {' → '.join(_runtimes(old, new))}"
     return {"runtime": runtime, **data_changes(old, new)}
@@ -165,12 +165,12 @@ def is_explained_by(layer: Finding, old: Mapping[str, Any], new: Mapping[str, An
 
 
 def regressed(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[_RowKey]:
-    """Return stage, output and metric of what is worse than its limit."""
+    """Return stage, output and metric of every value worse than its limit."""
     return _worse(_limits(old, new), {_key(row): row for row in new["errors"]})
 
 
 def _worse(before: Mapping[_RowKey, _Row], after: Mapping[_RowKey, _Row]) -> list[_RowKey]:
-    """Return what is worse than its limit, by the stage that gained most noise."""
+    """Return the keys worse than their limits, the stage that gained most noise first."""
     keys = (key for key in before if key in after and _is_worse(before[key], after[key]))
     return sorted(keys, key=_rank(before, after))
 
@@ -209,7 +209,7 @@ Some measured the top-1 class over the last axis of any rank, and no LSB behind 
 
 
 def _unpaired(rows: Iterable[_RowKey], others: Iterable[_RowKey]) -> list[_RowKey]:
-    """Return the rows that others lack, but for what releases measure otherwise of an output."""
+    """Return the rows that the other side lacks, except metrics that depend on the release."""
     known = set(others)
     outputs = {key[:2] for key in known}
     return [
@@ -220,7 +220,7 @@ def _unpaired(rows: Iterable[_RowKey], others: Iterable[_RowKey]) -> list[_RowKe
 
 
 def loose(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Tell the metrics that are better than their margin, of errors that did not regress."""
+    """Return a line for each metric better than its margin, of errors that did not regress."""
     before = _limits(old, new)
     return [
         f"{row['stage']}, output {row['output']!r}: {row['metric']} {_figure(was, 'value')} → "
@@ -231,7 +231,7 @@ def loose(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def tightened(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Make errors of which the loose ones are new: what is a little worse must not creep."""
+    """Replace only the loose rows, so that small losses do not accumulate."""
     before = {_key(row): row for row in old["errors"]}
     limits = _limits(old, new)
     rows = [
@@ -244,7 +244,7 @@ def tightened(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _limits(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[_RowKey, _Row]:
-    """The remembered rows by key, with limits as narrow as runtime and samples allow."""
+    """Return the stored rows by key, with limits as narrow as runtime and samples allow."""
     if _kernels(old) != _kernels(new):
         return {_key(row): on_other_kernels(row) for row in old["errors"]}
     after = {_key(row): row for row in new["errors"]}
@@ -256,7 +256,7 @@ def _limits(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[_RowKey, _Ro
 
 
 def _kernels(data: Mapping[str, Any]) -> tuple[object, ...]:
-    """Return what identifies the kernels: the runtime, and the machine and features of a target."""
+    """Return the identity of the kernels: the runtime, and machine and features of a target."""
     target = data.get("target", {})
     return data["runtime"], *(target.get(name) for name in ("machine", "features", "package"))
 
@@ -283,7 +283,7 @@ def _floor(flow: str, rows: Mapping[_RowKey, _Row], key: _RowKey) -> float:
     return floor_db(flow, stage, -math.inf if known is None else float(known["value"]))
 
 
-def _told(
+def _change_lines(
     before: Mapping[_RowKey, _Row],
     after: Mapping[_RowKey, _Row],
     worse: Sequence[_RowKey],
@@ -311,7 +311,7 @@ def _told(
 def _worst(
     before: Mapping[_RowKey, _Row], after: Mapping[_RowKey, _Row], worse: Sequence[_RowKey]
 ) -> list[str]:
-    """Lay out the first of several metrics; the first line has told one alone."""
+    """Return a table of the first metrics; empty for a single one, which line one shows."""
     if len(worse) == 1:
         return []
     rows = [("stage", "output", "metric", "remembered", "margin", "now")]
@@ -336,7 +336,7 @@ def _margin(row: _Row) -> str:
 def _rank(
     before: Mapping[_RowKey, _Row], after: Mapping[_RowKey, _Row]
 ) -> Callable[[_RowKey], tuple[float, int, int, str]]:
-    """The stage that gained most noise first: of what stands now, it is the most that is new."""
+    """Return a sort key: the stage that gained most noise first."""
     gained: dict[str, float] = {}
     for key in before:
         stage, _, metric = key
@@ -353,7 +353,7 @@ def _rank(
 
 
 def _noise(sqnr: _Row) -> float:
-    """Of a signal of 1; below what float64 holds there is nothing to tell apart."""
+    """Return the noise power relative to the signal, clamped to the range of float64."""
     return math.pow(10.0, -max(float(sqnr["value"]), -3000.0) / 10)
 
 
@@ -373,7 +373,7 @@ def _key(row: _Row) -> _RowKey:
 
 
 def _figure(row: _Row, key: str) -> str:
-    """Write a number of a row; shares near 1 with more digits, as 0.99987 is far from 0.99912."""
+    """Format a number of a row, with more digits for shares near 1."""
     number = float(row[key])
     is_share = row["metric"] in ("cosine_similarity", "top1_agreement")
     return f"{number:.6f}" if is_share and 0.9 <= number < 1 else f"{number:.4g}"

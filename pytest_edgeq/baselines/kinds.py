@@ -1,5 +1,5 @@
 """
-The kinds of data that are remembered, and what each needs to be stored and told.
+The kinds of baselines, with the functions that validate, summarize and compare each.
 
 A new kind is one more entry of KINDS: its title, a check of its shape, a summary for the first
 time that it is seen, and the text of a change.
@@ -20,7 +20,7 @@ from pytest_edgeq.numerics.findings import Finding
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """One kind of remembered data."""
+    """One kind of baseline."""
 
     title: str  # what messages call it
     depends_on: tuple[str, ...]  # what may have changed it and is not recorded
@@ -34,7 +34,7 @@ class Kind:
     loose: Callable[[dict[str, Any], dict[str, Any]], list[str]] | None = None
     # stored data with what is better in it
     tightened: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] | None = None
-    # what it depends on beside options and versions; see `build.data_changes`
+    # its dependencies other than options and versions; see `build.data_changes`
     changes: Callable[[dict[str, Any], dict[str, Any]], dict[str, str | None]] = lambda old, new: {}
 
 

@@ -22,7 +22,7 @@ _PHASES = frozenset({"setup", "call", "teardown"})
 
 
 @dataclasses.dataclass
-class _Run:
+class _TestRun:
     """One run of one test, as far as its reports have come in."""
 
     phases: set[str] = dataclasses.field(default_factory=set)
@@ -33,23 +33,23 @@ class _Run:
 
 class RunLog:
     """
-    What became of the tests of a run, from their reports.
+    The outcomes of the tests of a run, from their reports.
 
     Under pytest-xdist it fills on the controller; reports of a worker that crashed later are kept.
     """
 
     def __init__(self) -> None:
-        self._runs: dict[str, dict[str, _Run]] = defaultdict(dict)
+        self._runs: dict[str, dict[str, _TestRun]] = defaultdict(dict)
 
     def add(
         self, nodeid: str, worker: str, phase: str, outcome: str, record: TestRecord | None
     ) -> None:
-        """Take one report."""
+        """Add one report."""
         runs = self._runs[nodeid]
         # A set-up begins a new run, for instance after a plugin's "rerun".
-        run = runs.setdefault(worker, _Run())
+        run = runs.setdefault(worker, _TestRun())
         if phase == "setup":
-            run = runs[worker] = _Run()
+            run = runs[worker] = _TestRun()
         run.phases.add(phase)
         run.clean &= outcome == "passed" and phase in _PHASES
         run.failed |= outcome == "failed"
@@ -57,7 +57,7 @@ class RunLog:
             run.record = record
 
     def claims(self, *, of_failed: bool | None = None) -> Iterator[ClaimRecord]:
-        """Tell all claims; or only those of tests that failed, or that did not."""
+        """Yield all claims, or only those of tests that failed (or did not)."""
         for runs in self._runs.values():
             for run in runs.values():
                 if run.record is not None and of_failed in (None, run.failed):
@@ -80,7 +80,7 @@ class RunLog:
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """What was found in the folders of the modules that ran."""
+    """The baselines in the folders of the modules that ran."""
 
     # baselines without an owner, and why each is without one
     obsolete: Mapping[Path, str] = dataclasses.field(default_factory=dict)
@@ -116,7 +116,7 @@ def survey(layout: Layout, log: RunLog, reports: Iterable[Iterable[CollectedModu
         for path, owner in _owners(layout, unclaimed, module, unreadable):
             if why := _why_obsolete(owner, collected, log):
                 obsolete[path] = why
-    # Also beside modules that have no baselines, as one that was renamed has none yet.
+    # Also in folders of modules without baselines, as a renamed one has none yet.
     ran = (layout.rootdir / name for name in log.modules())
     for parent in {layout.folder(module).parent for module in (*modules, *ran)}:
         for folder in _listed(parent, unreadable):
@@ -132,7 +132,7 @@ def _baselines(folder: Path, unreadable: dict[Path, str]) -> list[Path]:
 
 
 def _listed(folder: Path, unreadable: dict[Path, str]) -> list[Path]:
-    """Return what a folder holds; nothing where there is none, or none any more."""
+    """Return the entries of a folder; empty if it does not exist."""
     try:
         return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -146,9 +146,9 @@ def _owners(
     layout: Layout, paths: Iterable[Path], module: Path | None, unreadable: dict[Path, str]
 ) -> Iterator[tuple[Path, Owner]]:
     """
-    Return baselines that stand in the place of the owner that they name.
+    Return baselines whose path is that of the owner that they name.
 
-    A file that was copied to another test's place still names its first owner.
+    A file that was copied to another test's path still names its first owner.
     """
     for path in sorted(paths):
         try:
@@ -163,7 +163,7 @@ def _owners(
 
 
 def _unfinished(collected: CollectedModule, log: RunLog) -> str:
-    """Return why a module whose tests were all selected did not run completely, or nothing."""
+    """Return why a module did not run completely though all its tests were selected, or ""."""
     lost = [test for nodeid, test in collected["tests"].items() if not log.has_ended(nodeid)]
     more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
     return f"{lost[0]}{more} did not run to the end" if lost else ""

@@ -1,8 +1,8 @@
 """
-What changed between two op-dtype maps, told in words.
+A text of the changes between two op-dtype maps.
 
-Line one is the change that tells most, because it is all that pytest's short summary shows.
-Then the ops that changed, what came and went, and why it matters.
+Line one is the most important change, because pytest's short summary shows nothing else. Then
+follow the ops that changed, appeared and disappeared, and why it matters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pytest_edgeq.tflite.ops import QDQ
 
 _SHOWN_ROWS: Final = 10
 _SHOWN_PLACES: Final = 6
-_BORDER_RANK: Final = 10
+_QDQ_RANK: Final = 10
 _FIELDS: Final = ("op", "scheme", "inputs", "weight", "granularity", "bias", "outputs", "subgraph")
 
 _EFFECT_FLOAT: Final = (
@@ -43,10 +43,10 @@ _EFFECT: Final = (
 
 
 class _Group(NamedTuple):
-    """Ops that changed in the same way; `told` is that way, after the op's name."""
+    """Ops that changed in the same way; `text` describes it, after the op's name."""
 
     rank: int
-    told: str
+    text: str
     pairs: list[Pair]
 
 
@@ -62,7 +62,7 @@ def describe_change(
     The torch module of an op counts for nothing: renaming an attribute changes no file. dtype,
     granularity, scheme, op, order, inputs and outputs all count.
     """
-    borders = [
+    io_changes = [
         change
         for part in ("inputs", "outputs")
         for change in _io_changes(part[:-1], old[part], new[part])
@@ -73,16 +73,16 @@ def describe_change(
         if key not in old or key not in new or old[key] != new[key]
     ]
     alignment = align(old["ops"], new["ops"])
-    if not (alignment.size or borders or others):
+    if not (alignment.size or io_changes or others):
         return None
     groups = _groups(alignment, old["ops"], new["ops"])
     diff = [
         *_table(alignment, groups, old["ops"], new["ops"], sides),
         *_came_and_went(alignment, old["ops"], new["ops"], sides[0]),
     ]
-    if borders:
+    if io_changes:
         diff.append(_line("inputs and outputs:", kind="heading"))
-        diff += [_line(f"  {change}", kind="changed") for change in borders]
+        diff += [_line(f"  {change}", kind="changed") for change in io_changes]
     diff += map(_line, others)
     to_float = bool(_new_floats(alignment, new["ops"])) or any(
         old["ops"][before]["scheme"] != "float" and new["ops"][after]["scheme"] == "float"
@@ -91,9 +91,9 @@ def describe_change(
     return Finding(
         kind=OP_DTYPES_CHANGED,
         place=FILE,
-        headline=_first_line(alignment, groups, [*borders, *others], old["ops"], new["ops"]),
+        headline=_first_line(alignment, groups, [*io_changes, *others], old["ops"], new["ops"]),
         diff=tuple(diff),
-        evidence=(_EFFECT_FLOAT if to_float else _EFFECT_IO if borders else _EFFECT,),
+        evidence=(_EFFECT_FLOAT if to_float else _EFFECT_IO if io_changes else _EFFECT,),
     )
 
 
@@ -119,15 +119,15 @@ def _first_line(
         if indices
     ]
     # What became of QUANTIZE and DEQUANTIZE follows from something else, which goes first.
-    told = [group for group in groups if group.rank < _BORDER_RANK][:2]
-    if not (told or others or came_and_went):
-        told = list(groups[:1])
-    parts = [_group_text(group, old, new) for group in told]
+    shown = [group for group in groups if group.rank < _QDQ_RANK][:2]
+    if not (shown or others or came_and_went):
+        shown = list(groups[:1])
+    parts = [_group_text(group, old, new) for group in shown]
     if others:
         more = len(others) - 1
         parts.append(others[0] + (f" ({more} more such {_plural('change', more)})" if more else ""))
     parts += came_and_went
-    if more := len(alignment.changed) - sum(len(group.pairs) for group in told):
+    if more := len(alignment.changed) - sum(len(group.pairs) for group in shown):
         parts.append(f"{more} more {_plural('op', more)} changed")
     return "; ".join(parts)
 
@@ -149,14 +149,14 @@ def _groups(alignment: Alignment, old: Sequence[Row], new: Sequence[Row]) -> lis
     for pair in alignment.changed:
         ways[_way(old[pair[0]], new[pair[1]])].append(pair)
     groups = []
-    for (rank, told), pairs in ways.items():
-        only_borders = all(new[after]["op"] in QDQ for _, after in pairs)
-        groups.append(_Group(rank + _BORDER_RANK * only_borders, told, pairs))
+    for (rank, text), pairs in ways.items():
+        only_qdq = all(new[after]["op"] in QDQ for _, after in pairs)
+        groups.append(_Group(rank + _QDQ_RANK * only_qdq, text, pairs))
     return sorted(groups, key=lambda group: (group.rank, -len(group.pairs), group.pairs[0]))
 
 
 def _way(old: Row, new: Row) -> tuple[int, str]:
-    """Tell how an op changed: a rank (lower tells more) and the words after the op's name."""
+    """Return how an op changed: a rank (lower is more important), and the text after its name."""
     if old["op"] != new["op"]:
         return 0, f" became {new['op']}"
     if old["scheme"] != new["scheme"]:
@@ -176,7 +176,7 @@ def _way(old: Row, new: Row) -> tuple[int, str]:
 
 
 def _computes_in(row: Row) -> str:
-    """Tell what an op computes in, in the words of a reader: `float32` says more than `float`."""
+    """Return the computation dtype of an op for texts, or the scheme if it is hybrid."""
     if row["scheme"] not in ("float", "integer"):
         return str(row["scheme"])
     dtypes = [*row["outputs"], *row["inputs"]]
@@ -192,13 +192,13 @@ def _group_text(group: _Group, old: Sequence[Row], new: Sequence[Row]) -> str:
     counts = Counter(old[before]["op"] for before, _ in pairs)
     (op, count), *more = counts.most_common()
     if more:
-        return f"{_several(old, [before for before, _ in pairs])}{group.told}"
+        return f"{_several(old, [before for before, _ in pairs])}{group.text}"
     if count == 1:
         _, after = pairs[0]
-        return f"{_place(new, after)._replace(name=op)}{group.told}"
+        return f"{_place(new, after)._replace(name=op)}{group.text}"
     places = [new[after]["module"] or _place(new, after).number for _, after in pairs[:2]]
     shown = ", ".join(places) + (", …" if count > 2 else "")
-    return f"{count} {op} ({shown}){group.told}"
+    return f"{count} {op} ({shown}){group.text}"
 
 
 def _several(rows: Sequence[Row], indices: Sequence[int]) -> str:
@@ -208,10 +208,10 @@ def _several(rows: Sequence[Row], indices: Sequence[int]) -> str:
     counts = Counter(rows[index]["op"] for index in indices).most_common()
     # What becomes of QUANTIZE and DEQUANTIZE follows from the others.
     counts.sort(key=lambda each: each[0] in QDQ)
-    told = [f"{count} {op}" for op, count in counts]
-    if len(told) <= 2:
-        return " and ".join(told)
-    return f"{sum(count for _, count in counts)} ops ({told[0]}, {told[1]}, …)"
+    counted = [f"{count} {op}" for op, count in counts]
+    if len(counted) <= 2:
+        return " and ".join(counted)
+    return f"{sum(count for _, count in counts)} ops ({counted[0]}, {counted[1]}, …)"
 
 
 # --- details ------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def _table(
     new: Sequence[Row],
     sides: tuple[str, str],
 ) -> list[DiffLine]:
-    """List the ops that changed, in the order in which line one tells them."""
+    """Return a table of the ops that changed, the most important first."""
     if not alignment.changed:
         return []
     pairs = [pair for group in groups for pair in group.pairs]
@@ -293,9 +293,9 @@ def _came_and_went(
             by_op: dict[str, list[int]] = defaultdict(list)
             for index in indices:
                 by_op[rows[index]["op"]].append(index)
-            told = sorted(by_op.items(), key=lambda item: (item[0] in QDQ, -len(item[1])))
+            kinds = sorted(by_op.items(), key=lambda item: (item[0] in QDQ, -len(item[1])))
             lines.append(_line(f"{verb}:", kind="heading"))
-            lines += [_line(f"  {len(at)} {op}: {_some(rows, at)}", kind=kind) for op, at in told]
+            lines += [_line(f"  {len(at)} {op}: {_some(rows, at)}", kind=kind) for op, at in kinds]
     if alignment.moved:
         lines.append(_line("moved:", kind="heading"))
         for before, after in alignment.moved[:_SHOWN_ROWS]:
@@ -318,7 +318,7 @@ def _some(rows: Sequence[Row], indices: Sequence[int]) -> str:
 
 
 def _io_changes(side: str, old: Sequence[Row], new: Sequence[Row]) -> list[str]:
-    """Tell what changed among the inputs or the outputs of a model."""
+    """Return the changes of the inputs or the outputs of a model."""
     before, after = [_io_key(row) for row in old], [_io_key(row) for row in new]
     if before == after or (
         # Neither name is left, and as many are there: they were renamed, not replaced.

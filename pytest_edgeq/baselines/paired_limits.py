@@ -1,10 +1,10 @@
 """
-How far an error moved, told from the same samples then and now.
+Paired limits: margins derived from the same samples in the baseline and now.
 
-Limits that were derived from one measurement alone are wide: samples differ for many reasons that
-no rebuild changes, and of one build it cannot be told which. Two builds on the same samples can be
-held against each other sample by sample: what both share drops out, and what a rebuild rounds anew
-goes up at one sample and down at another. A loss that all samples share does not.
+Limits derived from one measurement are wide, because most of the variation between samples has
+nothing to do with a rebuild. Two builds on the same samples can be compared sample by sample: the
+common variation cancels, and rounding differences average out. A loss that all samples share does
+not.
 
 The statistic is log(Σb/Σa) of one sum a sample before (a) and now (b). Its standard error is that
 of a paired bootstrap over the samples in the limit of infinitely many resamples (the infinitesimal
@@ -49,7 +49,7 @@ _Sums = Sequence[float]
 
 
 def floor_db(flow: str, stage: str, sqnr_db: float) -> float:
-    """Tell what a rebuild may lose at all samples alike, in dB."""
+    """Return the loss in dB that a rebuild may have at all samples alike."""
     noise = sqnr_db - FLOAT_NOISE_DB if math.isfinite(sqnr_db) else 0.0
     if flow == "recipe":
         return max(FLOOR_DB_AVERAGED, noise)
@@ -74,9 +74,9 @@ def at_least(row: Mapping[str, Any], floor: float) -> dict[str, Any]:
 
 def narrowed(row: Mapping[str, Any], now: Mapping[str, Any], floor: float) -> Mapping[str, Any]:
     """
-    Give a remembered row with the limits that its samples leave it beside those of now.
+    Narrow the limits of a stored row to the paired margin of its samples and those of now.
 
-    A row without samples, or with too few, stays as it is. No limit becomes wider.
+    A row without samples, or with too few, is unchanged. No limit becomes wider.
     """
     metric, value = METRICS[row["metric"]], row["value"]
     margin = margin_db(metric.name, row.get("samples", ()), now.get("samples", ()), floor)
@@ -95,10 +95,10 @@ def narrowed(row: Mapping[str, Any], now: Mapping[str, Any], floor: float) -> Ma
 
 def on_other_kernels(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """
-    Give a remembered row with the limits that it sets to what other kernels give.
+    Widen the limits of a stored row for a result of other kernels.
 
-    The stage lowering is what kernels round and nothing else (sound ones differed by 11 dB), and a
-    maximum is a single element: both bear any. That kernels agree op by op is another check.
+    The stage lowering is the rounding of the kernels alone (sound ones differed by 11 dB), and a
+    maximum depends on a single element: neither is limited. Another check compares kernels per op.
     """
     if row["stage"] != "lowering" and not row["metric"].startswith("max_"):
         return at_least(row, FLOOR_DB_KERNELS)
@@ -108,10 +108,9 @@ def on_other_kernels(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def margin_db(metric: str, before: _Sums, now: _Sums, floor: float) -> float | None:
     """
-    Tell how far a metric may move on these samples, in dB.
+    Return how far a metric may move on these samples, in dB.
 
-    Returns:
-        The margin, None where the samples cannot tell: too few, other ones, or no error at all.
+    None if there is no paired margin: too few or other samples, or no error at all.
     """
     n = len(before)
     if not METRICS[metric].by_sample or len(now) != n:

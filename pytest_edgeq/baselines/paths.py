@@ -31,12 +31,12 @@ _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(?=\.|$)")
 class Layout:
     """The places of baselines."""
 
-    rootdir: Path  # pytest's root folder, which every path is told relative to
-    # the folder that replaces `__edgeq__` beside each test; None for beside
+    rootdir: Path  # pytest's root folder, to which shown paths are relative
+    # the folder of all baselines; None for `__edgeq__` in each test's folder
     directory: Path | None = None
 
     def folder(self, module: Path) -> Path:
-        """Tell the folder of one test module's files."""
+        """Return the folder of the baselines of a test module."""
         stem = module.stem if module.suffix == ".py" else module.name
         if self.directory is None:
             return module.parent / FOLDER / stem
@@ -48,15 +48,15 @@ class Layout:
         return self.folder(module).is_dir()
 
     def path(self, owner: Owner, name: str) -> Path:
-        """Tell the file of one claim."""
+        """Return the path of the baseline of a claim."""
         return self.folder(owner.module) / f"{_test_part(owner.test)}.{_name_part(name)}.json"
 
     def module_in_file(self, module: Path) -> str:
         """
-        Tell how a file names its owner's module.
+        Return how a baseline names its owner's module.
 
-        Beside the test that is the bare file name, so that a moved folder of tests keeps its
-        files; in a folder of their own it is the path from rootdir.
+        By default the bare file name, so that a moved folder of tests keeps its baselines; with
+        a separate directory of baselines the path from rootdir.
         """
         if self.directory is None:
             return module.name
@@ -68,7 +68,7 @@ class Layout:
         return Path(os.path.normpath(base / named))
 
     def shown(self, path: Path) -> str:
-        """Tell a path relative to rootdir where it is below, with forward slashes."""
+        """Return a path with forward slashes, relative to rootdir if it is below."""
         try:
             return path.relative_to(self.rootdir).as_posix()
         except ValueError:
@@ -80,7 +80,7 @@ class Layout:
 
 
 def _test_part(test: str) -> str:
-    """Make the part of a file name that tells the test."""
+    """Return the part of a file name that identifies the test."""
     names, bracket, parameters = test.partition("[")
     *classes, function = names.split("::")
     # Class names are in CamelCase by convention: a hash on each would only cost readability.
@@ -95,7 +95,7 @@ def _test_part(test: str) -> str:
 
 
 def _name_part(name: str) -> str:
-    """Make the part of a file name that tells the claim."""
+    """Return the part of a file name that identifies the claim."""
     plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)
     return _finish(plain, name, _LONGEST_NAME, unsafe=_has_upper_case(name) or plain != name)
 

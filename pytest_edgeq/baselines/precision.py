@@ -70,7 +70,7 @@ def _bits(dtypes: Collection[str]) -> int:
 
 
 def _steps(row: Row) -> int:
-    """Return a number that is less of a coarser granularity; 0 of a weight that has none."""
+    """Return a rank of the granularity, lower if coarser; 0 for none."""
     known = row["granularity"] or ""
     return min((3 - place for place, each in enumerate(_GRANULARITIES) if each in known), default=0)
 

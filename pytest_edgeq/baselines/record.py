@@ -1,8 +1,8 @@
 """
-What is recorded while tests run: who owns a baseline, and what each test claimed.
+Records of a test run: the owner of each baseline, and the claims of each test.
 
-A record is plain data, because it travels from the workers of pytest-xdist to the controller on
-the test's report.
+A record is plain data, because the workers of pytest-xdist send it to the controller with the
+test's report.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Owner:
 
 
 class ClaimRecord(TypedDict):
-    """One claim as it travels; `path` is relative to rootdir where it can be."""
+    """A claim, serialized; `path` is relative to rootdir where it can be."""
 
     path: str
     kind: str
@@ -49,14 +49,14 @@ class ClaimRecord(TypedDict):
 
 
 class OwnerRecord(TypedDict):
-    """An owner as it travels; `module` is relative to rootdir where it can be."""
+    """An owner, serialized; `module` is relative to rootdir where it can be."""
 
     module: str
     test: str
 
 
 class TestRecord(TypedDict):
-    """What one run of one test claimed: the attribute `edgeq` of its call report."""
+    """The claims of one run of one test: the attribute `edgeq` of its call report."""
 
     owner: OwnerRecord
     claims: list[ClaimRecord]
@@ -67,24 +67,24 @@ class Judge(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What is told of the measurement at the end of every run."""
+        """Notes on the measurement, for the summary of the run."""
 
     def refusal(self, data: Mapping[str, Any]) -> Finding | None:
         """Return why data must not be stored; None where they may."""
 
     def remark(self, data: Mapping[str, Any]) -> str:
-        """Tell what of the data that are stored cannot fail; empty where all can."""
+        """Return which of the stored limits cannot fail; empty if all can."""
 
 
 @dataclasses.dataclass
 class Claim:
-    """One remembered thing that the running test asked for."""
+    """One baseline that the running test asked for."""
 
     kind: str  # what sort of data it is
     data: dict[str, Any]  # the measured data
     category: Category  # what was found
     judge: Judge | None = None  # judges what is stored; None where anything may be
-    # what `quantize` was given, as text
+    # the options of `quantize`, as text
     options: dict[str, str] = dataclasses.field(default_factory=dict)
     written: bool = False  # whether the file was written
     before: bytes | None = None  # the file's bytes before it was written; None if there was no file
@@ -94,7 +94,7 @@ class Claim:
     since: list[str] = dataclasses.field(default_factory=list)
     stored: str = ""  # what was written, in one line; empty if nothing was
     change: Finding | None = None  # what differs from the stored data; None if nothing does
-    # what is told of the measurement, whether or not it was stored
+    # notes on the measurement, whether or not it was stored
     remarks: list[str] = dataclasses.field(default_factory=list)
     # what failed, and the stored data from which it differs; None where nothing did
     found: tuple[Finding, dict[str, Any]] | None = None
@@ -102,7 +102,7 @@ class Claim:
 
 @dataclasses.dataclass
 class RunningTest:
-    """The test that pytest is at, its phase, and its claims by the path of their file."""
+    """The running test, its phase, and its claims by path."""
 
     owner: Owner
     phase: Phase

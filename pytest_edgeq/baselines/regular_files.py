@@ -1,4 +1,4 @@
-"""Open files that anything may stand in the place of."""
+"""Open regular files only: a path may lead to a link, a pipe or a device."""
 
 from __future__ import annotations
 

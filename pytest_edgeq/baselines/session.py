@@ -63,7 +63,7 @@ def _unwritable(shown: str, error: OSError) -> str:
 def _with_origin(
     change: Finding, known: Kind, stored: store.Document, claim: Claim, versions: Sequence[str]
 ) -> Finding:
-    """Add what a measurement depends on that is not the baseline's; else what is left."""
+    """Add to a change what differs from the baseline; else which causes remain."""
     others = known.changes(stored.data, claim.data)
     options = option_changes(stored.options, claim.options)
     since = (*options, *filter(None, others.values()), *versions)
@@ -94,7 +94,7 @@ class SnapshotSession:
 
     @contextlib.contextmanager
     def running(self, owner: Owner, phase: Phase) -> Iterator[None]:
-        """Book what is claimed meanwhile on this test; its set-up starts a new record."""
+        """Record claims for this test in the body; its set-up starts a new record."""
         if phase == "setup" or self._test is None or self._test.owner != owner:
             self._test = RunningTest(owner, phase)
         test = self._test
@@ -106,7 +106,7 @@ class SnapshotSession:
                 self._test = None
 
     def record(self, owner: Owner) -> TestRecord:
-        """Tell what a test has claimed so far, as plain data."""
+        """Return the claims of a test so far, as plain data."""
         claims = self._test.claims if self._test is not None and self._test.owner == owner else {}
         return {
             "owner": self.layout.pack(owner),
@@ -137,7 +137,7 @@ class SnapshotSession:
         options: Mapping[str, str] | None = None,
     ) -> None:
         """
-        Hold a measurement against the file that remembers it.
+        Compare a measurement with its baseline, or store it if asked to.
 
         Raises:
             AssertionError: Nothing is remembered yet, or something else, or the data must not be
@@ -213,7 +213,7 @@ class SnapshotSession:
         raise failure([found])
 
     def claim(self, name: str) -> Claim | None:
-        """Return what the running test has claimed by a name; None where it has not."""
+        """Return the claim of the running test by this name, or None."""
         test = self._test
         return None if test is None else test.claims.get(self.layout.path(test.owner, name))
 
@@ -221,7 +221,7 @@ class SnapshotSession:
         self, kind: str, name: str, data: dict[str, Any], options: Mapping[str, str]
     ) -> tuple[str, ...]:
         """
-        Return what changed since the baseline, of a measurement that cannot be compared with it.
+        Return the changes since a baseline that is not comparable with the measurement.
 
         Raises:
             ValueError: The file cannot be read.
@@ -239,7 +239,7 @@ class SnapshotSession:
         return (*since, *versions)
 
     def _refuse(self, path: Path, claim: Claim, refusal: Finding | None) -> None:
-        """Raise if there is a reason not to store what is claimed."""
+        """Raise if the claimed value must not be stored."""
         __tracebackhide__ = True
         if refusal is not None:
             claim.category = "refused"
@@ -250,7 +250,7 @@ class SnapshotSession:
             raise failure([replace(refusal, place=place, evidence=(*refusal.evidence, *stored))])
 
     def _note_refusal(self, path: Path, claim: Claim, data: Mapping[str, Any]) -> None:
-        """Tell of a file that was stored before, and that would be refused today."""
+        """Add a remark if the stored baseline would be refused today."""
         if claim.judge is None or (refusal := claim.judge.refusal(data)) is None:
             return
         claim.remarks.append(
@@ -262,7 +262,7 @@ class SnapshotSession:
     def _tighten(
         self, path: Path, claim: Claim, known: Kind, stored: store.Document, name: str
     ) -> None:
-        """Tell, or write where asked to, what is better than was stored."""
+        """Report results better than the baseline; store them if asked to."""
         assert known.loose is not None and known.tightened is not None  # noqa: PT018
         if not (better := known.loose(stored.data, claim.data)):
             return
@@ -280,7 +280,7 @@ class SnapshotSession:
         )
 
     def _body(self, kind: str, name: str) -> RunningTest:
-        """Tell the test whose body is running."""
+        """Return the test whose body is running."""
         __tracebackhide__ = True
         if self._test is not None and self._test.phase == "call":
             return self._test
@@ -303,7 +303,7 @@ class SnapshotSession:
         data: dict[str, Any],
         describe: Describe,
     ) -> None:
-        """Raise if the test has claimed another value by this name, and take that one back."""
+        """Raise if the test has claimed another value by this name; restore the earlier file."""
         __tracebackhide__ = True
         same_kind = earlier.kind == kind
         change = describe(earlier.data, data) if same_kind else None

@@ -1,8 +1,8 @@
 """
-Whether plain data read from a file has the shape that readers rely on.
+Check the shape of plain data read from a file.
 
-A shape is a type; a check with a name (`Check`); a list `[shape]` of any number of items; or a dict
-of shapes by key, where a key that ends in `?` may be left out and the key `*` stands for any other.
+A shape is a type; a check with a name (`ShapeCheck`); a list `[shape]` of any number of items; or a
+dict of shapes by key, where a key that ends in `?` is optional and the key `*` matches any other.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 _NAMES = {str: "a text", int: "a whole number", dict: "an object", list: "a list"}
 
 
-class Check(NamedTuple):
-    """A test of one value, and what values that pass it are called."""
+class ShapeCheck(NamedTuple):
+    """A test of one value, and the name of the values that pass it."""
 
     passes: Callable[[Any], bool]
     name: str
@@ -31,12 +31,12 @@ def is_number(value: Any) -> bool:
         return False
 
 
-TEXT_OR_NULL = Check(lambda value: value is None or isinstance(value, str), "a text or null")
+TEXT_OR_NULL = ShapeCheck(lambda value: value is None or isinstance(value, str), "a text or null")
 
 
 def shape_problem(value: Any, shape: Any, where: str) -> str:
-    """Return the first place where a value has another shape, and what is wrong; else ""."""
-    if isinstance(shape, Check):
+    """Return the first violation of a shape by a value, with its place; else ""."""
+    if isinstance(shape, ShapeCheck):
         return "" if shape.passes(value) else f"{where} is not {shape.name}"
     kind: Any = shape if isinstance(shape, type) else type(shape)
     # Exactly this type: to Python, True is a whole number.

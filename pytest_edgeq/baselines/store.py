@@ -1,5 +1,5 @@
 """
-Baselines on disk: how one is written, and what reading one may find.
+Baselines on disk: atomic writes, and reads that validate.
 
 Every reading error is a ValueError that says what was seen and what to do.
 """
@@ -53,13 +53,13 @@ class Document:
     name: str  # the claim's name
     producer: dict[str, str | None]  # the versions that made it
     data: dict[str, Any]  # what was measured: plain JSON
-    # what `quantize` was given, as text; empty where that is not known
+    # the options of `quantize`, as text; empty if unknown
     options: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def plain(data: dict[str, Any]) -> dict[str, Any]:
     """
-    Make data what it would be after a round through a file.
+    Return data as they are after a round trip through a file.
 
     Raises:
         TypeError: It holds something that JSON does not have.
@@ -70,7 +70,7 @@ def plain(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def render(document: Document) -> str:
-    """Make the text of a file: sorted keys, and one line for each entry of a list of objects."""
+    """Return the text of a file: sorted keys, a line for each entry of a list of objects."""
     content = {
         "edgeq_schema": SCHEMA,
         "kind": document.kind,
@@ -99,7 +99,7 @@ def _line(value: Any) -> str:
 
 def write(path: Path, content: bytes) -> None:
     """
-    Write a file at once or not at all: beside its place first, then put there.
+    Write a file atomically, by a temporary file in the same folder.
 
     Raises:
         OSError: It cannot be written; what was there is as it was.
@@ -125,7 +125,7 @@ def _put(path: Path, temporary: Path, content: bytes) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Delete what a process that was killed while it wrote has left in a folder."""
+    """Delete temporary files of processes that were killed while they wrote."""
     with contextlib.suppress(OSError):  # another process deletes them, or nobody may
         for path in list(folder.glob(".edgeq-*.tmp")):
             if not _is_being_written(path):
@@ -150,7 +150,7 @@ def _host() -> str:
 
 
 def restore(path: Path, before: bytes | None) -> None:
-    """Put back what was there before a write."""
+    """Restore the content from before a write."""
     if before is None:
         delete(path)
     else:
@@ -211,7 +211,7 @@ def _no_number(name: str) -> None:
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of its members; refuse a key that stands twice, as a merge leaves it."""
+    """Return an object of these members; reject duplicate keys, which a bad merge leaves."""
     made = dict(pairs)
     if len(made) < len(pairs):
         keys = [key for key, _ in pairs]

@@ -1,4 +1,4 @@
-"""Compose the lines about baselines at the end of a run; none where nothing is to report."""
+"""Return the lines on baselines for the summary of a run; may be empty."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of the baselines that nobody claimed."""
+    """The outcome for the baselines that no test claimed."""
 
     survey: Survey  # what was found
     pruned: Sequence[Path] = ()  # obsolete baselines that were deleted
     # obsolete baselines that could not be deleted, with the reason
     kept: dict[Path, str] = dataclasses.field(default_factory=dict)
     obsolete_is_error: bool = False  # whether an obsolete baseline fails the run
-    tells_not_judged: bool = False  # whether to tell of modules in which none was looked for
+    shows_not_judged: bool = False  # whether to list modules that were not searched
 
     @property
     def left(self) -> list[Path]:
@@ -90,13 +90,13 @@ def summarize(layout: Layout, log: RunLog, outcome: Outcome) -> list[Line]:
         severity: Severity = "error" if outcome.obsolete_is_error else "info"
         head = f"{_baselines(left)} {_is(left)} obsolete; delete with --edgeq-update=prune:"
         lines += _listing(f"{severity.capitalize()}: {head}", severity, left)
-    if outcome.tells_not_judged and outcome.survey.not_judged:
-        told = [f"{module}: {why}" for module, why in outcome.survey.not_judged.items()]
+    if outcome.shows_not_judged and outcome.survey.not_judged:
+        named = [f"{module}: {why}" for module, why in outcome.survey.not_judged.items()]
         lines += _listing(
-            f"Warning: no obsolete baselines were looked for in {_modules(told)} that did not run "
+            f"Warning: no obsolete baselines were looked for in {_modules(named)} that did not run "
             "completely:",
             "warning",
-            told,
+            named,
         )
     lines += [
         Line(f"Error: {layout.shown(path)} could not be deleted: {reason}", "error")
@@ -134,8 +134,8 @@ def _baselines(paths: Sequence[str]) -> str:
     return f"{len(paths)} {'baseline' if len(paths) == 1 else 'baselines'}"
 
 
-def _modules(told: Sequence[str]) -> str:
-    return f"{len(told)} {'module' if len(told) == 1 else 'modules'}"
+def _modules(modules: Sequence[str]) -> str:
+    return f"{len(modules)} {'module' if len(modules) == 1 else 'modules'}"
 
 
 def _checks(paths: Sequence[str]) -> str:

@@ -42,7 +42,7 @@ from pytest_edgeq.tflite.conformance import RULE_NAMES
 from pytest_edgeq.tflite.same import io_differences, op_differences
 
 if TYPE_CHECKING:
-    from pytest_edgeq.compare.executors.engines import Engine
+    from pytest_edgeq.compare.executors.engines import SampleExecutor
 
 
 UNREMEMBERED = "baselines were not checked: outside a test nothing is remembered"
@@ -88,7 +88,9 @@ class Gate:
         self._is_torch_nonfinite = False
         """Whether torch itself gives values that are not finite."""
 
-    def judge(self, inputs: Iterable[Any], threads: int, step: Step, engine: Engine | None) -> None:
+    def judge(
+        self, inputs: Iterable[Any], threads: int, step: Step, engine: SampleExecutor | None
+    ) -> None:
         """Measure the model on samples and judge it; arguments as of `Measuring.measure`."""
         # First, since it validates the call.
         measuring = Measuring(

@@ -33,7 +33,7 @@ from pytest_edgeq.numerics.metrics import Distances
 from pytest_edgeq.progress import Step
 
 if TYPE_CHECKING:
-    from pytest_edgeq.compare.executors.engines import Engine
+    from pytest_edgeq.compare.executors.engines import SampleExecutor
 
 
 _CHOSEN = 2
@@ -129,7 +129,7 @@ class Measuring:
         """Whether file and reference have answered each sample."""
 
     def measure(
-        self, inputs: Iterable[Any], threads: int, step: Step, engine: Engine | None
+        self, inputs: Iterable[Any], threads: int, step: Step, engine: SampleExecutor | None
     ) -> CheckMeasurement:
         """
         Measure everything, reading each sample once.
@@ -215,7 +215,7 @@ class Measuring:
             self._localizer = None
 
     def _measure_on_workers(
-        self, engine: Engine, model: bytes, reading: Reading, step: Step
+        self, engine: SampleExecutor, model: bytes, reading: Reading, step: Step
     ) -> tuple[str, ...]:
         """Measure the remaining samples by an engine; return the machines that ran them."""
         if not (self._runs and self._fits and self._answers):

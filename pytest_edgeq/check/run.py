@@ -17,7 +17,7 @@ from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.progress import Progress
 
 if TYPE_CHECKING:
-    from pytest_edgeq.compare.executors.engines import Engine
+    from pytest_edgeq.compare.executors.engines import SampleExecutor
 
 Claims = Callable[[Comparison | None], Iterable[Callable[[], None]]]
 
@@ -49,7 +49,7 @@ def check(
     progress: Progress,
     on_result: Callable[[CheckResult], None] = lambda result: None,
     keeps_points: bool = False,
-    engine: Engine | None = None,
+    engine: SampleExecutor | None = None,
     states: Mapping[str, str] | None = None,
 ) -> None:
     """Run all checks of a model in one pass; `Edgeq.check` documents the errors."""

@@ -43,15 +43,15 @@ def compare_files(
         TypeError: Integers where floats belong, or the other way round.
         RuntimeError: The kernels refuse a file.
     """
-    names = [border.name for border in reference.signature.inputs]
-    outputs = [border.name for border in edge.signature.outputs]
+    names = [entry.name for entry in reference.signature.inputs]
+    outputs = [entry.name for entry in edge.signature.outputs]
     # How a file was calibrated is not known; by averages its ranges clip more.
     measurement = Measurement(edge, names, {"total": ("float", "edge")}, averaged=True)
     for index, (where, arrays) in enumerate(samples):
         given = reference.decode(_run(reference, names, arrays, runtime, where))
         expected = [
-            (border.name, values)
-            for border, values in zip(reference.signature.outputs, given, strict=True)
+            (entry.name, values)
+            for entry, values in zip(reference.signature.outputs, given, strict=True)
         ]
         codes = _run(edge, names, arrays, runtime, where)
         values = {"float": in_file_order(expected, outputs, name), "edge": edge.decode(codes)}
@@ -106,20 +106,20 @@ def read_samples(
             )
         with loaded:
             columns = [
-                _split(_read(loaded, path, key), path, border)
-                for key, border in zip(_keys(loaded, path, inputs), inputs, strict=True)
+                _split(_read(loaded, path, key), path, entry)
+                for key, entry in zip(_keys(loaded, path, inputs), inputs, strict=True)
             ]
-        counts = {border.name: len(each) for border, each in zip(inputs, columns, strict=True)}
+        counts = {entry.name: len(each) for entry, each in zip(inputs, columns, strict=True)}
         if len(set(counts.values())) > 1:
-            told = ", ".join(f"{number} of {name!r}" for name, number in counts.items())
-            raise ValueError(f"{path}: expected as many samples of each input, got {told}")
+            numbers = ", ".join(f"{number} of {name!r}" for name, number in counts.items())
+            raise ValueError(f"{path}: expected as many samples of each input, got {numbers}")
         for number, arrays in enumerate(zip(*columns, strict=True)):
             yield f"{path.name}[{number}]", list(arrays)
 
 
 def _keys(loaded: Mapping[str, Array], path: Path, inputs: Sequence[SignatureTensor]) -> list[str]:
     """Return the name of the array for each input."""
-    names = [border.name for border in inputs]
+    names = [entry.name for entry in inputs]
     known = list(loaded)
     missing = [name for name in names if name not in known]
     if not missing:
@@ -143,9 +143,9 @@ def _read(loaded: Mapping[str, Array], path: Path, key: str) -> Array:
     return array.astype(np.float32) if array.dtype.kind == "f" else array
 
 
-def _split(array: Array, path: Path, border: SignatureTensor) -> Array:
+def _split(array: Array, path: Path, entry: SignatureTensor) -> Array:
     """Return an array whose first axis counts samples."""
-    wanted = border.tensor.shape_signature
+    wanted = entry.tensor.shape_signature
     if array.ndim == len(wanted) + 1:
         return array
     if array.ndim == len(wanted):
@@ -154,6 +154,6 @@ def _split(array: Array, path: Path, border: SignatureTensor) -> Array:
             return array[:, np.newaxis]  # samples in one batch, for a model of batches of any size
         return array[np.newaxis]
     raise ValueError(
-        f"{path}: array for the input {border.name!r}: expected shape {list(wanted)}, or n of them "
+        f"{path}: array for the input {entry.name!r}: expected shape {list(wanted)}, or n of them "
         f"as {['n', *wanted]}, got {list(array.shape)}".replace("'n'", "n")
     )

@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing that differs at an op, an input or an output of both files."""
+    """One difference at an op, an input or an output."""
 
     where: str  # the op by its number in the new file, the input or the output
     what: str  # the option, operand, parameter or constant
@@ -57,17 +57,17 @@ class FileDiff:
         ops = [(self._old.ops[before], self._new.ops[after]) for before, after in aligned]
         signatures = _signatures(self._old, self._new)
         for ours, theirs in signatures:
-            for left, right in _borders(ours.inputs, theirs.inputs):
+            for left, right in _signature_pairs(ours.inputs, theirs.inputs):
                 self._pair(ours.subgraph, left.tensor.index, theirs.subgraph, right.tensor.index)
                 yield from _parameters(f"input {right.name!r}", "", left.tensor, right.tensor)
         for one, two in ops:
-            # Another number of outputs is told by the op-dtype map.
+            # The op-dtype map reports another number of outputs.
             for before, after in zip(one.outputs, two.outputs, strict=False):
                 self._pair(one.subgraph, before, two.subgraph, after)
         for one, two in ops:
             yield from self._op_changes(one, two)
         for ours, theirs in signatures:
-            for left, right in _borders(ours.outputs, theirs.outputs):
+            for left, right in _signature_pairs(ours.outputs, theirs.outputs):
                 yield from self._source_change(
                     f"output {right.name!r}",
                     "source",
@@ -90,8 +90,8 @@ class FileDiff:
             yield Change(where, "number of operands", str(len(one.inputs)), str(len(two.inputs)))
         for position, (left, right) in enumerate(zip(one.inputs, two.inputs, strict=False)):
             if (left < 0) != (right < 0):
-                told = ("none" if index < 0 else "given" for index in (left, right))
-                yield Change(where, f"operand {position}", *told)
+                texts = ("none" if index < 0 else "given" for index in (left, right))
+                yield Change(where, f"operand {position}", *texts)
             elif left >= 0:
                 yield from self._operand_changes(where, position, (one, left), (two, right))
         # As above.
@@ -111,13 +111,13 @@ class FileDiff:
         if not (ours.is_constant and theirs.is_constant):
             yield from self._source_change(where, what, *sources)
             return
-        # A constant that several ops read is told once.
+        # A constant that several ops read is reported once.
         if sources in self._seen:
             return
         self._seen.add(sources)
         if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
-            told = (f"{each.dtype} {list(each.shape)}" for each in (ours, theirs))
-            yield Change(where, what, *told)
+            texts = (f"{each.dtype} {list(each.shape)}" for each in (ours, theirs))
+            yield Change(where, what, *texts)
             return
         yield from _parameters(where, what, ours, theirs)
         yield from self._value_changes(where, what, (old_op, ours), (new_op, theirs))
@@ -128,11 +128,11 @@ class FileDiff:
         """Yield a change where another op, input or constant produces a tensor."""
         if self._partner.get(old, new) == new:
             return
-        told = source_of(self._old, *old), source_of(self._new, *new)
-        if told[0] == told[1]:
+        texts = source_of(self._old, *old), source_of(self._new, *new)
+        if texts[0] == texts[1]:
             # Ops of one name and number that are not the same op.
-            told = f"{told[0]} in the old file", f"{told[1]} in the new file"
-        yield Change(where, what, *told)
+            texts = f"{texts[0]} in the old file", f"{texts[1]} in the new file"
+        yield Change(where, what, *texts)
 
     def _value_changes(
         self, where: str, what: str, one: tuple[Op, Tensor], two: tuple[Op, Tensor]
@@ -140,14 +140,14 @@ class FileDiff:
         (old_op, ours), (new_op, theirs) = one, two
         codes = self._old.constant(ours), self._new.constant(theirs)
         if np.array_equal(*codes):
-            return  # another scale alone is told as that
+            return  # a change of scale alone is reported as such
         try:
             before = dequantized(self._old, old_op.subgraph, ours)
             after = dequantized(self._new, new_op.subgraph, theirs)
         except ValueError:
-            # A sparse tensor, or one of strings, has no values that could be told.
-            told = (f"{each.size} bytes" for each in codes)
-            yield Change(where, f"{what} content", *told)
+            # A sparse tensor, or one of strings, has no values to show.
+            texts = (f"{each.size} bytes" for each in codes)
+            yield Change(where, f"{what} content", *texts)
             return
         differ = ~((before == after) | (np.isnan(before) & np.isnan(after)))
         if not differ.any():
@@ -158,12 +158,12 @@ class FileDiff:
         at = np.unravel_index(int(np.nan_to_num(apart, nan=np.inf).argmax()), apart.shape)
         index = [int(i) for i in at]
         number = f"{np.count_nonzero(differ)} of {differ.size}"
-        told = (f"{float(values[at]):.6g}" for values in (before, after))
-        yield Change(where, f"{what}, {number} values, the furthest at {index}", *told)
+        texts = (f"{float(values[at]):.6g}" for values in (before, after))
+        yield Change(where, f"{what}, {number} values, the furthest at {index}", *texts)
 
 
 def _parameters(where: str, what: str, ours: Tensor, theirs: Tensor) -> Iterator[Change]:
-    """Compare scales and zero points of two tensors of one dtype; the map tells another dtype."""
+    """Compare scales and zero points of two tensors of the same dtype."""
     if ours.dtype != theirs.dtype:
         return
     prefix = f"{what} " if what else ""
@@ -178,9 +178,9 @@ def _parameters(where: str, what: str, ours: Tensor, theirs: Tensor) -> Iterator
         if differ.size:
             first = int(differ[0])
             # A scale with as many digits as tell it from any other float32.
-            told = (str(values[first]) for values in (before, after))
+            texts = (str(values[first]) for values in (before, after))
             many = f", {differ.size} of {len(before)} channels, the first {first}"
-            yield Change(where, f"{prefix}{name}{many if len(before) > 1 else ''}", *told)
+            yield Change(where, f"{prefix}{name}{many if len(before) > 1 else ''}", *texts)
     if len(ours.scales) > 1 and ours.quantized_dimension != theirs.quantized_dimension:
         axes = str(ours.quantized_dimension), str(theirs.quantized_dimension)
         yield Change(where, f"{prefix}axis of the scales", *axes)
@@ -194,12 +194,12 @@ def _signatures(old: OpGraph, new: OpGraph) -> list[tuple[Signature, Signature]]
     return [(each, by_key[each.key]) for each in old.signatures if each.key in by_key]
 
 
-def _borders(
+def _signature_pairs(
     old: Sequence[SignatureTensor], new: Sequence[SignatureTensor]
 ) -> list[tuple[SignatureTensor, SignatureTensor]]:
     """Pair inputs or outputs by name; by position where all were renamed."""
-    by_name = {border.name: border for border in new}
-    named = [(border, by_name[border.name]) for border in old if border.name in by_name]
+    by_name = {entry.name: entry for entry in new}
+    named = [(entry, by_name[entry.name]) for entry in old if entry.name in by_name]
     if named or len(old) != len(new):
         return named
     return list(zip(old, new, strict=True))

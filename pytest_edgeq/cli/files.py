@@ -37,7 +37,7 @@ def open_file(path: Path, runtimes: Runtimes | None = None) -> EdgeFile:
 @contextlib.contextmanager
 def project_runtimes(name: str) -> Iterator[Runtimes]:
     """
-    Give the runtimes that this one is of; a target that was started is ended.
+    Provide the runtimes that include this one; end a target that was started.
 
     Raises:
         ValueError: There is no such runtime.
@@ -48,7 +48,7 @@ def project_runtimes(name: str) -> Iterator[Runtimes]:
     if name in RUNTIMES:
         yield Runtimes()
         return
-    # The ini is read for a name that it may have given alone: pytest takes a moment.
+    # The ini is read only for a name that it may define, as it starts pytest.
     from pytest_edgeq.plugin.project_targets import project_targets
     from pytest_edgeq.runtimes.workers.target import make_targets
 
@@ -64,35 +64,35 @@ def project_runtimes(name: str) -> Iterator[Runtimes]:
         found.close()
 
 
-def border_document(border: SignatureTensor) -> dict[str, Any]:
+def io_document(entry: SignatureTensor) -> dict[str, Any]:
     """Return name, dtype, shape and quantization parameters of an input or an output, JSON-able."""
     from pytest_edgeq.numerics.metrics import json_number
 
-    tensor = border.tensor
+    tensor = entry.tensor
     return {
         "dtype": tensor.dtype,
         "granularity": tensor.granularity,
-        "name": border.name,
+        "name": entry.name,
         "scales": [json_number(float(scale)) for scale in tensor.scales],
         "shape": list(tensor.shape_signature),
         "zero_points": [int(point) for point in tensor.zero_points],
     }
 
 
-def border_table(borders: tuple[SignatureTensor, ...]) -> list[str]:
+def io_table(entries: tuple[SignatureTensor, ...]) -> list[str]:
     """Return a table of inputs or outputs."""
     return table(
         ("name", "dtype", "shape", "scale", "zero point"),
-        [_border_row(border) for border in borders],
+        [_io_row(entry) for entry in entries],
         numbers=("scale", "zero point"),
     )
 
 
-def _border_row(border: SignatureTensor) -> tuple[str, ...]:
-    tensor = border.tensor
+def _io_row(entry: SignatureTensor) -> tuple[str, ...]:
+    tensor = entry.tensor
     scale, point = "", ""
     if tensor.is_quantized:
         scale = f"{tensor.scales[0]:.6g}" if len(tensor.scales) == 1 else str(tensor.granularity)
         point = f"{tensor.zero_points[0]}" if len(tensor.scales) == 1 else ""
     shape = list(tensor.shape_signature)
-    return border.name, tensor.dtype, str(shape), scale, point
+    return entry.name, tensor.dtype, str(shape), scale, point

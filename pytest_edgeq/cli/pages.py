@@ -40,7 +40,7 @@ def pages() -> tuple[Page, ...]:
 
 def find_page(name: str) -> Page:
     """
-    Return the page of this name; the last part of the name will do where no other page has it.
+    Return the page of this name, or of a unique last part of a name.
 
     Raises:
         ValueError: There is none, or more than one; names the nearest, and lists all.

@@ -47,7 +47,7 @@ def indented(lines: Iterable[str]) -> list[str]:
 
 
 def wrapped(line: str) -> list[str]:
-    """Return a line in lines of `WIDTH` columns, the later ones indented by four more."""
+    """Wrap a line to `WIDTH` columns; later lines are indented by four more."""
     if len(line) <= WIDTH:
         return [line]
     indent = line[: len(line) - len(line.lstrip())]

@@ -17,7 +17,7 @@ FOUND = 1
 
 
 def exit_codes(done: str, found: str | None, trouble: str) -> str:
-    """Return the epilog of a command's help that tells its exit codes."""
+    """Return the epilog of a command's help, which lists its exit codes."""
     meanings = (done, found, trouble)
     lines = [f"  {code}  {text}" for code, text in enumerate(meanings) if text is not None]
     return "\n".join(["\b", "Exit codes:", *lines])
@@ -32,7 +32,7 @@ class TroubleError(click.ClickException):
 @contextlib.contextmanager
 def in_sentences() -> Iterator[None]:
     """
-    Show the errors that the package raises for files, samples and settings by their text alone.
+    Show errors on files, samples and settings as their text, without a traceback.
 
     Raises:
         TroubleError: In place of any of them.
@@ -58,5 +58,5 @@ def output_lost(error: OSError) -> NoReturn:
 
 def _sentence(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"  # str gives the number of the error, too
+        return f"{error.filename}: {error.strerror}"  # str has the number of the error, too
     return str(error)

@@ -1,4 +1,4 @@
-"""What of a build its errors may not show."""
+"""Quantization metadata stored with a baseline: changes that errors may not show."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def build_of(
     reference: object,
     inputs: Mapping[str, tuple[float, float]],
 ) -> dict[str, Any]:
-    """Give what is remembered of a file beside the errors."""
+    """Return the quantization metadata that a baseline stores with the errors."""
     scales, wide, asymmetric, shared = {}, [], [], []
     for entry, op in zip(edge.op_dtypes, edge.graph.ops, strict=True):
         roles = roles_of(edge.graph, op)
         taken, made = roles.inputs[:1], [t for t in roles.outputs[:1] if t.is_quantized]
         if made and len(made[0].scales) == 1:
-            # 5 digits: a range is told of that is twice as wide.
+            # 5 digits: a range is reported if it is twice as wide.
             scales[entry.where] = float(f"{float(made[0].scales[0]):.5g}")
             if made[0].dtype == "int16":
                 wide.append(entry.where)

@@ -27,7 +27,7 @@ from pytest_edgeq.numerics.samples import overlap_finding, repeated_finding
 from pytest_edgeq.progress import Progress, Step
 
 if TYPE_CHECKING:
-    from pytest_edgeq.compare.executors.engines import Engine
+    from pytest_edgeq.compare.executors.engines import SampleExecutor
 
 
 def compare(
@@ -38,7 +38,7 @@ def compare(
     threads: int = 1,
     progress: Progress | None = None,
     keeps_points: bool = False,
-    engine: Engine | None = None,
+    engine: SampleExecutor | None = None,
 ) -> Comparison:
     """
     Measure the errors of every stage of the model's flow.
@@ -158,7 +158,7 @@ class Comparer:
                 self._update_together(samples, at_once)
 
     def update_by(
-        self, engine: Engine, model: bytes, reading: Reading, step: Step
+        self, engine: SampleExecutor, model: bytes, reading: Reading, step: Step
     ) -> tuple[str, ...]:
         """
         Measure samples on an engine, and return the names of its machines.

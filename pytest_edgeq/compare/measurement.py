@@ -18,7 +18,7 @@ from pytest_edgeq.compare.reference import call_reference, in_file_order
 from pytest_edgeq.compare.samples import Sample
 from pytest_edgeq.numerics.checks import UNKNOWN, Calibration
 from pytest_edgeq.numerics.comparison import PointSample, WorstSamples
-from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
+from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.numerics.health import InputHealth, OutputHealth
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB, Side, sqnr_db
@@ -211,7 +211,7 @@ class Measurement:
         ]
         self._sides = sides
         # Both sides of a conversion are float: there is no LSB.
-        unscaled = [BorderSpec(spec.name, chosen=spec.chosen) for spec in specs]
+        unscaled = [IOSpec(spec.name, chosen=spec.chosen) for spec in specs]
         self._stages = {
             name: StageAccumulator(unscaled if name == "conversion" else specs)
             for name in self._sides
@@ -395,9 +395,9 @@ def check_layout(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> 
         )
 
 
-def _io_spec(name: str, tensor: Tensor, *, chosen: bool = False) -> BorderSpec:
+def _io_spec(name: str, tensor: Tensor, *, chosen: bool = False) -> IOSpec:
     """Return name, scale, zero point and code range; only the name without one scale."""
     parameters = qparams(tensor)
     if parameters is None:
-        return BorderSpec(name, chosen=chosen)
-    return BorderSpec(name, *parameters, *code_range(tensor.dtype), chosen=chosen)
+        return IOSpec(name, chosen=chosen)
+    return IOSpec(name, *parameters, *code_range(tensor.dtype), chosen=chosen)

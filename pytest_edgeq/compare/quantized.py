@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from pytest_edgeq.compare.executors.engines import Engine
+    from pytest_edgeq.compare.executors.engines import SampleExecutor
     from pytest_edgeq.compare.executors.session_executor import SessionExecutor
     from pytest_edgeq.litert.converter import Traced
     from pytest_edgeq.tflite.graph import OpGraph
@@ -247,7 +247,7 @@ class QuantizedModel:
             self._edge.clone(), float_edge, self.name, self._references, self._origin
         )
 
-    def engine(self, executor: Executor | None = None) -> Engine | None:
+    def engine(self, executor: Executor | None = None) -> SampleExecutor | None:
         """
         Return the engine that measures its samples; None if this process does.
 

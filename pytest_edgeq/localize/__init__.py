@@ -24,7 +24,7 @@ from pytest_edgeq.localize.rows import LayerError, LayerErrors
 from pytest_edgeq.numerics.findings import FILE, NOT_LOCALIZED, OP_IN_FLOAT, WRONG_RESULT, Finding
 
 if TYPE_CHECKING:
-    from pytest_edgeq.compare.executors.engines import Engine
+    from pytest_edgeq.compare.executors.engines import SampleExecutor
     from pytest_edgeq.compare.quantized import QuantizedModel
     from pytest_edgeq.compare.samples import Sample
     from pytest_edgeq.numerics.comparison import Comparison
@@ -42,7 +42,7 @@ def localize(
     runtime: str,
     threads: int,
     progress: Progress,
-    engine: Engine | None = None,
+    engine: SampleExecutor | None = None,
 ) -> LayerErrors:
     """Measure the error of every op of a file on the op's own inputs."""
     from pytest_edgeq.compare.samples import read_samples

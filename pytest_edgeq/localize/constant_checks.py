@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pytest_edgeq.tflite.boundary import code_range, qparams
 from pytest_edgeq.tflite.constants import Constant, read_constant
-from pytest_edgeq.tflite.differences import ConstantPair, explain, pair_of
+from pytest_edgeq.tflite.differences import ComparedConstant, explain, pair_of
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.ops import INPUT_AT
 from pytest_edgeq.tflite.roles import roles_of
@@ -98,7 +98,7 @@ def half_spacing(dtype: str, reference: Array) -> Array:
         return np.spacing(np.abs(reference).astype(np.float16)).astype(np.float64) / 2
 
 
-def _beyond(stored: Constant, claim: ConstantPair, kept: Callable[[], bool]) -> list[str]:
+def _beyond(stored: Constant, claim: ComparedConstant, kept: Callable[[], bool]) -> list[str]:
     """Return a finding on values beyond their scale, unless the quantizer clips."""
     over = np.maximum(claim.target - claim.high, claim.low - claim.target)
     wrong = over > claim.tolerance
@@ -176,7 +176,7 @@ def _costs_a_bit(lost: Array, steps: Array, high: Array) -> bool:
     return bool(np.square(lost).mean() + 1 / 12 > 4 * wider**2 / 12)
 
 
-def _unused_range(stored: Constant, claim: ConstantPair) -> list[str]:
+def _unused_range(stored: Constant, claim: ComparedConstant) -> list[str]:
     """
     Return a finding on codes that use less than half of their range.
 

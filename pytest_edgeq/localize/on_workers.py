@@ -29,7 +29,7 @@ from pytest_edgeq.progress import Step
 from pytest_edgeq.runtimes.edge import EdgeFile
 
 if TYPE_CHECKING:
-    from pytest_edgeq.compare.executors.engines import Engine
+    from pytest_edgeq.compare.executors.engines import SampleExecutor
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class OpsMerger:
 
 
 def localize_by(
-    engine: Engine, localizer: Localizer, runtime: str, reading: Reading, step: Step
+    engine: SampleExecutor, localizer: Localizer, runtime: str, reading: Reading, step: Step
 ) -> bool:
     """
     Measure the ops on all samples by an engine; return False if it cannot.

@@ -1,5 +1,5 @@
 """
-How far the errors of a sound model move when it is built again, told from one measurement.
+Margins of the errors of a rebuilt model, derived from one measurement.
 
 The same samples are measured then and now, so what is left to explain is the rounding: another
 order of calibration or another kernel moves a scale by a hair, and every code is rounded anew. Each
@@ -17,7 +17,7 @@ sample's error is then drawn again, for the remembered build and for the new one
   it, so it is widened as Student's t widens a normal quantile: by 1.31 for 16 samples. One LSB is
   added for the codes.
 - float32 rounds at 2⁻²⁴, and errors below 2⁻¹⁷ of the output's RMS, some hundred such roundings,
-  are not told apart.
+  are not distinguished.
 
 One sample has no spread: only counts, the LSB and float rounding are left.
 """
@@ -52,7 +52,7 @@ _DRAWN_AT_ONCE: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One metric with what a rebuild explains."""
+    """One metric with the margin that a rebuild explains."""
 
     value: float  # what was measured
     worst: float  # what is still explained on the bad side
@@ -63,7 +63,7 @@ def limits(
     errors: OutputErrors, times: int = 1, metrics: Collection[str] | None = None
 ) -> dict[str, Limit]:
     """
-    Give every metric that this output has, with its margin.
+    Return every metric that this output has, with its margin.
 
     Raises:
         ValueError: The output is not finite, or nothing was tested.
@@ -86,7 +86,7 @@ def limits(
 
 
 def remembered(stages: dict[str, StageErrors]) -> list[dict[str, Any]]:
-    """Give the limits of all stages and outputs as plain rows, in the order of the pipeline."""
+    """Return the limits of all stages and outputs as plain rows, in pipeline order."""
     return [
         {
             "stage": stage,
@@ -105,7 +105,7 @@ def remembered(stages: dict[str, StageErrors]) -> list[dict[str, Any]]:
 
 
 class _Draws:
-    """The sums of one output's samples, and what resampling them gives."""
+    """The sums of one output's samples, and statistics of their resamples."""
 
     def __init__(self, errors: OutputErrors, times: int) -> None:
         columns = np.tile(np.array(errors.samples, dtype=np.float64).T, times)
@@ -172,7 +172,7 @@ def _drawn_resamples(size: int, different: int) -> Iterator[Array]:
 
 
 def _range(amount: float, growth: float, unit: float, floor: float) -> tuple[float, float]:
-    """An amount of error that grew or shrank by a factor, by counts of a unit, or by rounding."""
+    """An amount of error with its variation: a factor, counts of a unit, and rounding."""
     more, less = _counts(amount, unit)
     return max(amount * growth, more, amount + floor), min(amount / growth, less)
 
@@ -224,8 +224,8 @@ def _largest_lsb(draws: _Draws, value: float) -> tuple[float, float]:
 
 
 def _worst_sample(draws: _Draws, value: float) -> tuple[float, float]:
-    told = (draws.noise > 0) & (draws.signal > 0)
-    spread = _gumbel(10 * np.log10(draws.signal[told] / draws.noise[told]))
+    has_sqnr = (draws.noise > 0) & (draws.signal > 0)
+    spread = _gumbel(10 * np.log10(draws.signal[has_sqnr] / draws.noise[has_sqnr]))
     # Any sample may be the one with the next few flips.
     flipped = [
         _decibels(signal, max(_counts(noise, draws.scale**2)[0], noise + draws.floor**2 * n))

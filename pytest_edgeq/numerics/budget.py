@@ -1,4 +1,4 @@
-"""Bounds on errors: what is accepted, what was violated, what a measurement would need."""
+"""Bounds on errors, their violations, and the sample counts that they need."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Violation:
 
     @property
     def finding(self) -> Finding:
-        """The record of it, with what `str` returns as the first line."""
+        """The finding, with the text of `str` as its first line."""
         place = Place("output", self.output)
         expected, got = f"{self.direction} {self.bound:.6g}", f"{self.actual:.6g}"
         says = f"{self.metric}: expected {expected}, got {got}"
@@ -70,14 +70,14 @@ class Violation:
         )
 
     def __str__(self) -> str:
-        """Return one line: what, where, expected, got, and the note."""
+        """Return one line: subject, place, expected, got, and the note."""
         return self.finding.title
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Budget:
     """
-    The errors that are accepted. At least one bound must be set; the others are not looked at.
+    Bounds on errors; at least one must be set, the others are not checked.
 
     Non-finite values, and outputs where nothing was tested, are never accepted.
 
@@ -125,7 +125,7 @@ class Budget:
 
     def violations(self, errors: OutputErrors | StageErrors, stage: str) -> list[Violation]:
         """
-        Hold errors against this budget, output by output.
+        Compare errors with this budget, output by output.
 
         An output with anything non-finite, or where nothing was tested, gets that one violation:
         its metrics say nothing then.
@@ -232,7 +232,7 @@ def _outputs(errors: OutputErrors | StageErrors) -> list[OutputErrors]:
 
 
 def _checked(name: str, value: object) -> float:
-    """Return a bound as int or float, or say what is wrong with it and what to give instead."""
+    """Return a valid bound as int or float; raise with a fix if it is invalid."""
     given = f"Budget({name}={value!r})"
     if not isinstance(value, Real) or isinstance(value, bool):
         raise TypeError(f"{given}: expected a real number, got {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""Health checks that need no inference: scales and biases; and what a calibration explains."""
+"""Health checks without inference: scales, biases, and causes in the calibration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FILLED = {"input": 1 / 4, "output": 1 / 32}
 """
 Share of the codes that the values of a range that was meant span at least.
 
-Inputs in steps of 1 are whole numbers, which are told from others; outputs are rounded to them.
+Inputs in steps of 1 are whole numbers, which differ from others; outputs are rounded to them.
 """
 
 
@@ -89,7 +89,7 @@ def uncalibrated_finding(place: Place, evidence: str, harm: Harm = NO_HARM) -> F
 
 
 class DefaultRange:
-    """Tells whether values fill codes of scale 1.0 and zero point 0; merges."""
+    """Check for values that fill codes of scale 1.0 and zero point 0; mergeable."""
 
     def __init__(self, scale: float | None, zero_point: int | None, low: int | None) -> None:
         self._is_default = (scale, zero_point) == (1.0, 0) and low is not None and low < 0
@@ -186,7 +186,7 @@ class Calibration(NamedTuple):
         return 0 < self.evaluated <= self.known
 
     def too_wide(self, scale: float | None = None) -> Reason:
-        """Return why a range is mostly unused, or the check that tells the causes apart."""
+        """Return why a range is mostly unused, or a check that distinguishes the causes."""
         if scale == LEAST_SCALE:
             return Reason((_AT_LEAST_SCALE,), "leave what is so small in float, or scale it up")
         if self.is_own:
@@ -202,7 +202,7 @@ class Calibration(NamedTuple):
         )
 
     def too_narrow(self, *, on_more: bool = False) -> Reason:
-        """Return the cause of a range that clips values, or the calibration that mends it."""
+        """Return the cause of a range that clips values, or the calibration that fixes it."""
         if self.is_own:
             own = f"the file was calibrated on {self._samples}, so others will not widen it"
             if self.averages:
@@ -227,7 +227,7 @@ class Calibration(NamedTuple):
 
 
 def keeps_nothing(reach: float, needed: float) -> bool:
-    """Whether a range keeps one value in a hundred at most: calibration gave it next to nothing."""
+    """Whether a range covers at most 1 % of the needed one: it was hardly calibrated."""
     return 0 < reach <= needed / 100
 
 

@@ -1,4 +1,4 @@
-"""What `edgeq.compare` returns: errors of every stage, health, worst samples, chart points."""
+"""The result of `edgeq.compare`: errors by stage, health, worst samples, chart points."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PointSample:
         self._thin()
 
     def merge(self, other: PointSample) -> None:
-        """Add what another one has kept."""
+        """Add the samples of another one."""
         self._every = max(self._every, other._every)
         self._kept |= other._kept
         self._kept = {i: points for i, points in self._kept.items() if not i % self._every}
@@ -96,7 +96,7 @@ _Badness: TypeAlias = "tuple[float, bool, float, int]"
 
 class WorstSamples:
     """
-    Keeps the inputs of the worst few samples, so that memory does not grow with their number.
+    Keeps the inputs of the worst few samples, in constant memory.
 
     NaN is the worst SQNR, then −inf. Of equals the sample with the least index is kept, in whatever
     order they come.
@@ -137,7 +137,7 @@ class WorstSamples:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """
-    The edge model held against torch, stage by stage. A stage that the flow lacks is None.
+    Errors of the edge model against torch, by stage; None for a stage that the flow lacks.
 
     Attributes:
         name: the model.

@@ -1,4 +1,4 @@
-"""Of remembered errors: the confidence of limits, and the kinds of fingerprints; without numpy."""
+"""The confidence of stored limits, and the kinds of fingerprints; without numpy."""
 
 from __future__ import annotations
 

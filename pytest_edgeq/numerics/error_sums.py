@@ -39,7 +39,7 @@ random one in seven is so near in one column, and one in 2,500 in four.
 
 def match_counts(reference: Array, actual: Array) -> tuple[int, int]:
     """
-    Count the rows of an output behind a choice, and those that are the reference's.
+    Count the rows of a chosen output, and those that agree with the reference.
 
     A row is the last axis, as the coordinates of a box; of an array of one row, of integers and of
     bools it is an element. It matches where all whole numbers in it, such as a class, are equal,
@@ -67,8 +67,8 @@ _NAN, _NUMBER, _DEGENERATE = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class BorderSpec:
-    """What must be known of an output, or of an input, to measure it."""
+class IOSpec:
+    """The properties of an output or input that a measurement needs."""
 
     name: str  # its name
     # its own scale S in the file (one LSB); None for one without a scale
@@ -84,7 +84,7 @@ class BorderSpec:
 class _OutputAccumulator:
     """One output of a StageAccumulator; the arrays it gets were checked there."""
 
-    spec: BorderSpec
+    spec: IOSpec
     dtypes: frozenset[np.dtype[Any]] = frozenset()
     n_samples: int = 0
     n_elements: int = 0
@@ -108,7 +108,7 @@ class _OutputAccumulator:
             self.nonfinite_actual += actual.n_nonfinite
             first = int(np.logical_or.reduce(bad).argmax())
             self._offer_element((_NAN, 0.0, sample), first, reference.array, actual.array)
-            # The rows alone: whether this output has classes at all is told by its shape.
+            # The rows alone: the shape shows whether this output has classes at all.
             self.rows += self._agreement(reference, actual)[1]
             return self._offer_sample(math.nan, _NAN, sample)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -146,7 +146,7 @@ class _OutputAccumulator:
         return top1_counts(reference, actual)
 
     def _offer_sample(self, decibels: float, rank: int, sample: int) -> float:
-        # NaN has no order, so its rank stands for it.
+        # NaN has no order, so its rank replaces it.
         key = (rank, decibels if rank == _NUMBER else 0.0, sample)
         self.worst = key if self.worst is None else min(self.worst, key)
         # A degenerate sample has no error to look at: it must not crowd out the bad ones.
@@ -232,7 +232,7 @@ class StageAccumulator:
         ValueError: there is no output, or two have the same name.
     """
 
-    def __init__(self, outputs: Sequence[BorderSpec]) -> None:
+    def __init__(self, outputs: Sequence[IOSpec]) -> None:
         self.outputs = tuple(outputs)
         names = [spec.name for spec in self.outputs]
         if not names:
@@ -315,7 +315,7 @@ class StageAccumulator:
 
     def result(self) -> StageErrors:
         """
-        Return what was measured so far.
+        Return the errors measured so far.
 
         Raises:
             ValueError: there was no sample.

@@ -1,5 +1,5 @@
 """
-Findings: one record for each thing that is wrong, made where the fact is known.
+Findings: one record for each defect, created where it is detected.
 
 Order, merging and what is said are decided on these records; texts are rendered from them.
 """
@@ -27,7 +27,7 @@ CLIPPED_OUTPUT = "clipped_output"
 SATURATED_OUTPUT = "saturated_output"
 # many elements of an input lie outside of what its codes can say: the range is too small
 CLIPPED_INPUT = "clipped_input"
-# an input takes a few of its codes only: the range that it was calibrated with is too wide
+# an input uses few of its codes: the range that it was calibrated with is too wide
 COARSE_INPUT = "coarse_input"
 # a bias did not fit int32 and was cut off
 BIAS_AT_INT32_LIMIT = "bias_at_int32_limit"
@@ -52,7 +52,7 @@ OTHER_FILE: Final = "other_file"
 MISFIT: Final = "misfit"
 # a runtime refuses the file, or the reference fails
 CANNOT_RUN: Final = "cannot_run"
-# runtimes give different results, or one gives different results from run to run
+# results differ between runtimes, or between runs on one
 RUNTIMES_DIFFER: Final = "runtimes_differ"
 # an output that is handed on to an input has another scale or zero point than this
 STATE_MISMATCH: Final = "state_mismatch"
@@ -108,7 +108,7 @@ NO_BASELINE: Final = "no_baseline"
 
 
 class Level(IntEnum):
-    """What a harm is measured in; each level is worse than those before."""
+    """The unit of a harm; each level is worse than those before."""
 
     UNKNOWN = 0
     """Nothing is lost, or it is not known how much."""
@@ -142,7 +142,7 @@ class Harm:
 
     @staticmethod
     def decibels(lost: float) -> Harm:
-        """Return the harm of so many dB; of what is not finite, a useless output's."""
+        """Return the harm of a loss in dB; of a useless output if it is not finite."""
         return Harm(Level.DB, max(lost, 0.0)) if math.isfinite(lost) else USELESS
 
     @staticmethod
@@ -179,7 +179,7 @@ class Place(NamedTuple):
     subgraph: int = 0
 
     def __str__(self) -> str:
-        """Return what to call it in a sentence: `output 'scores'`, `CONV_2D #3 (layer1.0.conv)`."""
+        """Return its name in a sentence: `output 'scores'`, `CONV_2D #3 (layer1.0.conv)`."""
         if self.kind in ("input", "output"):
             return f"{self.kind} {self.name!r}"
         if self.kind != "op" or self.op is None:
@@ -194,7 +194,7 @@ class Place(NamedTuple):
 
     @staticmethod
     def of_op(called: str) -> Place:
-        """Return the place of the op that a baseline calls so; that of another name has no `op`."""
+        """Parse the name of an op in a baseline; the place has no `op` if it is none."""
         if (found := _OP.fullmatch(called)) is None:
             return Place("op", called)
         name, subgraph, op, module = found.groups()
@@ -246,7 +246,7 @@ class DiffLine(NamedTuple):
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> DiffLine:
-        """Return the line of which `to_dict` gave these data."""
+        """Return the line that `to_dict` serialized."""
         return DiffLine(tuple(DiffPart(**part) for part in data["parts"]), data["kind"])
 
 
@@ -294,17 +294,17 @@ class Finding:
 
     @property
     def where(self) -> str:
-        """What to call the place in a sentence."""
+        """The name of the place in a sentence."""
         return str(self.place)
 
     @property
     def summary(self) -> str:
-        """What is wrong, in one clause."""
+        """The symptom in one clause."""
         return self.symptom or f"expected {self.expected}, got {self.got}"
 
     @property
     def message(self) -> str:
-        """What is wrong, why, and what to do, without the place."""
+        """Symptom, causes and fix, without the place."""
         return "; ".join(filter(None, (self.summary, *self._all_causes, self._any_fix)))
 
     @property
@@ -314,7 +314,7 @@ class Finding:
 
     @property
     def title(self) -> str:
-        """The first line: what changed since the baseline; what, where, expected and got."""
+        """The first line: the change since the baseline, or place, expected and got."""
         headline = self.headline or ": ".join(filter(None, (self.where, self.summary)))
         left = len(self.since) - _SHOWN
         more = [f"{left} more changes"] if left > 1 else self.since[_SHOWN:]
@@ -322,12 +322,12 @@ class Finding:
 
     @property
     def is_explained(self) -> bool:
-        """Whether it is known what made it so."""
+        """Whether its cause is known."""
         return bool(self.since or self._all_causes or self.explained_by)
 
     @property
     def _all_causes(self) -> list[str]:
-        """The causes, and which of what may have changed is left."""
+        """The causes, and the changes that remain possible."""
         if not self.unchanged:
             return list(self.causes)
         same = f"{', '.join(self.unchanged)} and versions are the baseline's"
@@ -335,7 +335,7 @@ class Finding:
 
     @property
     def _any_fix(self) -> str:
-        """The fix, else to look for what changed."""
+        """The fix, else the advice to look for changes."""
         looked = f"look for what changed in {self._any_suspect}, and undo it"
         return self.fix or (looked if self.suspects else "")
 
@@ -345,7 +345,7 @@ class Finding:
 
     @property
     def reasons(self) -> list[str]:
-        """The lines on its causes and on what to change, each with its label."""
+        """The lines of causes and fixes, each with its label."""
         found = [f"cause: {each}" for each in self._all_causes]
         found += [
             f"{'layer to blame' if each.kind in LAYER_KINDS else 'cause'}: {each.sentence}"
@@ -357,14 +357,14 @@ class Finding:
 
     @property
     def acceptance(self) -> list[str]:
-        """The lines on the baseline, and on what accepts the finding."""
+        """The lines on the baseline, and on how to accept the finding."""
         file = self.place.name if self.place.kind == "baseline" else ""
-        told = [("file", file), ("update", self.command)]
-        return [f"{label}: {text}" for label, text in told if text]
+        labelled = [("file", file), ("update", self.command)]
+        return [f"{label}: {text}" for label, text in labelled if text]
 
     @property
     def lines(self) -> list[str]:
-        """The lines of a text: title, causes and fix, diff and evidence, what accepts it."""
+        """The lines of a text: title, causes and fix, diff and evidence, acceptance."""
         behind = [line for each in self.explained_by for line in each.evidence]
         details = [*map(str, self.diff), *self.evidence, *behind]
         return [self.title, *self.reasons, *details, *self.acceptance]
@@ -382,7 +382,7 @@ class Finding:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Finding:
-        """Return the finding of which `to_dict` gave these data."""
+        """Return the finding that `to_dict` serialized."""
         harm = data["harm"]
         known = {
             **{name: data[name] for name in _TEXTS},
@@ -464,11 +464,11 @@ def explains(one: Finding, other: Finding) -> bool:
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:
     """
-    Order findings by harm, the greatest first, each once; of equal harm in the order given.
+    Return findings without duplicates, the greatest harm first; the sort is stable.
 
-    A finding that explains others does their harm as well and stands before them: another file than
-    the flow's, then samples that do not fit and runtimes that refuse the file, as these leave
-    nothing to measure.
+    A finding that explains others has their harm as well and precedes them: another file than the
+    flow's, then samples that do not fit and runtimes that refuse the file, as these leave nothing
+    to measure.
     """
     once = list(dict.fromkeys(findings))
 
@@ -481,14 +481,14 @@ def ordered(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def input_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the findings on inputs, which explain what is lost behind them."""
+    """Return the findings on inputs, which explain errors downstream."""
     return tuple(each for each in findings if each.kind in INPUT_KINDS)
 
 
 def aligned(
     rows: Sequence[Sequence[str]], numeric: Container[int] = (), indent: str = ""
 ) -> list[str]:
-    """Return rows as lines, columns two blanks apart, numeric columns to the right."""
+    """Return rows as lines: two blanks between columns, numeric columns right-aligned."""
     # Not by rich, which fits cells to the terminal: logs and golden texts have lines of any width.
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [

@@ -1,5 +1,5 @@
 """
-What is wrong whatever the budget says: defects that a loose budget would let through.
+Health checks: defects that a loose budget would accept.
 
 Every rule has a limit that is stated with its reason, so that a finding is worth to act on.
 """
@@ -19,7 +19,7 @@ from .checks import (
     DefaultRange,
     keeps_nothing,
 )
-from .error_sums import BorderSpec
+from .error_sums import IOSpec
 from .findings import (
     CLIPPED_INPUT,
     CLIPPED_OUTPUT,
@@ -76,13 +76,13 @@ multiplier moves the values.
 """
 
 
-_ENOUGH = 32  # elements that it takes: fewer say nothing of a range
+_ENOUGH = 32  # elements needed: fewer say nothing of a range
 
 _LOCALIZE = "edgeq.localize(model, samples)"
 
 
 class _CodeRange(NamedTuple):
-    """How the codes of an output stand for its values."""
+    """The mapping from codes of an output to its values."""
 
     scale: float
     zero_point: int
@@ -161,7 +161,7 @@ class Outside:
 class OutputHealth:
     """Looks at one output sample by sample; merges over processes like the error accumulators."""
 
-    def __init__(self, spec: BorderSpec, *, averaged: bool = False) -> None:
+    def __init__(self, spec: IOSpec, *, averaged: bool = False) -> None:
         self.spec = spec
         self.averaged = averaged
         self.n_elements = 0
@@ -256,7 +256,7 @@ class OutputHealth:
             self._extremes[i].merge(other._extremes[i])
 
     def findings(self, calibration: Calibration = UNKNOWN) -> list[Finding]:
-        """Return what is wrong with this output; empty where it is sound."""
+        """Return the defects of this output; empty if it is sound."""
         found = [self._nonfinite_finding(), self._constant_finding()]
         found += [self._clipped_finding(calibration), self._saturated_finding()]
         found.append(self._uncalibrated_finding())
@@ -270,13 +270,13 @@ class OutputHealth:
         reference, actual = self._nonfinite
         if not (reference or actual):
             return None
-        told = f"{actual} NaN or infinite of {self.n_elements} elements"
+        counted = f"{actual} NaN or infinite of {self.n_elements} elements"
         if reference:
             return Finding(
                 kind=NONFINITE,
                 place=self._place,
                 expected="finite values",
-                got=f"{told}, and {reference} in the float reference itself",
+                got=f"{counted}, and {reference} in the float reference itself",
                 fix="look at the model (log, sqrt, a division) and at the samples first",
                 harm=USELESS,
             )
@@ -284,7 +284,7 @@ class OutputHealth:
             kind=NONFINITE,
             place=self._place,
             expected="finite values",
-            got=f"{told}, where the reference has none",
+            got=f"{counted}, where the reference has none",
             fix=f"{_LOCALIZE} names the first op that gives any",
             harm=USELESS,
         )
@@ -304,7 +304,7 @@ class OutputHealth:
         away = max(abs(reference.low - actual.low), abs(reference.high - actual.low))
         is_right = away <= (self.spec.scale or 0.0) / 2
         if actual.low == 0:
-            # Where nothing is detected a sound model gives zeros, too.
+            # If nothing is detected, a sound model outputs zeros, too.
             if is_right and self.spec.scale in FIXED_SCALES:
                 return None
             return Finding(
@@ -393,7 +393,7 @@ class InputHealth:
         ValueError: no scale, zero point or code range.
     """
 
-    def __init__(self, spec: BorderSpec, *, averaged: bool = False) -> None:
+    def __init__(self, spec: IOSpec, *, averaged: bool = False) -> None:
         scale, zero_point, low, high = spec.scale, spec.zero_point, spec.qmin, spec.qmax
         if scale is None or zero_point is None or low is None or high is None:
             raise ValueError(f"input {spec.name!r}: expected one with a scale, got {spec}")
@@ -436,7 +436,7 @@ class InputHealth:
         self._default.merge(other._default)
 
     def findings(self, calibration: Calibration = UNKNOWN) -> list[Finding]:
-        """Return what is wrong with this input; empty where it is sound."""
+        """Return the defects of this input; empty if it is sound."""
         count, elements = self._outside.count, self._outside.elements
         if not elements:
             return []
@@ -483,7 +483,7 @@ class InputHealth:
 
     @property
     def span(self) -> tuple[float, float]:
-        """Width of what the codes reach, and of the values met; 0 where none was."""
+        """Width of the range of the codes, and of the observed values."""
         low, high = self._reach()
         met = max(self._greatest, 0.0) - min(self._least, 0.0)
         return high - low, max(met, 0.0)

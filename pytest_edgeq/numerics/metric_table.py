@@ -7,7 +7,7 @@ from typing import Final, Literal, NamedTuple
 
 
 class Metric(NamedTuple):
-    """What budgets, margins and baselines know of one metric."""
+    """Properties of one metric for budgets, margins and baselines."""
 
     name: str
     # less is better of an amplitude; more of decibels, of a similarity, and of a share of rows

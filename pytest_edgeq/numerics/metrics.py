@@ -1,5 +1,5 @@
 """
-The formulas, each in one place, from sums that were pooled over all samples and elements.
+The formulas of metrics, from sums pooled over all samples and elements.
 
 f is the reference, q what is measured against it, S the scale of the output. Where a formula has no
 answer the result is NaN, and every bound is written so that NaN fails it.
@@ -45,7 +45,7 @@ def dot(left: Array, right: Array) -> float:
 
 class Side:
     """
-    An array, and what is computed of it once for all that look at it.
+    An array with cached statistics, which all metrics and checks share.
 
     In a comparison the reference is part of two stages and of the health checks, and so is the
     output of the file. Not by `functools.cached_property`, whose lock all threads share before
@@ -282,7 +282,7 @@ class Distances:
         return [_distance(one, two) for one, two in zip(actual, reference, strict=True)]
 
     def exceeds(self, distances: Sequence[float]) -> bool:
-        """Add a sample, and return whether an output of it is further off than all before."""
+        """Add a sample, and return whether any output has its greatest error so far."""
         before = [-1.0] * len(distances) if self.worst is None else self.worst
         self.worst = [max(pair) for pair in zip(distances, before, strict=True)]
         return self.worst != before

@@ -1,5 +1,5 @@
 """
-How sure a drop of a score is, where two models are scored on the same samples.
+Confidence of the score drop between two models on the same samples.
 
 The drop is the float score minus the edge score, counted so that more is worse. Each of its two
 bounds holds with 95 % confidence by itself (together they are a 90 % interval), because each
@@ -50,7 +50,7 @@ def mcnemar_p(lost: int, gained: int) -> float:
 
 
 def unseen_share(n: int) -> float:
-    """Return the greatest share of what n samples have not shown: some 3/n, the rule of three."""
+    """Return an upper bound on the rate of unseen events in n samples: the rule of three."""
     return float(-math.expm1(math.log(_ALPHA) / n))
 
 

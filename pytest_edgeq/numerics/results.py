@@ -1,4 +1,4 @@
-"""What was measured: the errors of one output, and of all outputs of a stage."""
+"""Measured errors: those of one output, and of all outputs of a stage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .metrics import json_number, worst_high, worst_low
 @dataclass(frozen=True, slots=True)
 class ElementError:
     """
-    One element and what it was on both sides.
+    One element, with its expected and actual value.
 
     Attributes:
         sample: index of the sample.
@@ -39,7 +39,7 @@ class ElementError:
 
 
 class SampleErrors(NamedTuple):
-    """The sums of one output over one sample: what a bootstrap over samples draws from."""
+    """The sums of one output over one sample, the unit of the bootstrap."""
 
     sample: int  # index of the sample
     n: int  # number of elements
@@ -236,7 +236,7 @@ was calibrated they are not.
 
 def wiped(errors: OutputErrors) -> dict[str, float]:
     """
-    Return every metric that zeros in place of this output would have on the same samples.
+    Return the metrics of an all-zero output on the same samples.
 
     The top-1 agreement is that of the first class, which the argmax of zeros is, or of a guess
     among all classes, whichever is more. Empty where the reference is zero itself.
@@ -269,6 +269,6 @@ def accepts(metric: str, limit: float, value: float) -> bool:
 
 
 def is_below_a_step(errors: OutputErrors) -> bool:
-    """Whether the reference's values are less than a step of a scale that no calibration set."""
+    """Whether the reference is below one step of a scale that was never calibrated."""
     rms = errors.rmse * 10 ** (errors.sqnr_db / 20)
     return errors.scale in FIXED_SCALES and rms < errors.scale

@@ -24,7 +24,7 @@ _REPEATED = 4
 
 class SampleLedger:
     """
-    Remembers samples by a digest of 16 bytes each, to know calibration samples when met again.
+    Digests of samples, to recognize calibration samples that occur again.
 
     A digest takes in number, dtype, shape and bytes of the arrays: 0 and 0.0 are two samples.
     """
@@ -38,7 +38,7 @@ class SampleLedger:
         self._numbers = _WholeNumbers()
 
     def add(self, arrays: Iterable[Array]) -> None:
-        """Remember one sample."""
+        """Add the digest of one sample."""
         known = [np.asarray(array) for array in arrays]
         digest = sample_digest(known)
         if digest in self._digests:
@@ -88,7 +88,7 @@ class SampleLedger:
 
 
 class _WholeNumbers:
-    """How many samples there can be, as far as the least and greatest numbers met tell it."""
+    """An upper bound on distinct samples of integers, from their least and greatest values."""
 
     def __init__(self) -> None:
         self._ends: dict[int, tuple[int, int, int]] = {}
@@ -132,9 +132,9 @@ def sample_digest(arrays: Iterable[Array]) -> bytes:
 
 def repeated_finding(ledger: SampleLedger) -> Finding | None:
     """
-    Return the finding for a calibration by one sample that was given again and again; else None.
+    Return the finding for a calibration by one repeated sample; else None.
 
-    By a loader that gives the same always, or as `[sample] * 64`.
+    As from a loader that always yields the same, or from `[sample] * 64`.
     """
     if len(ledger) != 1 or ledger.n_added < _REPEATED:
         return None

@@ -21,7 +21,7 @@ class TargetMachine:
     Attributes:
         target: The target's name.
         machine: Of the processor, such as `aarch64`.
-        cpu: The processor's name, as far as it is told.
+        cpu: The processor's name, as far as it is known.
         features: Instruction sets that kernels are chosen by.
         package: That runs the files, such as `ai-edge-litert`.
         release: Of the package.
@@ -55,17 +55,17 @@ class TargetMachine:
     def __str__(self) -> str:
         """Return the machine, its releases and the instruction sets of kernels in one line."""
         cpu = f" ({self.cpu})" if self.cpu else ""
-        told = " ".join(filter(_KERNELS.fullmatch, self.features)) or "no vector instructions"
+        kernels = " ".join(filter(_KERNELS.fullmatch, self.features)) or "no vector instructions"
         return (
             f"{self.machine}{cpu}, {self.package} {self.release}, Python {self.python}, "
-            f"numpy {self.numpy}, {told}"
+            f"numpy {self.numpy}, {kernels}"
         )
 
     @property
     def kernels(self) -> dict[str, Any]:
         """Return the fields that identify the kernels, as plain, JSON-able data for a baseline."""
-        told = self.to_dict()
-        return {name: told[name] for name in ("machine", "features", "package", "release")}
+        known = self.to_dict()
+        return {name: known[name] for name in ("machine", "features", "package", "release")}
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain, JSON-able data."""

@@ -188,13 +188,13 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     if settings.update:
         words.append(f"update={','.join(sorted(settings.update))}")
     versions = producer()
-    told = [
+    releases = [
         f"{name} {version or 'not installed'}"
         for name, version in versions.items()
         if name != "pytest-edgeq" and (version is not None or name in _NEEDED)
     ]
     new = [f"not tried with {', '.join(names)}"] if (names := untried(versions).values()) else []
-    lines = [" ".join(words), ", ".join(told), *new, _cache_header(config)]
+    lines = [" ".join(words), ", ".join(releases), *new, _cache_header(config)]
     lines += _target_headers(config)
     return [f"edgeq: {line}" for line in lines]
 
@@ -204,13 +204,13 @@ def _target_headers(config: pytest.Config) -> list[str]:
     runtimes, settings = config.stash[runtimes_key], config.stash[settings_key]
     lines = []
     for name, target in runtimes.targets.items():
-        told = shlex.join(target.command)
+        state = shlex.join(target.command)
         if runtimes.target_of(settings.runtime) is target and not config.option.collectonly:
             try:
-                told = str(target.start())
+                state = str(target.start())
             except RuntimeError as error:
-                told = str(error).splitlines()[0]
-        lines.append(f"target {name}: {told}")
+                state = str(error).splitlines()[0]
+        lines.append(f"target {name}: {state}")
     return lines
 
 
@@ -301,7 +301,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     config = metafunc.config
     marks = _marks(metafunc.definition)
     if "edgeq_quantizer" in metafunc.fixturenames and not _parametrized(metafunc):
-        quantizers = config.stash[settings_key].quantizers_beside(marks.quantizers)
+        quantizers = config.stash[settings_key].effective_quantizers(marks.quantizers)
         metafunc.parametrize(
             "edgeq_quantizer", quantizers, ids=quantizer_ids(quantizers), indirect=True
         )
@@ -351,7 +351,7 @@ def _runtime(config: pytest.Config) -> str:
     """Return the runtime of the running test."""
     item = config.stash[running_key]
     marked = None if item is None else _marks(item).runtime
-    return config.stash[settings_key].runtime_beside(marked)
+    return config.stash[settings_key].effective_runtime(marked)
 
 
 # --- the running test ---------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pytest_edgeq.plugin.state import fixture_values, journal_key, owner_of
 
 if TYPE_CHECKING:
     from pytest_edgeq.report.bundle import Evidence
-    from pytest_edgeq.report.run import Failure, PhaseReport
+    from pytest_edgeq.report.run import PhaseReport, TestFailure
 
 
 class Artifacts:
@@ -67,13 +67,13 @@ class Artifacts:
         folder = self._folder(item)
         shown = shown_path(folder, self._rootdir)
         try:
-            text = "\n\n".join(_told(report.nodeid, failure) for failure in failures)
+            text = "\n\n".join(_failure_text(report.nodeid, failure) for failure in failures)
             write_bundle(folder, evidence, run, text, self._rootdir)
         except (OSError, ValueError) as error:
-            _tell(report, f"bundle: cannot be written: {error}")
+            _add_section(report, f"bundle: cannot be written: {error}")
             return
         report.__dict__["edgeq_bundle"] = shown
-        _tell(report, f"bundle: {shown}/ (python reproduce.py shows the failure)")
+        _add_section(report, f"bundle: {shown}/ (python reproduce.py shows the failure)")
 
     def _evidence(self, item: pytest.Item, error: BaseException | None) -> Evidence:
         from pytest_edgeq.compare.failed_samples import attached_samples, compared_samples
@@ -102,13 +102,13 @@ class Artifacts:
 artifacts_key: pytest.StashKey[Artifacts | None] = pytest.StashKey()
 
 
-def _told(nodeid: str, failure: Failure) -> str:
+def _failure_text(nodeid: str, failure: TestFailure) -> str:
     path, line = failure["path"], failure["line"]
     place = "" if path is None else f" at {path}:{line}"
     return f"{nodeid} failed in its {failure['phase']}{place}\n{failure['message']}"
 
 
-def _tell(report: pytest.TestReport, text: str) -> None:
+def _add_section(report: pytest.TestReport, text: str) -> None:
     """Add a line to the text of a failure."""
     add = getattr(report.longrepr, "addsection", None)
     if add is None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.baselines.collected import CollectedModule
     from pytest_edgeq.baselines.obsolete import RunLog
     from pytest_edgeq.baselines.summary import Outcome, Severity
-    from pytest_edgeq.report.run import Failure, PhaseReport, Run, RunRecorder
+    from pytest_edgeq.report.run import PhaseReport, Run, RunRecorder, TestFailure
 
 _ANNOTATOR = "pytest_github_actions_annotate_failures"  # the plugin that annotates every failure
 
@@ -53,8 +53,8 @@ class Controller:
         worker, record = getattr(report, "worker_id", ""), getattr(report, "edgeq", None)
         self._log.add(report.nodeid, worker, report.when or "", report.outcome, record)
         self._the_recorder.add(phase_report(report, worker, self._config.rootpath))
-        told = getattr(report, "edgeq_cache", ())
-        self._cache_messages.update(dict.fromkeys((kind, text) for kind, text in told))
+        messages = getattr(report, "edgeq_cache", ())
+        self._cache_messages.update(dict.fromkeys((kind, text) for kind, text in messages))
         for machine in getattr(report, "edgeq_targets", ()):
             self._targets[machine["target"]] = machine
 
@@ -98,7 +98,7 @@ class Controller:
         outcome = Outcome(
             found,
             obsolete_is_error=is_error,
-            tells_not_judged=is_error or prunes or self._config.get_verbosity() > 0,
+            shows_not_judged=is_error or prunes or self._config.get_verbosity() > 0,
         )
         if prunes:
             kept = prune(found.obsolete)
@@ -178,13 +178,13 @@ def phase_report(report: pytest.TestReport, worker: str, rootdir: Path) -> Phase
     )
 
 
-def failure_of(report: pytest.TestReport, rootdir: Path) -> Failure | None:
+def failure_of(report: pytest.TestReport, rootdir: Path) -> TestFailure | None:
     """Return why a phase failed; None if it passed."""
     if not report.failed:
         return None
     crash = getattr(report.longrepr, "reprcrash", None)
     phase = report.when if report.when in ("setup", "call", "teardown") else "crash"
-    failure: Failure = {
+    failure: TestFailure = {
         "phase": phase,
         "message": str(report.longrepr),
         "path": None,
@@ -210,12 +210,7 @@ SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 def write_views(run: Run, settings: Settings) -> list[str]:
-    """
-    Write every view that was asked for.
-
-    Returns:
-        What could not be written, and why; the other views are written all the same.
-    """
+    """Write every view that was asked for; return the errors of those that cannot be written."""
     views: list[tuple[str, Path, Callable[[Path], None]]] = []
     if settings.json is not None:
         views.append(("--edgeq-json", settings.json, run.write))

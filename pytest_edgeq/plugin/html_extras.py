@@ -39,10 +39,10 @@ def _extras(journal: PhaseJournal) -> Iterator[dict[str, Any]]:
                 from pytest_edgeq.report.html.view import png_url
 
                 sqnr_db = float(sample["sqnr_db"])
-                told = f"sample {sample['index']}, input {position}: {sqnr_db:.1f} dB"
+                caption = f"sample {sample['index']}, input {position}: {sqnr_db:.1f} dB"
                 # No `extras.png`: pytest-html 4.2 encodes the extras of a rerun test twice, and
                 # warns of the result.
                 yield extras.html(
-                    f'<figure><img src="{png_url(picture)}" alt="{told}">'
-                    f"<figcaption>{told}</figcaption></figure>"
+                    f'<figure><img src="{png_url(picture)}" alt="{caption}">'
+                    f"<figcaption>{caption}</figcaption></figure>"
                 )

@@ -62,10 +62,10 @@ class LibraryOutput:
                 separated.append((title, rest))
             if logged:
                 # pytest selects sections by the words `stderr` and `teardown` in the title.
-                told = f"edgeq: stderr of the libraries, {title.removeprefix(_CAPTURED)}"
+                header = f"edgeq: stderr of the libraries, {title.removeprefix(_CAPTURED)}"
                 count = f"{counted(len(logged), 'line')}, shown by -v"
                 shown = is_shown or self._is_verbose
-                separated.append((told, "".join(logged) if shown else count))
+                separated.append((header, "".join(logged) if shown else count))
         return separated
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from pytest_edgeq.names import DEFAULT_PRESET, DEFAULT_RUNTIME, nearest
-from pytest_edgeq.plugin.options.values import Place, quantizer_of, runtime_of
+from pytest_edgeq.plugin.options.values import OptionSource, quantizer_of, runtime_of
 from pytest_edgeq.runtimes.registry import Runtimes
 
 _MARKER_IS_KEYWORD_ONLY: Final = (
@@ -36,7 +36,7 @@ _QUANTIZERS_OF_A_CASE: Final = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Marks:
-    """The keywords of `@pytest.mark.edgeq(…)`; None where one is not given."""
+    """The keywords of `@pytest.mark.edgeq(…)`; None for absent ones."""
 
     quantizers: tuple[object, ...] | None = None
     runtime: str | None = None
@@ -50,7 +50,7 @@ MARKER: Final = (
 
 def resolve_marks(marks: Iterable[pytest.Mark], rootdir: Path, runtimes: Runtimes) -> Marks:
     """
-    Make one of the markers `edgeq` on a test, the closest first; each keyword counts by itself.
+    Merge the markers `edgeq` on a test; the closest one wins for each keyword.
 
     Raises:
         pytest.UsageError: A keyword or a value is not valid.
@@ -77,7 +77,7 @@ def resolve_marks(marks: Iterable[pytest.Mark], rootdir: Path, runtimes: Runtime
     if "quantizers" in said:
         said["quantizers"] = _marked_quantizers(said["quantizers"], rootdir)
     if "runtime" in said:
-        runtime_of(said["runtime"], Place("the marker edgeq(runtime=…)", rootdir, runtimes))
+        runtime_of(said["runtime"], OptionSource("the marker edgeq(runtime=…)", rootdir, runtimes))
     return Marks(**said)
 
 
@@ -90,19 +90,19 @@ def check_quantizers_are_used(
     Raises:
         pytest.UsageError: It does not use `edgeq_quantizer`, or has run through its values by then.
     """
-    if "edgeq_quantizer" not in fixtures and any(map(_gives_quantizers, marks)):
-        told = ", ".join(fixtures) or "none"
-        raise pytest.UsageError(_QUANTIZERS_ARE_UNUSED.format(fixtures=told))
-    if any(map(_gives_quantizers, of_case)):
+    if "edgeq_quantizer" not in fixtures and any(map(_sets_quantizers, marks)):
+        names = ", ".join(fixtures) or "none"
+        raise pytest.UsageError(_QUANTIZERS_ARE_UNUSED.format(fixtures=names))
+    if any(map(_sets_quantizers, of_case)):
         raise pytest.UsageError(_QUANTIZERS_OF_A_CASE)
 
 
-def _gives_quantizers(mark: pytest.Mark) -> bool:
+def _sets_quantizers(mark: pytest.Mark) -> bool:
     return mark.name == "edgeq" and mark.kwargs.get("quantizers") is not None
 
 
 def _marked_quantizers(value: object, rootdir: Path) -> tuple[object, ...]:
-    place = Place("the marker edgeq(quantizers=…)", rootdir)
+    place = OptionSource("the marker edgeq(quantizers=…)", rootdir)
     if not isinstance(value, (list, tuple)):
         raise pytest.UsageError(
             f"{place.where}: expected a list of quantizers, got {value!r}; write [{value!r}]"

@@ -60,7 +60,7 @@ def owner_of(item: pytest.Item) -> Owner:
 
 
 def fixture_values(item: pytest.Item, module: str, name: str) -> list[Any]:
-    """Return the values of one of our classes; a class that nothing has imported has none."""
+    """Return the values of one of our classes; empty if it is not imported."""
     loaded = sys.modules.get(f"pytest_edgeq.{module}")
     if loaded is None:
         return []

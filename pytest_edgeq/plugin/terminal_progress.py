@@ -24,7 +24,7 @@ _INTERVAL = 0.1  # seconds between two updates
 
 def progress_of(config: pytest.Config) -> Progress:
     """
-    Return what shows the steps of this run, while pytest is being configured.
+    Return the progress display of this run, while pytest is being configured.
 
     Nothing is shown in CI, in a worker of pytest-xdist, where pytest writes to no terminal or
     another plugin writes in its place, and beside live logs.
@@ -74,7 +74,7 @@ class _TerminalProgress(Progress):
         self._shown = ""
 
     def begin(self, step: Step) -> None:
-        """Show the step when it takes long."""
+        """Start a step, which is shown once it has run for a while."""
         with self._lock:
             self._running.append((step, time.monotonic()))
             if len(self._running) == 1:
@@ -105,7 +105,7 @@ class _TerminalProgress(Progress):
             for step, start in running:
                 seconds = time.monotonic() - start
                 if self._shown or seconds >= _DELAY:
-                    self._show(_told(step, seconds))
+                    self._show(_progress_line(step, seconds))
 
     def _show(self, text: str) -> None:
         # Where pytest does not capture both, or not now, a test's own output is on the terminal.
@@ -114,7 +114,7 @@ class _TerminalProgress(Progress):
         width = os.get_terminal_size(self._terminal).columns
         written = self._writer.width_of_current_line
         if not width or (written and written % width == 0):
-            return  # the cursor stands behind the last column, where no sequence brings it back
+            return  # the cursor is behind the last column, where no sequence brings it back
         column = written % width
         back = f"\x1b[{column}C" if column else ""
         line = f"\r\n\x1b[2K{text[: width - 1]}\r\x1b[A{back}"
@@ -122,10 +122,10 @@ class _TerminalProgress(Progress):
         self._shown = text
 
 
-def _told(step: Step, seconds: float) -> str:
+def _progress_line(step: Step, seconds: float) -> str:
     of = "" if step.total is None else f" of {step.total}"
     count = f" {step.done}{of}" if step.done or step.total else ""
-    # Of another character it is not known how many columns it takes.
+    # The width in columns of any other character is unknown.
     model = "".join(each if " " <= each <= "~" else "?" for each in step.model)
     rate = ""
     if step.in_flight is not None:

@@ -72,7 +72,7 @@ def fold(error: BaseException) -> None:
 
 
 def folded(text: str) -> str:
-    """Fold lines of more than 160 characters at blanks; the rest is indented by two more."""
+    """Fold lines of more than 160 characters at blanks."""
     return "\n".join(_folded_line(line) for line in text.split("\n"))
 
 

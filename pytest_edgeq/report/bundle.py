@@ -114,7 +114,7 @@ _LONGEST = 60  # characters of a test's id in the name of its bundle
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a failed test used."""
+    """The models and comparisons of a failed test."""
 
     models: Sequence[QuantizedModel]  # the models, each as often as it was used
     # what its comparisons and the failed assertion measured, in order
@@ -143,7 +143,7 @@ def remove_bundle(folder: Path) -> None:
 
 def write_bundle(folder: Path, evidence: Evidence, run: Run, failure: str, rootdir: Path) -> None:
     """
-    Write a bundle, whole or not at all, in place of one that is there.
+    Replace a bundle atomically.
 
     The samples are run again, which gives what the comparison measured: the file and its references
     are the same ones. Those of a file that keeps state are run in their order, from a fresh start.
@@ -169,7 +169,7 @@ def write_bundle(folder: Path, evidence: Evidence, run: Run, failure: str, rootd
 
 @contextlib.contextmanager
 def _replaced(folder: Path) -> Iterator[Path]:
-    """Give a new folder, which stands in the other one's place in the end."""
+    """Provide a new folder that replaces the old one on exit."""
     new = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir()
@@ -210,7 +210,7 @@ def _views(model: QuantizedModel) -> Iterable[QuantizedModel]:
 
 
 def _entry(model: QuantizedModel) -> tuple[str, int]:
-    """Return what tells one entry point of a file from another: its hash and its subgraph."""
+    """Return the key of an entry point of a file: hash and subgraph."""
     return model.sha256, model.edge.signature.subgraph
 
 
@@ -224,7 +224,7 @@ class _Writer:
         self._cases = 0
 
     def case(self, model: QuantizedModel, samples: FailedSamples | None) -> dict[str, Any]:
-        """Write what belongs to one measurement, or to one model without one."""
+        """Write the files of one measurement, or of one model without one."""
         self._cases += 1
         signature, layouts = model.edge.signature, model.edge.layouts
         layers = self._layers.get(_entry(model))
@@ -241,16 +241,16 @@ class _Writer:
             "expected_by": None if samples is None else samples.expected_by,
             "is_stateful": model.edge.is_stateful,
             **{
-                side: {border.name: border.tensor.index for border in borders}
-                for side, borders in sides.items()
+                side: {io_entry.name: io_entry.tensor.index for io_entry in entries}
+                for side, entries in sides.items()
             },
             "moved": {
                 side: {
-                    border.name: axes
-                    for border in borders
-                    if (axes := layouts.axes(border)) is not None
+                    io_entry.name: axes
+                    for io_entry in entries
+                    if (axes := layouts.axes(io_entry)) is not None
                 }
-                for side, borders in sides.items()
+                for side, entries in sides.items()
             },
             "ops": [
                 {**entry.to_dict(), "where": entry.where}
@@ -296,7 +296,7 @@ class _Writer:
         except Exception as error:  # the reference may be any code of the user
             first = (str(error).splitlines() or [""])[0]
             return {"note": f"samples could not be run again: {type(error).__name__}: {first}"}
-        names = [border.name for border in model.edge.signature.outputs]
+        names = [entry.name for entry in model.edge.signature.outputs]
         for side, arrays in outputs.items():
             by_name = [dict(zip(names, each, strict=True)) for each in arrays]
             kept[side] = self._arrays(side, worst, by_name)
@@ -356,7 +356,7 @@ def _computed(
 
 
 def _numbered(name: str, number: int) -> str:
-    """Return the name for the first of several, and one with a number for those after it."""
+    """Return the name, with a number unless it is the first."""
     stem, dot, suffix = name.partition(".")
     return name if number == 1 else f"{stem}_{number}{dot}{suffix}"
 

@@ -33,33 +33,33 @@ def model_facts(quantized: QuantizedModel) -> dict[str, Any]:
         "replaces": None if origin is None else sha256(origin.graph.buffer).hexdigest(),
         "size_bytes": quantized.size_bytes,
         "float_size": None if known is None else known._asdict(),
-        "inputs": _borders(quantized, "inputs"),
-        "outputs": _borders(quantized, "outputs"),
+        "inputs": _io_entries(quantized, "inputs"),
+        "outputs": _io_entries(quantized, "outputs"),
         "ops": quantized.op_dtypes.to_dict()["ops"],
     }
 
 
-def _borders(quantized: QuantizedModel, side: str) -> list[dict[str, Any]]:
+def _io_entries(quantized: QuantizedModel, side: str) -> list[dict[str, Any]]:
     views = (
         [(key, quantized.signature(key)) for key in quantized.signatures]
         if len(quantized.edge.signatures) > 1
         else [(None, quantized)]
     )
-    borders: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for key, view in views:
         sides: tuple[Border, ...] = getattr(view, side)
-        borders += [
+        entries += [
             {
                 "signature": key,
-                "name": border.name,
-                "dtype": border.dtype,
-                "shape": list(border.shape),
-                "scale": border.scale,
-                "zero_point": border.zero_point,
+                "name": entry.name,
+                "dtype": entry.dtype,
+                "shape": list(entry.shape),
+                "scale": entry.scale,
+                "zero_point": entry.zero_point,
             }
-            for border in sides
+            for entry in sides
         ]
-    return borders
+    return entries
 
 
 def comparison_facts(comparison: Comparison) -> dict[str, Any]:

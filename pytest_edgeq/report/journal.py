@@ -1,4 +1,4 @@
-"""What `Edgeq` did in a test, noted while it runs, and its figures for JUnit XML."""
+"""The calls of `Edgeq` in a test, recorded while it runs, and figures for JUnit XML."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EventKind = Literal["quantize", "load", "compare", "localize", "check"]
 
 
 class PhaseJournal(TypedDict):
-    """What one phase of one test did: the attribute `edgeq_journal` of its report."""
+    """The calls of one phase of one test: the attribute `edgeq_journal` of its report."""
 
     models: dict[str, dict[str, Any]]  # the models that its events name, by key
     events: list[dict[str, Any]]  # in order; of the schema's type `event`
@@ -62,7 +62,7 @@ def booking(
 
 class Journal:
     """
-    Collects the calls of one process until the running test's report takes them.
+    Collects the calls of one process for the report of the running test.
 
     Attributes:
         calls: Those kept, in order.
@@ -102,7 +102,7 @@ class Journal:
             self.calls.append(booked)
 
     def forget_calls(self) -> None:
-        """Let go of the calls that were kept."""
+        """Release the calls that were kept."""
         self.calls = []
 
     def add_model(self, model: QuantizedModel) -> str:
@@ -116,7 +116,7 @@ class Journal:
         return key
 
     def take(self) -> PhaseJournal:
-        """Return what was added since the last call."""
+        """Return the calls and models added since the last call."""
         taken = PhaseJournal(models=self._models, events=self._events)
         self._models, self._events = {}, []
         return taken

@@ -151,8 +151,8 @@ def annotation_lines(run: Run, rootdir: Path, workspace: Path | None) -> list[st
                 "line": str(failure["line"]),
                 **options,
             }
-        told = ",".join(f"{name}={_option(value)}" for name, value in options.items())
-        lines.append(f"::error {told}::{_message(_text(failure))}")
+        properties = ",".join(f"{name}={_option(value)}" for name, value in options.items())
+        lines.append(f"::error {properties}::{_message(_text(failure))}")
     return lines
 
 

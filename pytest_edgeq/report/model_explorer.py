@@ -1,5 +1,5 @@
 """
-Node data for Model Explorer: what was measured of each op, shown on the graph of the file.
+Node data for Model Explorer: measurements of each op, shown on the file's graph.
 
 The format is that of `model_explorer.node_data_builder` of ai-edge-model-explorer: a document for
 each figure, with a value for each node by graph and node
@@ -91,7 +91,7 @@ def node_data(edge: EdgeFile, layers: Layers | None = None) -> dict[str, dict[st
 
 
 def graph_ids(graph: OpGraph) -> list[str]:
-    """Return what Model Explorer calls each subgraph: its name, else that of its signature."""
+    """Return Model Explorer's id of each subgraph: its name, else that of its signature."""
     keys: dict[int, str] = {}
     for signature in graph.signatures:
         if signature.key:

@@ -1,4 +1,4 @@
-"""One row a model: what every table of a report shows."""
+"""The rows of a report's tables, one for each model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Verdict = Literal["failed", "passed", "skipped"]
 
 @dataclasses.dataclass(frozen=True)
 class ModelRow:
-    """What a run says of one model."""
+    """The results of one model in a run."""
 
     key: str  # in the record
     name: str  # the model's
@@ -42,7 +42,7 @@ class ModelRow:
 
 
 def model_rows(run: Run) -> list[ModelRow]:
-    """Return the rows of a run: models with a failed test first, then by total SQNR."""
+    """Return the rows of a run, models with failed tests first, then by SQNR."""
     return sorted((_row(run, key) for key in run.models), key=_badness)
 
 

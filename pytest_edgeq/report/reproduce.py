@@ -1,9 +1,9 @@
 """
-Show the failure of a test without pytest: run the kept samples again, beside the expected outputs.
+Reproduce the failure of a test without pytest, with the kept samples and expected outputs.
 
-It needs numpy and ai-edge-litert, and reads the files beside it. Exit status 1: the file does what
-was recorded, so the failure is shown; 2: it does something else here, or a file is not the recorded
-one.
+It needs numpy and ai-edge-litert, and reads the files in its own folder. Exit status 1: the file
+behaves as recorded, so the failure is reproduced; 2: it behaves otherwise here, or a file is not
+the recorded one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESOLVERS = {
 
 
 def kernels_of(case: Mapping[str, Any]) -> str:
-    """Return what runs a file here: the kernels that a target had, else those of XNNPACK."""
+    """Return the kernels for a run here: those of the target, else XNNPACK."""
     kernels: str = case["kernels"]
     return kernels if kernels in RESOLVERS else "xnnpack"
 
@@ -105,7 +105,7 @@ class File:
 
 
 def is_quantized(detail: Mapping[str, Any]) -> bool:
-    """Tell whether an input or output is of integers with a scale."""
+    """Return whether an input or output is of integers with a scale."""
     scales = detail["quantization_parameters"]["scales"]
     return bool(len(scales)) and np.issubdtype(detail["dtype"], np.integer)
 
@@ -151,16 +151,16 @@ def show_file(case: Mapping[str, Any], file: File) -> None:
     for side in ("inputs", "outputs"):
         for name, detail in getattr(file, side).items():
             scale, zero_point = detail["quantization"]
-            told = f", scale {scale:.6g}, zero point {zero_point}" if is_quantized(detail) else ""
+            codes = f", scale {scale:.6g}, zero point {zero_point}" if is_quantized(detail) else ""
             dtype, shape = np.dtype(detail["dtype"]).name, detail["shape"].tolist()
-            print(f"  {side[:-1]} {name}: {dtype} {shape}{told}")
+            print(f"  {side[:-1]} {name}: {dtype} {shape}{codes}")
     for op in case["ops"]:
         taken = ", ".join([*op["inputs"], *(each for each in (op["weight"], op["bias"]) if each)])
         print(f"  {op['where']}: {taken} -> {', '.join(op['outputs'])}")
 
 
 def show_errors(folder: Path, case: Mapping[str, Any], file: File) -> bool:
-    """Run the samples, print expected beside got; tell whether the errors are as recorded."""
+    """Run the samples, print expected and got, and return whether the errors are as recorded."""
     kept = case["samples"]
     expected, recorded = by_sample(folder / kept["expected"]), by_sample(folder / kept["got"])
     samples = by_sample(folder / kept["inputs"])
@@ -204,7 +204,7 @@ def show_worst(samples: list[str], expected: list[Array], got: list[Array]) -> N
 
 
 def show(folder: Path, case: Mapping[str, Any]) -> bool:
-    """Show one file; tell whether it does what was recorded."""
+    """Run one file, and return whether it behaves as recorded."""
     signature = f", signature {case['signature']}" if case["signature"] else ""
     print(f"\n{case['model']}: {case['name']}{signature}, runtime {case['runtime']}")
     if case["note"]:

@@ -1,4 +1,4 @@
-"""The record of a run: put together from the reports of its tests, written and read as JSON."""
+"""The record of a run: built from test reports, written and read as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from pytest_edgeq.baselines.shape import Check, shape_problem
+from pytest_edgeq.baselines.shape import ShapeCheck, shape_problem
 from pytest_edgeq.numerics.findings import FILE, Finding
 from pytest_edgeq.report.whole_files import write_whole
 from pytest_edgeq.versions import producer
@@ -28,7 +28,7 @@ VERSION = 1
 """Of the schema in `run.schema.json`: a reader of version n refuses what is newer."""
 
 
-class Failure(TypedDict):
+class TestFailure(TypedDict):
     """Why a test failed."""
 
     phase: str  # `setup`, `call`, `teardown`, or `crash` of the process that ran it
@@ -52,9 +52,9 @@ class PhaseReport:
     outcome: str  # `passed`, `failed`, `skipped`, or whatever else a plugin says
     seconds: float  # duration of the phase
     journal: PhaseJournal | None = None  # what `Edgeq` did
-    uses: tuple[str, ...] = ()  # keys of the models that the test's fixtures gave it
+    uses: tuple[str, ...] = ()  # keys of the models of the test's fixtures
     record: TestRecord | None = None  # what it claimed, on the report of its call
-    failure: Failure | None = None  # why the phase failed
+    failure: TestFailure | None = None  # why the phase failed
 
 
 @dataclasses.dataclass
@@ -67,7 +67,7 @@ class _Test:
     events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     uses: dict[str, None] = dataclasses.field(default_factory=dict)
     claims: list[ClaimRecord] = dataclasses.field(default_factory=list)
-    failure: Failure | None = None
+    failure: TestFailure | None = None
     set_up: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def again(self) -> _Test:
@@ -81,7 +81,7 @@ class _Test:
 
     @property
     def models(self) -> list[str]:
-        """Keys of the models that its events name or its fixtures gave it."""
+        """Keys of the models of its events and its fixtures."""
         named = (event["model"] for event in self.events)
         return list(dict.fromkeys([*(key for key in named if key is not None), *self.uses]))
 
@@ -152,7 +152,7 @@ class Run:
 
     @property
     def tests(self) -> list[Mapping[str, Any]]:
-        """The tests that did anything with a model, in the order in which they ran."""
+        """The tests that used a model, in the order in which they ran."""
         tests: list[Mapping[str, Any]] = self.data["tests"]
         return tests
 
@@ -168,11 +168,11 @@ class Run:
                     yield test["test"], event
 
     def events_of(self, key: str, *kinds: str) -> Iterator[Mapping[str, Any]]:
-        """Return the events of a model in order; of these kinds only, if any are given."""
+        """Return the events of a model in order; if kinds are passed, only those."""
         return (each for _, each in self.calls_of(key) if not kinds or each["event"] in kinds)
 
     def layers_of(self, edge: EdgeFile) -> dict[int, Mapping[str, Any]]:
-        """Return what was measured last of the ops of a file, by subgraph."""
+        """Return the latest measurements of the ops of a file, by subgraph."""
         digest = hashlib.sha256(edge.graph.buffer).hexdigest()
         signatures = edge.graph.signatures
         found: dict[int, Mapping[str, Any]] = {}
@@ -202,7 +202,7 @@ class RunRecorder:
         self._tests: dict[tuple[str, str], _Test] = {}
 
     def add(self, report: PhaseReport) -> None:
-        """Take one report; a set-up begins the test anew, as a plugin does that runs it again."""
+        """Add one report; a set-up restarts the test, as after a rerun."""
         key = (report.nodeid, report.worker)
         if report.failure is not None and report.failure["phase"] == "crash":
             # The controller reports a crash, and does not say of which worker.
@@ -284,7 +284,7 @@ def read_run(path: Path) -> Run:
     return Run(data)
 
 
-_FAILURE = Check(lambda value: value is None or isinstance(value, dict), "an object or null")
+_FAILURE = ShapeCheck(lambda value: value is None or isinstance(value, dict), "an object or null")
 _SHAPE = {
     "models": dict,
     "tests": [

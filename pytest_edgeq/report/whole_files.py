@@ -10,7 +10,7 @@ from pytest_edgeq.baselines.regular_files import open_at_once
 
 def write_whole(path: Path, text: str) -> None:
     """
-    Write a text so that no reader ever sees a part of it; missing folders are made.
+    Write a text atomically; missing folders are created.
 
     A link stays one. A device and a pipe, such as `/dev/stdout`, are written to where they stand.
 

@@ -203,7 +203,7 @@ class Runner:
         if self._copied is None:
             return refused
         if isinstance(refused, CrashedError):
-            first = refused.told.splitlines()[0]
+            first = refused.text.splitlines()[0]
             return CopyError(f"the {refused.runtime} runtime {first} ({self._file})")
         # Its ops have other numbers.
         return CopyError(re.sub(r" ?Node number \d+ \(\w+\) failed to \w+\.?", "", str(refused)))

@@ -25,7 +25,7 @@ _LISTED = 3
 
 
 @dataclass(frozen=True, eq=False)
-class ConstantPair:
+class ComparedConstant:
     """
     A stored constant and its reference; all arrays have its shape and layout.
 
@@ -70,7 +70,7 @@ def pair_of(
     tolerance: Array | float,
     *,
     exact: bool = False,
-) -> ConstantPair:
+) -> ComparedConstant:
     """Return a constant with its reference, in steps of its scale or as floats."""
     shape = stored.values.shape
     low: Array = np.full((1,) * len(shape), -np.inf)
@@ -84,7 +84,7 @@ def pair_of(
         high = limits[1] - stored.zero_points.astype(np.float64)
     channels = [i for i, length in enumerate(np.shape(unit)) if length > 1]
     axes = _axis_names(op_name, len(shape))
-    return ConstantPair(
+    return ComparedConstant(
         actual=steps.astype(np.float64),
         target=target,
         tolerance=np.broadcast_to(tolerance, shape),
@@ -110,9 +110,9 @@ def _channel_axis(names: tuple[str, ...]) -> int:
     return next((i for i, name in enumerate(names) if name in ("output channel", "channel")), 0)
 
 
-def explain(pair: ConstantPair) -> str:
+def explain(pair: ComparedConstant) -> str:
     """Explain how a constant differs from its reference."""
-    ways: tuple[Callable[[ConstantPair], str | None], ...] = (
+    ways: tuple[Callable[[ComparedConstant], str | None], ...] = (
         _nonfinite,
         _all_zero,
         _one_element,
@@ -123,21 +123,21 @@ def explain(pair: ConstantPair) -> str:
     return next(filter(None, (way(pair) for way in ways)), None) or _at_large(pair)
 
 
-def _count(pair: ConstantPair) -> str:
+def _count(pair: ComparedConstant) -> str:
     wrong, total = int((~pair.holds).sum()), pair.actual.size
     return f"{wrong} of {total} {'differ' if wrong != 1 else 'differs'}"
 
 
-def _nonfinite(pair: ConstantPair) -> str | None:
+def _nonfinite(pair: ComparedConstant) -> str | None:
     wrong = int((~np.isfinite(pair.actual)).sum())
     return f"{wrong} of {pair.actual.size} are NaN or infinite" if wrong else None
 
 
-def _all_zero(pair: ConstantPair) -> str | None:
+def _all_zero(pair: ComparedConstant) -> str | None:
     return None if pair.actual.any() else f"all {pair.actual.size} are zero"
 
 
-def _one_element(pair: ConstantPair) -> str | None:
+def _one_element(pair: ComparedConstant) -> str | None:
     wrong = np.flatnonzero(~pair.holds)
     if len(wrong) != 1:
         return None
@@ -153,7 +153,7 @@ def _one_element(pair: ConstantPair) -> str | None:
     return f"{_count(pair)}: {index} is {actual} where the reference gives {nearest}{sign}"
 
 
-def _negated(pair: ConstantPair) -> str | None:
+def _negated(pair: ComparedConstant) -> str | None:
     return "negated" if pair.fits(-pair.target).all() else None
 
 
@@ -161,7 +161,7 @@ def _slice(axis: int, index: int) -> tuple[Any, ...]:
     return (*(slice(None) for _ in range(axis)), index)
 
 
-def _by_channel(pair: ConstantPair) -> str | None:
+def _by_channel(pair: ComparedConstant) -> str | None:
     """Describe the wrong channels, if at least as many are right."""
     aside = tuple(i for i in range(pair.actual.ndim) if i != pair.channel_axis)
     right = pair.holds.all(axis=aside)
@@ -174,7 +174,7 @@ def _by_channel(pair: ConstantPair) -> str | None:
     return f"{', '.join(parts)}{more} ({_count(pair)})"
 
 
-def _channel(pair: ConstantPair, channel: int) -> str:
+def _channel(pair: ComparedConstant, channel: int) -> str:
     at = _slice(pair.channel_axis, channel)
     actual, target = pair.actual[at], pair.target[at]
     if not actual.any():
@@ -196,7 +196,7 @@ def _channel(pair: ConstantPair, channel: int) -> str:
     return f"is off in {int(wrong.sum())} of {actual.size}{unit} by up to {worst:{digits}}"
 
 
-def _other_channel(pair: ConstantPair, channel: int) -> int | None:
+def _other_channel(pair: ComparedConstant, channel: int) -> int | None:
     """Return another channel whose values this one holds, in either one's scale."""
     at = _slice(pair.channel_axis, channel)
     for other in range(pair.actual.shape[pair.channel_axis]):
@@ -209,7 +209,7 @@ def _other_channel(pair: ConstantPair, channel: int) -> int | None:
     return None
 
 
-def _scale_ratio(pair: ConstantPair, at: Any = ...) -> str | None:
+def _scale_ratio(pair: ComparedConstant, at: Any = ...) -> str | None:
     """
     Return the stored scale over the right one, if it explains all wrong codes.
 
@@ -232,7 +232,7 @@ def _scale_ratio(pair: ConstantPair, at: Any = ...) -> str | None:
     return f"{inverse:.3g}" if abs(inverse - 1) >= 5e-3 else f"{inverse:.6f}"
 
 
-def _scaled(pair: ConstantPair) -> str | None:
+def _scaled(pair: ComparedConstant) -> str | None:
     if pair.actual.size < 2 or not pair.quantized:
         return None
     ratio = _scale_ratio(pair)
@@ -253,7 +253,7 @@ def _scaled(pair: ConstantPair) -> str | None:
     return f"the scale is {low:{form}} to {high:{form}} × the reference's ({_count(pair)})"
 
 
-def _at_large(pair: ConstantPair) -> str:
+def _at_large(pair: ComparedConstant) -> str:
     wrong = ~pair.holds
     gaps = np.where(wrong, np.abs(pair.actual - pair.target), -1)
     place = np.unravel_index(int(gaps.argmax()), gaps.shape)

@@ -14,7 +14,7 @@ from fixtures.models import DepthwiseSeparable, ResidualNet, SmallModel, samples
 from fixtures.tflite.writer import pack, unpack
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel
 from pytest_edgeq.errors import findings_of
-from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
+from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -168,7 +168,7 @@ def comparison() -> Callable[..., Comparison]:
     """Make a comparison of two outputs by hand: `scores` with a scale of 0.5, `boxes` float."""
 
     def make(scores: Any = (1.0, 2.0, 3.5), boxes: Any = (10.0, 20.0), **stages: Any) -> Comparison:
-        specs = [BorderSpec("scores", 0.5, 0, -128, 127), BorderSpec("boxes")]
+        specs = [IOSpec("scores", 0.5, 0, -128, 127), IOSpec("boxes")]
         reference = [np.array([[1.0, 2.0, 3.0]]), np.array([[10.0, 20.0]])]
         total = StageAccumulator(specs)
         total.update(reference, [np.array([scores], float), np.array([boxes], float)])

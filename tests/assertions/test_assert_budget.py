@@ -12,7 +12,7 @@ import pytest
 from fixtures.models import ResidualNet, samples
 from pytest_edgeq import Budget, Edgeq, QuantizedModel, assert_within_budget
 from pytest_edgeq.errors import UnmatchedError
-from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
+from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import CLIPPED_INPUT, WRONG_OP, Finding, Place
 from pytest_edgeq.numerics.results import StageErrors
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.figures
 
 def stage(actual: float) -> StageErrors:
     """One stage with the outputs of the handmade comparison, `scores` off by one number."""
-    accumulator = StageAccumulator([BorderSpec("scores", 0.5), BorderSpec("boxes")])
+    accumulator = StageAccumulator([IOSpec("scores", 0.5), IOSpec("boxes")])
     accumulator.update(
         [np.array([[1.0, 2.0, 3.0]]), np.array([[10.0, 20.0]])],
         [np.array([[1.0, 2.0, 3.0 + actual]]), np.array([[10.0, 20.0]])],
@@ -114,7 +114,7 @@ def test_nan_of_the_reference_is_no_layers_fault(comparison: Any, golden: Any) -
     def nobody_asks() -> str:
         raise AssertionError("unreachable, because torch itself gives NaN")
 
-    undefined = StageAccumulator([BorderSpec("scores")])
+    undefined = StageAccumulator([IOSpec("scores")])
     undefined.update([np.array([[math.nan, 1.0]])], [np.array([[math.nan, 1.0]])])
     measured = replace(comparison(), total=undefined.result(), explain=nobody_asks)
     golden("budget_nan_reference", lambda: assert_within_budget(measured, Budget(sqnr_db=9)))
@@ -154,7 +154,7 @@ def test_nan_of_a_real_model(plain: QuantizedModel, patch: Any, operand: Any) ->
 
 def test_a_reference_with_nan_is_to_blame(comparison: Any) -> None:
     """The text points to the torch side."""
-    accumulator = StageAccumulator([BorderSpec("scores", 0.5)])
+    accumulator = StageAccumulator([IOSpec("scores", 0.5)])
     accumulator.update([np.array([math.nan, 1.0])], [np.array([1.0, 1.0])])
     from pytest_edgeq import Comparison
 
@@ -167,7 +167,7 @@ def test_zero_on_both_sides_fails() -> None:
     """Nothing was tested: no bound holds."""
     from pytest_edgeq import Comparison
 
-    accumulator = StageAccumulator([BorderSpec("mask", 0.5)])
+    accumulator = StageAccumulator([IOSpec("mask", 0.5)])
     accumulator.update([np.zeros((1, 4))], [np.zeros((1, 4))])
     measured = Comparison(name="net", flow="pt2e", runtime="x", total=accumulator.result())
     with pytest.raises(AssertionError, match=r"degenerate: .*nothing was tested"):

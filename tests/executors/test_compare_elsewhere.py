@@ -18,7 +18,7 @@ from fixtures.models import ResidualNet, seeded
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel
 from pytest_edgeq.compare.comparer import compare
 from pytest_edgeq.compare.executors import chunks, worker
-from pytest_edgeq.compare.executors.engines import Engine
+from pytest_edgeq.compare.executors.engines import SampleExecutor
 from pytest_edgeq.progress import Progress, Step
 from pytest_edgeq.report.journal import Journal
 from tests.executors.conftest import AtOnce, Near, figures
@@ -187,7 +187,7 @@ def test_chunks_in_flight_are_bounded_and_told(
             ahead.append(number - progress.step_seen.done)
             yield sample
 
-    engine = Engine(threads(3))
+    engine = SampleExecutor(threads(3))
     compare(quantized, generator(), runtime="xnnpack", progress=progress, engine=engine)
     assert progress.step_seen.done == len(given)
     assert progress.step_seen.in_flight == 0

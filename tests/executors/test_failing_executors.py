@@ -167,6 +167,6 @@ def test_a_cluster_without_workers_or_scheduler_is_told(
     monkeypatch.setattr(engines, "_NOBODY_SECONDS", 0)
     executor: Any = AtOnce(1)
     executor._client = _Cluster(error)
-    engine = engines.DaskEngine(executor)
+    engine = engines.DaskSampleExecutor(executor)
     with pytest.raises(RuntimeError, match=text):
         compare(quantized, given, runtime="xnnpack", engine=engine)

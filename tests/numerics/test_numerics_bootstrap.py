@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pytest_edgeq.numerics.bootstrap import Limit, limits
-from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
+from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.metric_table import LOWER_BOUNDED
 from pytest_edgeq.numerics.results import OutputErrors
 
@@ -27,7 +27,7 @@ def reference(n: int = 64) -> list[Array]:
 
 def measure(pairs: list[tuple[Array, Array]], scale: float | None = SCALE) -> OutputErrors:
     """The errors of one output."""
-    accumulator = StageAccumulator([BorderSpec("y", scale)])
+    accumulator = StageAccumulator([IOSpec("y", scale)])
     for left, right in pairs:
         accumulator.update([left], [right])
     return accumulator.result().outputs["y"]
@@ -126,7 +126,7 @@ def test_nothing_is_derived_from_what_is_not_finite_or_zero() -> None:
 def test_margins_do_not_depend_on_how_samples_were_split() -> None:
     """Two merged accumulators give the very limits of one pass."""
     pairs = rounded(reference(8), 0)
-    parts = [StageAccumulator([BorderSpec("y", SCALE)]) for _ in range(2)]
+    parts = [StageAccumulator([IOSpec("y", SCALE)]) for _ in range(2)]
     for index, (left, right) in enumerate(pairs):
         parts[index % 2].update([left], [right], index=index)
     parts[1].merge(parts[0])

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_edgeq.numerics.budget import Budget, Violation
-from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
+from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.results import OutputErrors, StageErrors
 
 ALL = (
@@ -24,7 +24,7 @@ ALL = (
 
 def stage_of(**outputs: tuple[Any, Any, float | None]) -> StageErrors:
     """Return one sample's errors of outputs given as (reference, actual, scale)."""
-    stage = StageAccumulator([BorderSpec(name, o[2]) for name, o in outputs.items()])
+    stage = StageAccumulator([IOSpec(name, o[2]) for name, o in outputs.items()])
     pairs = [[np.array(o[side], np.float32) for o in outputs.values()] for side in (0, 1)]
     stage.update(pairs[0], pairs[1])
     return stage.result()

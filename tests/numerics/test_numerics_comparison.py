@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_edgeq.numerics.comparison import Comparison, WorstSample, WorstSamples
-from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
+from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import Finding, Place
 from pytest_edgeq.numerics.results import StageErrors
 
@@ -35,7 +35,7 @@ total     boxes               2               2       2              -    12.04 
 
 def stage(error: float) -> StageErrors:
     """Return the errors of a quantized and a float output that are off by this."""
-    accumulator = StageAccumulator([BorderSpec("scores", 0.5), BorderSpec("boxes")])
+    accumulator = StageAccumulator([IOSpec("scores", 0.5), IOSpec("boxes")])
     accumulator.update(
         [np.array([[4.0, 1.0]]), np.array([8.0])],
         [np.array([[4.0, 1.0 + error]]), np.array([8.0 - 2 * error])],

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
+from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.metric_table import LOWER_BOUNDED, UPPER_BOUNDED
 from pytest_edgeq.numerics.results import ElementError, OutputErrors, StageErrors
 
@@ -26,7 +26,7 @@ def measure(
     *samples: tuple[Any, Any], scale: float | None = None, dtype: Any = np.float32
 ) -> OutputErrors:
     """Return the errors of one output over (reference, actual) samples."""
-    stage = StageAccumulator([BorderSpec("y", scale)])
+    stage = StageAccumulator([IOSpec("y", scale)])
     for reference, actual in samples:
         stage.update([np.array(reference, dtype)], [np.array(actual, dtype)])
     return stage.result().outputs["y"]
@@ -150,7 +150,7 @@ def test_integers_are_compared_exactly() -> None:
 
 def test_update_returns_the_worst_sqnr_of_the_sample() -> None:
     """The least over outputs; NaN where not finite, +inf where there is no error to look at."""
-    stage = StageAccumulator([BorderSpec("a"), BorderSpec("b")])
+    stage = StageAccumulator([IOSpec("a"), IOSpec("b")])
     one, ten, zero = np.array([1.0]), np.array([10.0]), np.array([0.0])
     assert stage.update([ten, one], [ten + 1, one]) == 20.0
     assert stage.update([zero, one], [zero, one]) == math.inf
@@ -161,7 +161,7 @@ def test_update_returns_the_worst_sqnr_of_the_sample() -> None:
 
 def test_shapes_are_compared_before_values() -> None:
     """A shape that would broadcast is refused, and nothing of the sample is kept."""
-    stage = StageAccumulator([BorderSpec("a"), BorderSpec("scores")])
+    stage = StageAccumulator([IOSpec("a"), IOSpec("scores")])
     message = (
         "output 'scores', sample 0: expected shape (1, 3), got (3,) "
         "(shapes must be equal, nothing is broadcast)"
@@ -177,7 +177,7 @@ def test_shapes_are_compared_before_values() -> None:
 )
 def test_number_of_outputs_is_compared_first(n_reference: int, n_actual: int, side: str) -> None:
     """An output too few or too many on either side is named."""
-    stage = StageAccumulator([BorderSpec("a"), BorderSpec("b")])
+    stage = StageAccumulator([IOSpec("a"), IOSpec("b")])
     message = f"sample 7: expected 2 output(s) (a, b), got {3 if n_actual == 3 else 1} in {side}"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         stage.update([np.ones(1)] * n_reference, [np.ones(1)] * n_actual, index=7)
@@ -185,7 +185,7 @@ def test_number_of_outputs_is_compared_first(n_reference: int, n_actual: int, si
 
 def test_dtypes_without_an_order_are_refused() -> None:
     """Complex or text outputs have no error in this sense."""
-    stage = StageAccumulator([BorderSpec("a")])
+    stage = StageAccumulator([IOSpec("a")])
     with pytest.raises(ValueError, match=r"output 'a', sample 0: expected bool.*got complex128"):
         stage.update([np.ones(1)], [np.ones(1, complex)])
 
@@ -195,7 +195,7 @@ def test_outputs_are_told_apart_by_name() -> None:
     with pytest.raises(ValueError, match="nothing to measure"):
         StageAccumulator([])
     with pytest.raises(ValueError, match="output names must differ, got 'a', 'a'"):
-        StageAccumulator([BorderSpec("a"), BorderSpec("a")])
+        StageAccumulator([IOSpec("a"), IOSpec("a")])
     with pytest.raises(ValueError, match="nothing was measured"):
         StageErrors({})
 
@@ -203,12 +203,12 @@ def test_outputs_are_told_apart_by_name() -> None:
 def test_different_outputs_do_not_merge() -> None:
     """Sums of different outputs must not be added up."""
     with pytest.raises(ValueError, match="different outputs cannot be merged"):
-        StageAccumulator([BorderSpec("a")]).merge(StageAccumulator([BorderSpec("b")]))
+        StageAccumulator([IOSpec("a")]).merge(StageAccumulator([IOSpec("b")]))
 
 
 def stage_of(**outputs: tuple[Any, Any, float | None]) -> StageErrors:
     """Return one sample's errors of outputs given as (reference, actual, scale)."""
-    stage = StageAccumulator([BorderSpec(name, o[2]) for name, o in outputs.items()])
+    stage = StageAccumulator([IOSpec(name, o[2]) for name, o in outputs.items()])
     stage.update(
         [np.array(o[0]) for o in outputs.values()], [np.array(o[1]) for o in outputs.values()]
     )
@@ -269,7 +269,7 @@ def test_to_dict_is_plain_sorted_strict_json() -> None:
     assert empty["max_abs_index"] is None
 
 
-SPECS = [BorderSpec("scores", 0.1), BorderSpec("index")]
+SPECS = [IOSpec("scores", 0.1), IOSpec("index")]
 VALUES = st.one_of(
     st.floats(width=32, allow_nan=False, allow_infinity=False),
     st.sampled_from([0.0, 0.0, 1.0, 1.1, math.nan, math.inf]),
@@ -313,7 +313,7 @@ def test_any_split_and_merge_order_is_one_pass(samples: list[Any], random: Any, 
 def test_figures_do_not_depend_on_memory_layout() -> None:
     """A transposed view is measured as its copy is, in the order of its elements."""
     values = np.arange(6.0).reshape(2, 3)
-    stage = StageAccumulator([BorderSpec("y")])
+    stage = StageAccumulator([IOSpec("y")])
     stage.update([values.T], [values.T.copy() * 1.5])
     assert stage.result().outputs["y"].max_abs_index == ElementError(0, (2, 1), 5.0, 7.5)
 

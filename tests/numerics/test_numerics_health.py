@@ -17,14 +17,14 @@ from pytest_edgeq.numerics.checks import (
     check_scales,
     has_default_parameters,
 )
-from pytest_edgeq.numerics.error_sums import BorderSpec
+from pytest_edgeq.numerics.error_sums import IOSpec
 from pytest_edgeq.numerics.findings import Finding, Place
 from pytest_edgeq.numerics.health import OutputHealth
 from pytest_edgeq.numerics.samples import SampleLedger, overlap_finding, repeated_finding
 
 Array = npt.NDArray[Any]
-INT8 = BorderSpec("y", 0.1, 0, -128, 127)
-FLOAT = BorderSpec("y")
+INT8 = IOSpec("y", 0.1, 0, -128, 127)
+FLOAT = IOSpec("y")
 
 
 def tensor(name: str) -> Place:
@@ -32,7 +32,7 @@ def tensor(name: str) -> Place:
     return Place("tensor", name)
 
 
-def quantize(values: Array, spec: BorderSpec = INT8) -> tuple[Array, Array]:
+def quantize(values: Array, spec: IOSpec = INT8) -> tuple[Array, Array]:
     """Return values after one rounding to the codes of an output, and the codes."""
     assert spec.scale is not None
     assert spec.zero_point is not None
@@ -40,7 +40,7 @@ def quantize(values: Array, spec: BorderSpec = INT8) -> tuple[Array, Array]:
     return ((codes - spec.zero_point) * spec.scale).astype(np.float32), codes.astype(np.int8)
 
 
-def findings(spec: BorderSpec, *samples: tuple[Any, Any]) -> list[Finding]:
+def findings(spec: IOSpec, *samples: tuple[Any, Any]) -> list[Finding]:
     """Return what is found after (reference, actual) samples."""
     health = OutputHealth(spec)
     for reference, actual in samples:
@@ -54,7 +54,7 @@ def kinds(found: list[Finding]) -> list[str]:
 
 
 @pytest.mark.parametrize("spec", [INT8, FLOAT])
-def test_a_sound_output_has_no_finding(spec: BorderSpec) -> None:
+def test_a_sound_output_has_no_finding(spec: IOSpec) -> None:
     """Values over the whole range, rounded once, are sound."""
     values = np.linspace(-12.8, 12.7, 101)
     assert findings(spec, (values, quantize(values)[0])) == []
@@ -100,7 +100,7 @@ def test_zeros_are_right_below_half_a_step_of_a_fixed_scale(
     scale: float, greatest: float, expected: list[str]
 ) -> None:
     """Where a detector detects nothing; a scale that was calibrated has other values."""
-    spec = BorderSpec("y", scale, 0, 0, 255)
+    spec = IOSpec("y", scale, 0, 0, 255)
     assert kinds(findings(spec, ([0.0, greatest], [0.0, 0.0]))) == expected
 
 
@@ -126,7 +126,7 @@ def test_constant_output_is_found() -> None:
         (FLOAT, [1.0, 2.0], [1.0, 2.5]),
     ],
 )
-def test_rightly_constant_output_is_sound(spec: BorderSpec, reference: Any, actual: Any) -> None:
+def test_rightly_constant_output_is_sound(spec: IOSpec, reference: Any, actual: Any) -> None:
     """An output that is constant in the reference as well is as it should be."""
     assert findings(spec, (reference, actual)) == []
 
@@ -163,7 +163,7 @@ def test_an_average_of_ranges_cuts_the_ends_of_small_samples(averaged: bool) -> 
     seen = rng.normal(0, 1, (64, 4))
     low, high = seen.min(axis=1).mean(), seen.max(axis=1).mean()
     scale = float(high - low) / 255
-    spec = BorderSpec("y", scale, round(-128 - low / scale), -128, 127)
+    spec = IOSpec("y", scale, round(-128 - low / scale), -128, 127)
     health = OutputHealth(spec, averaged=averaged)
     for values in rng.normal(0, 1, (32, 4)):
         health.update(values, quantize(values, spec)[0])
@@ -184,7 +184,7 @@ def test_what_lies_outside_goes_together_in_a_sample(n_loud: int, found: list[st
 
 def test_an_average_of_ranges_does_not_hide_a_wrong_one() -> None:
     """Calibrated on a tenth of the values that come, three of four elements are cut off."""
-    spec = BorderSpec("y", 0.2 / 255, 0, -128, 127)
+    spec = IOSpec("y", 0.2 / 255, 0, -128, 127)
     health = OutputHealth(spec, averaged=True)
     for values in np.random.default_rng(0).normal(0, 1, (8, 4)):
         health.update(values, quantize(values, spec)[0])
@@ -197,14 +197,14 @@ def test_an_average_of_ranges_does_not_hide_a_wrong_one() -> None:
 
 def test_softmax_with_its_fixed_scale_is_sound() -> None:
     """An exact 1.0 lies one LSB outside of TFLite's softmax range, in every sound classifier."""
-    spec = BorderSpec("y", 1 / 256, -128, -128, 127)
+    spec = IOSpec("y", 1 / 256, -128, -128, 127)
     values = np.eye(2)
     assert findings(spec, (values, quantize(values, spec)[0])) == []
 
 
 def test_relu_at_its_lower_end_is_sound() -> None:
     """Most codes at qmin are right where the reference is zero there."""
-    spec = BorderSpec("y", 0.1, -128, -128, 127)
+    spec = IOSpec("y", 0.1, -128, -128, 127)
     values = np.append(np.zeros(90), np.linspace(0, 20, 10))
     assert findings(spec, (values, quantize(values, spec)[0])) == []
 
@@ -224,14 +224,14 @@ def test_saturated_output_is_found(with_codes: bool) -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        BorderSpec("y", 0.1, None, -128, 127),
-        BorderSpec("y", 0.1, 0, None, 127),
-        BorderSpec("y", 0.1, 0, -128, None),
-        BorderSpec("y", 0.0, 0, -128, 127),
-        BorderSpec("y", math.nan, 0, -128, 127),
+        IOSpec("y", 0.1, None, -128, 127),
+        IOSpec("y", 0.1, 0, None, 127),
+        IOSpec("y", 0.1, 0, -128, None),
+        IOSpec("y", 0.0, 0, -128, 127),
+        IOSpec("y", math.nan, 0, -128, 127),
     ],
 )
-def test_clipping_is_told_only_where_the_range_is_known(spec: BorderSpec) -> None:
+def test_clipping_is_told_only_where_the_range_is_known(spec: IOSpec) -> None:
     """Without a whole and sound set of parameters there is no range to leave."""
     assert findings(spec, ([50.0, -50.0], [12.0, -12.0])) == []
 
@@ -324,7 +324,7 @@ def test_what_an_observer_leaves_that_saw_nothing(
 )
 def test_an_output_that_was_never_calibrated(values: np.ndarray, kinds: list[str]) -> None:
     """Scale 1.0 and zero point 0 alone are no evidence: its values have to leave codes unused."""
-    health = OutputHealth(BorderSpec("y", 1.0, 0, -128, 127))
+    health = OutputHealth(IOSpec("y", 1.0, 0, -128, 127))
     health.update(values, np.rint(values))
     assert [each.kind for each in health.findings()] == kinds
 

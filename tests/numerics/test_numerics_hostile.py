@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from pytest_edgeq.numerics.budget import Budget
 from pytest_edgeq.numerics.checks import check_bias, check_scales, has_default_parameters
-from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
+from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import SAMPLES
 from pytest_edgeq.numerics.health import OutputHealth
 from pytest_edgeq.numerics.metric_table import LOWER_BOUNDED, UPPER_BOUNDED
@@ -71,7 +71,7 @@ def pairs(draw: st.DrawFn) -> tuple[Array, Array]:
 
 def measured(reference: Array, actual: Array, scale: float | None) -> StageErrors | None:
     """Return the errors of one sample; None where a sentence tells why there are none."""
-    stage = StageAccumulator([BorderSpec("y", scale)])
+    stage = StageAccumulator([IOSpec("y", scale)])
     try:
         stage.update([reference], [actual])
         return stage.result()
@@ -126,7 +126,7 @@ def test_a_budget_is_kept_broken_or_refused(
 @derandomized
 def test_health_is_told_or_refused(reference: Array, codes: Array, scale: float | None) -> None:
     """Of one sample and of none."""
-    health = OutputHealth(BorderSpec("y", scale, 3, -128, 127))
+    health = OutputHealth(IOSpec("y", scale, 3, -128, 127))
     health.findings()
     try:
         with np.errstate(all="ignore"):

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from pytest_edgeq.numerics.error_sums import BorderSpec
+from pytest_edgeq.numerics.error_sums import IOSpec
 from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.numerics.health import InputHealth
 
-INT8 = BorderSpec("x", 0.1, 0, -128, 127)
+INT8 = IOSpec("x", 0.1, 0, -128, 127)
 
 
 def normal(n: int, scale: float, seed: int = 0) -> np.ndarray:
@@ -19,9 +19,7 @@ def normal(n: int, scale: float, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(0, scale, n).astype(np.float32)
 
 
-def findings(
-    *samples: np.ndarray, spec: BorderSpec = INT8, averaged: bool = False
-) -> list[Finding]:
+def findings(*samples: np.ndarray, spec: IOSpec = INT8, averaged: bool = False) -> list[Finding]:
     """Return what is found of these samples."""
     health = InputHealth(spec, averaged=averaged)
     for sample in samples:
@@ -49,13 +47,13 @@ def test_a_clipped_input_is_found() -> None:
 
 def test_an_input_that_was_calibrated_on_zeros() -> None:
     """Only zeros leave a hundredth of its values, and more of them would not help."""
-    (finding,) = findings(normal(1000, 1.0), spec=BorderSpec("x", 4e-12, -128, -128, 127))
+    (finding,) = findings(normal(1000, 1.0), spec=IOSpec("x", 4e-12, -128, -128, 127))
     zeros = (
         "the calibration samples are zero there, or next to it; calibrate with samples like those "
         "evaluated, preprocessed alike"
     )
     assert finding.message.endswith(zeros)
-    (finding,) = findings(normal(1000, 1.0), spec=BorderSpec("x", 4e-4, -128, -128, 127))
+    (finding,) = findings(normal(1000, 1.0), spec=IOSpec("x", 4e-4, -128, -128, 127))
     assert "zero there" not in finding.message
 
 
@@ -74,7 +72,7 @@ def test_an_averaged_range_cuts_both_ends() -> None:
 
 def test_a_coarse_input_is_found() -> None:
     """Pixels that were normalised for the model, and not for the calibration."""
-    raw = BorderSpec("x", 1.0, -128, -128, 127)
+    raw = IOSpec("x", 1.0, -128, -128, 127)
     pixels = (np.random.default_rng(0).integers(0, 256, 1000) / 255 - 0.45) / 0.225
     assert findings(pixels * 57.4 + 114.75, spec=raw) == []
     (finding,) = findings(pixels.clip(0), spec=raw)
@@ -105,13 +103,13 @@ def test_zeros_and_what_is_not_finite_say_nothing() -> None:
 @pytest.mark.parametrize("scale", [0.0, math.inf, math.nan])
 def test_a_scale_that_is_none_is_told_elsewhere(scale: float) -> None:
     """`check_scales` tells of it."""
-    assert findings(normal(100, 1.0), spec=BorderSpec("x", scale, 0, -128, 127)) == []
+    assert findings(normal(100, 1.0), spec=IOSpec("x", scale, 0, -128, 127)) == []
 
 
 def test_an_input_without_a_scale_cannot_be_looked_at() -> None:
     """There is nothing to hold it against."""
     with pytest.raises(ValueError, match="input 'x': expected one with a scale"):
-        InputHealth(BorderSpec("x"))
+        InputHealth(IOSpec("x"))
 
 
 @pytest.mark.parametrize(
@@ -127,13 +125,13 @@ def test_an_input_without_a_scale_cannot_be_looked_at() -> None:
 )
 def test_scale_one_and_zero_point_zero(values: np.ndarray, kinds: list[str]) -> None:
     """They are right for whole codes; fractions that leave most codes unused are evidence."""
-    found = findings(values, values, spec=BorderSpec("x", 1.0, 0, -128, 127))
+    found = findings(values, values, spec=IOSpec("x", 1.0, 0, -128, 127))
     assert [each.kind for each in found] == kinds
 
 
 def test_what_tells_that_an_input_was_never_calibrated() -> None:
     """Which values they are, and how many codes."""
-    (finding,) = findings(np.linspace(-2.5, 2.5, 64), spec=BorderSpec("x", 1.0, 0, -128, 127))
+    (finding,) = findings(np.linspace(-2.5, 2.5, 64), spec=IOSpec("x", 1.0, 0, -128, 127))
     assert finding.message == (
         "scale 1.0 and zero point 0, and its values, in [-2.5, 2.5], span 6 of 256 codes; its "
         "observer saw no sample; calibrate with inputs that reach it"

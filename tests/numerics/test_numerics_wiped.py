@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytest_edgeq.numerics.error_sums import BorderSpec, StageAccumulator
+from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.results import OutputErrors, accepts, wiped
 
 Array = np.ndarray[Any, Any]
 
 
 def _measured(pairs: Sequence[tuple[Array, Array]]) -> OutputErrors:
-    accumulator = StageAccumulator([BorderSpec("y", 0.05)])
+    accumulator = StageAccumulator([IOSpec("y", 0.05)])
     for left, right in pairs:
         accumulator.update([left], [right])
     return accumulator.result().outputs["y"]

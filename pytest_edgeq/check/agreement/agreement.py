@@ -140,9 +140,9 @@ class Agreement:
             self._notes += results.notes
             if self._alone is not None:
                 self._alone.close(results)
-        same = {each.told for each in self._unable}
-        self._unable += [each for each in self._lacking if each.told in same]
-        self._lacking = [each for each in self._lacking if each.told not in same]
+        same = {each.text for each in self._unable}
+        self._unable += [each for each in self._lacking if each.text in same]
+        self._lacking = [each for each in self._lacking if each.text not in same]
         self._notes += [
             f"not compared, as no device needs it or kernels lack an op: {text_of([each])}"
             for each in grouped(self._lacking)

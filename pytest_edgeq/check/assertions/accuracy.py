@@ -30,7 +30,7 @@ from pytest_edgeq.runtimes.edge import EdgeFile
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from pytest_edgeq.compare.executors.engines import Engine
+    from pytest_edgeq.compare.executors.engines import SampleExecutor
 
 # pytest looks for it among a frame's globals, too: no frame of this module is shown.
 __tracebackhide__ = True
@@ -137,7 +137,7 @@ def _score_all(
     labelled: Any,
     metric: Any,
     scorer: Scorer,
-    engine: Engine | None,
+    engine: SampleExecutor | None,
     worst: WorstSamples,
 ) -> int:
     """Score all samples, in order, and return their number."""

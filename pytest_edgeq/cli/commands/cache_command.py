@@ -68,7 +68,7 @@ def _show(where: Path, as_json: bool) -> None:
             }
         )
     elif where.is_dir():
-        click.echo(f"{where}: {_told(number, size)}, at most {_megabytes(DEFAULT_LIMIT)}")
+        click.echo(f"{where}: {_size_text(number, size)}, at most {_megabytes(DEFAULT_LIMIT)}")
     else:
         click.echo(f"{where}: no cache yet")
 
@@ -80,16 +80,16 @@ def _clear(where: Path, yes: bool, as_json: bool) -> None:
         raise TroubleError(f"{where} is no conversion cache of pytest-edgeq: nothing was deleted")
     number, size = size_of(where)
     if number and not yes:
-        click.confirm(f"Delete {_told(number, size)} in {where}?", abort=True, err=True)
+        click.confirm(f"Delete {_size_text(number, size)} in {where}?", abort=True, err=True)
     with in_sentences():
         number, size = clear(where)
     if as_json:
         print_json({"deleted_bytes": size, "deleted_entries": number, "directory": str(where)})
     else:
-        click.echo(f"{where}: deleted {_told(number, size)}")
+        click.echo(f"{where}: deleted {_size_text(number, size)}")
 
 
-def _told(number: int, size: int) -> str:
+def _size_text(number: int, size: int) -> str:
     entries = "1 entry" if number == 1 else f"{number:,} entries"
     return f"{entries}, {_megabytes(size)}"
 

@@ -52,7 +52,7 @@ def command(ctx: click.Context, old: Path, new: Path, as_json: bool) -> None:
 def _compared(
     old: Path, new: Path, before: EdgeFile, after: EdgeFile
 ) -> tuple[bool, dict[str, Any], str]:
-    """Return whether the files differ, the document and the text that tell in what."""
+    """Return whether the files differ, with the JSON document and the text of the diff."""
     from pytest_edgeq.baselines.op_changes import describe_change
     from pytest_edgeq.cli.file_diff import FileDiff
 
@@ -78,13 +78,13 @@ def _change_lines(diff: FileDiff) -> list[str]:
     lines = [f"options, wiring, parameters and constants ({what}):"]
     for where, group in groupby(diff.changes[:_SHOWN], key=lambda change: change.where):
         lines.append(f"  {where}")
-        lines += [part for change in group for part in wrapped(f"    {_told(change)}")]
+        lines += [part for change in group for part in wrapped(f"    {_change_text(change)}")]
     if (hidden := len(diff.changes) - _SHOWN) > 0:
         lines.append(f"  … and {hidden} more, which --json lists")
     return lines
 
 
-def _told(change: Change) -> str:
+def _change_text(change: Change) -> str:
     return f"{change.what}: {change.old} → {change.new}"
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_edgeq.cli.files import PATH, border_document, border_table, open_file
+from pytest_edgeq.cli.files import PATH, io_document, io_table, open_file
 from pytest_edgeq.cli.text import hanging, indented, json_option, print_json, table
 from pytest_edgeq.cli.trouble import FOUND, TroubleError, exit_codes, in_sentences
 from pytest_edgeq.numerics.findings import counted
@@ -117,9 +117,9 @@ def _document(
         "schemes": _schemes(edge),
         "signatures": [
             {
-                "inputs": [border_document(border) for border in signature.inputs],
+                "inputs": [io_document(io_entry) for io_entry in signature.inputs],
                 "key": signature.key,
-                "outputs": [border_document(border) for border in signature.outputs],
+                "outputs": [io_document(io_entry) for io_entry in signature.outputs],
             }
             for signature in edge.signatures
         ],
@@ -136,11 +136,11 @@ def _lines(
         if len(edge.signatures) > 1:
             lines += ["", f"signature {signature.key}"]
         for side in ("inputs", "outputs"):
-            lines += ["", f"{side}:", *indented(border_table(getattr(signature, side)))]
+            lines += ["", f"{side}:", *indented(io_table(getattr(signature, side)))]
     schemes = _schemes(edge)
-    told = ", ".join(f"{number} {scheme}" for scheme, number in schemes.items())
+    counts = ", ".join(f"{number} {scheme}" for scheme, number in schemes.items())
     total = len(edge.op_dtypes)
-    lines += ["", f"ops: {schemes.get('float', 0)} of {total} in float ({told})"]
+    lines += ["", f"ops: {schemes.get('float', 0)} of {total} in float ({counts})"]
     lines += indented(_op_table(list(edge.op_dtypes)))
     lines += ["", "constants:", *indented(_constant_table(edge)), ""]
     health = [line for each in findings for line in hanging(str(each))]

@@ -1,4 +1,4 @@
-"""Run tasks by an executor, and bring each worker what all tasks of a job share."""
+"""Run tasks on an executor, and distribute the data that all tasks of a job share."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _NOBODY_SECONDS = 60.0
 
 
 class Shared(NamedTuple):
-    """A pickle that many tasks need, the SHA-256 of it, and the file or dask's data that has it."""
+    """A pickle that many tasks share, its SHA-256, and its file or dask data."""
 
     key: str
     content: bytes
     place: Any
 
 
-class Engine:
-    """Any executor; workers of this machine read what is shared from a private directory."""
+class SampleExecutor:
+    """Any executor; workers of this machine read shared data from a private directory."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
@@ -41,7 +41,7 @@ class Engine:
 
     @property
     def workers(self) -> int:
-        """How many tasks can run at a time; the cores of this machine where that is not known."""
+        """Number of tasks that can run in parallel; the cores of this machine if unknown."""
         for name in ("num_workers", "_max_workers"):  # mpi4py's; that of the standard library
             number = getattr(self.executor, name, None)
             if isinstance(number, int) and number > 0:
@@ -76,8 +76,8 @@ class Engine:
             return self.executor.submit(run_chunk, task, *shared)
 
 
-class DaskEngine(Engine):
-    """dask.distributed, which scatters what is shared; the executor is `Client.get_executor()`."""
+class DaskSampleExecutor(SampleExecutor):
+    """dask.distributed, which scatters shared data; the executor is `Client.get_executor()`."""
 
     def __init__(self, executor: Any) -> None:
         super().__init__(executor)
@@ -132,7 +132,7 @@ class DaskEngine(Engine):
     def submit(
         self, task: Task, model: Shared, job: Shared, *, with_content: bool
     ) -> Future[Answer]:
-        """Run a task; what was lost with all workers that had it is scattered anew."""
+        """Run a task; scatter shared data again if all workers that had them are lost."""
         del with_content
         for each in (model, job):
             if self._places[each.key].status not in ("finished", "pending"):
@@ -143,7 +143,9 @@ class DaskEngine(Engine):
         return future
 
 
-def engine_for(executor: Executor) -> Engine:
+def engine_for(executor: Executor) -> SampleExecutor:
     """Return the engine of an executor."""
     is_dask = type(executor).__module__.startswith("distributed.")
-    return DaskEngine(executor) if is_dask and hasattr(executor, "_client") else Engine(executor)
+    if is_dask and hasattr(executor, "_client"):
+        return DaskSampleExecutor(executor)
+    return SampleExecutor(executor)

@@ -73,7 +73,7 @@ class LocalPool(Executor):
         return task[0]
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the processes; what has not been done by then is not done."""
+        """End the processes; pending tasks are dropped."""
         del wait, cancel_futures
         with self._lock:
             self._end()

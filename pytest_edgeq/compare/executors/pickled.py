@@ -1,8 +1,8 @@
 """
-Pickle what a user gave, so that a process that lacks its source code can load it.
+Pickle objects of users for processes that lack their source code.
 
-Functions and classes of modules that no distribution has installed, such as a test module, travel
-by value; all others by their name.
+Functions and classes of modules that belong to no installed distribution, such as a test module,
+are pickled by value; all others by their name.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def pickled(value: Any, what: str, fix: str) -> bytes:
 
 class Pickled:
     """
-    An object of the user, pickled once; its copy is made where it is used.
+    An object of the user, pickled once and copied where it is used.
 
     Raises:
         CannotTravelError: As `pickled` does.
@@ -114,7 +114,7 @@ class _UsersOwnError(Exception):
 
 
 class _LabelPickler(_Pickler):
-    """Sends of a tensor its own elements, not all that it is a view of."""
+    """Pickler that stores the elements of a view, not its whole base tensor."""
 
     def reducer_override(self, obj: Any) -> Any:
         if is_tensor(obj) and not isinstance(obj, np.ndarray) and _is_view(obj):
@@ -123,7 +123,7 @@ class _LabelPickler(_Pickler):
 
 
 class _ItemPickler(_LabelPickler):
-    """Leaves what has to travel by value to another one."""
+    """Pickler that rejects objects that must be pickled by value."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (type, FunctionType)):
@@ -134,7 +134,7 @@ class _ItemPickler(_LabelPickler):
 
 
 def _is_view(tensor: Any) -> bool:
-    """Whether a tensor is a part of a larger one, all of which torch would pickle."""
+    """Whether a tensor is a view, whose whole base tensor torch would pickle."""
     if tensor.is_sparse or tensor.is_quantized:
         return False
     return bool(tensor.untyped_storage().nbytes() > tensor.nbytes)
@@ -146,7 +146,7 @@ _REGISTRY = threading.RLock()
 
 @contextmanager
 def _by_value() -> Iterator[None]:
-    """Let functions and classes of a user's modules travel by value."""
+    """Pickle functions and classes of a user's modules by value in the body."""
     with _REGISTRY:
         known = set(cloudpickle.list_registry_pickle_by_value())
         added: dict[str, ModuleType] = {}

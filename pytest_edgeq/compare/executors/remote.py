@@ -11,7 +11,7 @@ import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.compare.executors.chunks import Chunk, Chunks, SampleError
-from pytest_edgeq.compare.executors.engines import Engine
+from pytest_edgeq.compare.executors.engines import SampleExecutor
 from pytest_edgeq.compare.executors.pickled import CannotTravelError, Pickled
 from pytest_edgeq.compare.executors.stream import Stream
 from pytest_edgeq.compare.executors.tasks import Job
@@ -260,7 +260,7 @@ class Reading:
 
     def measure(
         self,
-        engine: Engine,
+        engine: SampleExecutor,
         model: bytes,
         job: Job,
         merge: Callable[[Chunk, Any], None],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_edgeq.compare.executors.names import SPEC, check_spec
 
 if TYPE_CHECKING:
-    from pytest_edgeq.compare.executors.engines import Engine
+    from pytest_edgeq.compare.executors.engines import SampleExecutor
 
 
 def check_executor(executor: object) -> Executor:
@@ -32,7 +32,7 @@ def check_executor(executor: object) -> Executor:
 
 class SessionExecutor:
     """
-    The executor of a session, made when it is first used, and engines of those of its calls.
+    The lazily created executor of a session, and wrappers of executors of calls.
 
     Raises:
         ValueError, ModuleNotFoundError, TypeError: As `check_spec` and `check_executor` do.
@@ -46,10 +46,10 @@ class SessionExecutor:
         self._default = default
         self._own: Executor | None = None
         self._client: Any = None
-        self._engine: Engine | None = None
-        self._last: tuple[Executor, Engine] | None = None
+        self._engine: SampleExecutor | None = None
+        self._last: tuple[Executor, SampleExecutor] | None = None
 
-    def engine(self, executor: Executor | None = None) -> Engine | None:
+    def engine(self, executor: Executor | None = None) -> SampleExecutor | None:
         """
         Return the engine of a call.
 

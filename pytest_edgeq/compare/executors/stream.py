@@ -1,4 +1,4 @@
-"""Run a job on all samples by an engine: two chunks a worker in flight, merged in order."""
+"""Run a job on all samples: two chunks per worker in flight, merged in order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, 
 from typing import Any
 
 from pytest_edgeq.compare.executors.chunks import Chunk, Chunks, SampleError, chunk_size
-from pytest_edgeq.compare.executors.engines import Engine
+from pytest_edgeq.compare.executors.engines import SampleExecutor
 from pytest_edgeq.compare.executors.local_pool import WorkerDiedError
 from pytest_edgeq.compare.executors.pickled import pickled
 from pytest_edgeq.compare.executors.tasks import ExecutorError, Job, Task, release, unpacked
@@ -30,7 +30,7 @@ class Stream:
         CannotTravelError: A factory or a metric of the user's cannot be pickled.
     """
 
-    def __init__(self, engine: Engine, model: bytes, job: Job, step: Step) -> None:
+    def __init__(self, engine: SampleExecutor, model: bytes, job: Job, step: Step) -> None:
         fix = "let it open files when it is called, and hold paths, not handles or generators"
         content = pickled(job, job.what, fix)
         self._engine, self._step = engine, step

@@ -28,16 +28,12 @@ class ExecutorError(RuntimeError):
     """An executor does not measure samples, through no fault of the model's."""
 
 
-class Runner(Protocol):
-    """One job on one model, with interpreters of its own; used by one thread at a time."""
+class JobRunner(Protocol):
+    """Runner of one job on one model, with its own interpreters; not thread-safe."""
 
     def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> Any:
         """
-        Measure samples, and return what is merged.
-
-        Args:
-            items: With their indices.
-            extra: As the task has it.
+        Measure samples, each with its index, and return the merged result.
 
         Raises:
             Exception: Of the sample that was read last.
@@ -55,7 +51,7 @@ class Job(Protocol):
     def what(self) -> str:
         """Which objects of the user it holds, for texts."""
 
-    def runner(self, model: Any) -> Runner:
+    def runner(self, model: Any) -> JobRunner:
         """Return a runner on an open model."""
 
     def bound(self, model: Any, item: Any, index: int) -> Any:
@@ -86,7 +82,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The exception of a sample: its pickle, if it has one, its text, and the user's lines."""
+    """The exception of a sample: its pickle or None, its text, and the user's frames."""
 
     index: int
     error: bytes | None
@@ -147,9 +143,7 @@ def unpacked(failure: Failure) -> BaseException:
     """
     Return the exception, with a note of where it was raised.
 
-    Returns:
-        A RuntimeError of the same text where this process cannot make it: of a class that is local
-        to a function, for instance.
+    A RuntimeError of the same text if it cannot be unpickled here, as of a local class.
     """
     error: BaseException = RuntimeError(failure.text)
     if failure.error is not None:

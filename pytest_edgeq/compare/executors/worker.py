@@ -13,7 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pytest_edgeq.compare.executors.tasks import Answer, Job, Runner, Task, packed_failure, release
+from pytest_edgeq.compare.executors.tasks import (
+    Answer,
+    Job,
+    JobRunner,
+    Task,
+    packed_failure,
+    release,
+)
 
 _MOST_OPEN = 4
 """Models, and jobs, that a worker keeps open, each with the weights of a model."""
@@ -47,7 +54,7 @@ _MODELS, _JOBS = _Kept(), _Kept()
 
 
 def forget() -> None:
-    """Close what is open in this process, which may be the client's own."""
+    """Close the open jobs and models of this process, which may be the client's own."""
     _JOBS.clear()
     _MODELS.clear()
 
@@ -57,10 +64,10 @@ class _OpenJob:
 
     def __init__(self, job: Job, model: Any) -> None:
         self.job, self.model = job, model
-        self._free: list[Runner] = []
+        self._free: list[JobRunner] = []
 
     @contextlib.contextmanager
-    def runner(self) -> Iterator[Runner]:
+    def runner(self) -> Iterator[JobRunner]:
         """Lend a runner that no other thread uses."""
         try:
             found = self._free.pop()

@@ -1,4 +1,4 @@
-"""Every option, each declared once, and what all came to in a run."""
+"""Every option, declared once, and the resolved settings of a run."""
 
 # ruff: noqa: RUF009 # each option is a call that makes a field
 
@@ -20,7 +20,7 @@ from pytest_edgeq.names import (
     RUNTIMES,
 )
 from pytest_edgeq.plugin.options import values
-from pytest_edgeq.plugin.options.values import Place
+from pytest_edgeq.plugin.options.values import OptionSource
 from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.workers.bounds import DEFAULT_SECONDS
 
@@ -36,9 +36,9 @@ class Option:
     metavar: str  # what `--help` shows for the value
     help: str  # one sentence for `--help`
     # makes the value from the text, or raises pytest.UsageError with the valid values
-    resolve: Callable[[str, values.Place], Any]
+    resolve: Callable[[str, values.OptionSource], Any]
     bare: str | None = None  # what the flag means without a value; None if it needs one
-    # whether the ini value is a list of lines, and the flag may be given several times
+    # whether the ini value is a list of lines, and the flag may be repeated
     is_lines: bool = False
     stem: str = ""  # the name that all spellings share, that of its field: `snapshot_dir`
 
@@ -54,7 +54,7 @@ class Option:
 
 
 def _option(*named: Any, **more: Any) -> Any:
-    """Declare a field of the settings as an option, given as to `Option`."""
+    """Declare a field of the settings as an option, with the arguments of `Option`."""
     return dataclasses.field(metadata={"option": Option(*named, **more)})
 
 
@@ -62,7 +62,7 @@ def _option(*named: Any, **more: Any) -> Any:
 class Settings:
     """The values of all options; each field declares its option."""
 
-    on_command_line: frozenset[str]  # stems whose value was given there, which no marker overrides
+    on_command_line: frozenset[str]  # stems set there, which no marker overrides
     quantizers: tuple[str | None, ...] = _option(
         DEFAULT_PRESET,
         "NAMES",
@@ -224,14 +224,14 @@ class Settings:
         """Return the number of cores for one of several workers on this machine."""
         return self.threads or max(1, available_cores() // workers)
 
-    def runtime_beside(self, marked: str | None) -> str:
-        """Pick the runtime that counts beside a marker's: command line, marker, ini."""
+    def effective_runtime(self, marked: str | None) -> str:
+        """Return the runtime, by precedence: command line, marker, ini."""
         if marked is None or "runtime" in self.on_command_line:
             return self.runtime
         return marked
 
-    def quantizers_beside(self, marked: tuple[object, ...] | None) -> tuple[object, ...]:
-        """Pick the quantizers that count beside a marker's: marker, command line, ini."""
+    def effective_quantizers(self, marked: tuple[object, ...] | None) -> tuple[object, ...]:
+        """Return the quantizers, by precedence: marker, command line, ini."""
         return self.quantizers if marked is None else marked
 
 
@@ -305,14 +305,15 @@ def target_options(config: pytest.Config) -> tuple[dict[str, tuple[str, ...]], i
 def _resolved(
     config: pytest.Config, option: Option, where: Literal["ini", "flag"], runtimes: Runtimes
 ) -> Any:
-    """Resolve the value of an option as it stands in the ini or on the command line."""
+    """Resolve the value of an option from the ini or the command line."""
     if where == "ini":
         folder = config.rootpath if config.inipath is None else config.inipath.parent
-        text, place = _ini(config, option), Place(f"ini option {option.name}", folder, runtimes)
+        text = _ini(config, option)
+        place = OptionSource(f"ini option {option.name}", folder, runtimes)
     else:
         given = config.getoption(option.name)
         text = "\n".join(given) if option.is_lines else given
-        place = Place(option.flag, config.invocation_params.dir, runtimes)
+        place = OptionSource(option.flag, config.invocation_params.dir, runtimes)
     if option.stem == "snapshot_dir":
         # Relative to the root folder wherever it is written, as the paths below it are.
         place = dataclasses.replace(place, folder=config.rootpath)

@@ -1,4 +1,4 @@
-"""Values of options: each is made from its text, or refused with the valid ones."""
+"""Values of options: parsed from text, or rejected with the valid ones."""
 
 from __future__ import annotations
 
@@ -39,10 +39,9 @@ CI_VARIABLES: Final = (
 
 def ci_variable(environment: Mapping[str, str] = os.environ) -> str | None:
     """
-    Tell which environment variable says that this is CI.
+    Return the environment variable that marks this run as CI, or None.
 
-    Returns:
-        Its name, or None. Empty, `0` and `false` count as not set.
+    Empty, `0` and `false` count as not set.
     """
     for name in CI_VARIABLES:
         if environment.get(name, "").strip().lower() not in ("", "0", "false"):
@@ -66,7 +65,7 @@ _REFUSED_ON_CI: Final = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class OptionSource:
     """Where an option's text was written."""
 
     where: str  # a name for messages
@@ -75,14 +74,14 @@ class Place:
 
 
 def _split(text: str) -> list[str]:
-    """Take a comma list apart; blanks around the words do not count."""
+    """Split a comma list, without blanks around the words."""
     return [word for word in (part.strip() for part in text.split(",")) if word]
 
 
-def choice(valid: Sequence[str]) -> Callable[[str, Place], str]:
+def choice(valid: Sequence[str]) -> Callable[[str, OptionSource], str]:
     """Make the resolver of an option that is one word of a few."""
 
-    def resolve(text: str, place: Place) -> str:
+    def resolve(text: str, place: OptionSource) -> str:
         if text not in valid:
             raise pytest.UsageError(
                 f"{place.where}: {text!r} is none of the valid values: {', '.join(valid)}"
@@ -92,11 +91,11 @@ def choice(valid: Sequence[str]) -> Callable[[str, Place], str]:
     return resolve
 
 
-def integer(lowest: int, end: int | None = None) -> Callable[[str, Place], int]:
+def integer(lowest: int, end: int | None = None) -> Callable[[str, OptionSource], int]:
     """Make the resolver of an option that is an integer from `lowest`, below `end`."""
     valid = f"an integer from {lowest}" if end is None else f"an integer from {lowest} to {end - 1}"
 
-    def resolve(text: str, place: Place) -> int:
+    def resolve(text: str, place: OptionSource) -> int:
         try:
             value = int(text)
         except ValueError:
@@ -108,7 +107,7 @@ def integer(lowest: int, end: int | None = None) -> Callable[[str, Place], int]:
     return resolve
 
 
-def quantizer_of(text: str, place: Place) -> str | None:
+def quantizer_of(text: str, place: OptionSource) -> str | None:
     """Resolve one quantizer's name: a preset, the path of a recipe, or `none` for float."""
     if text == "none":
         return None
@@ -125,7 +124,7 @@ def quantizer_of(text: str, place: Place) -> str | None:
     return text
 
 
-def quantizers(text: str, place: Place) -> tuple[str | None, ...]:
+def quantizers(text: str, place: OptionSource) -> tuple[str | None, ...]:
     """Resolve a comma list of quantizers, each named once."""
     words = _split(text)
     if not words:
@@ -140,7 +139,7 @@ def quantizers(text: str, place: Place) -> tuple[str | None, ...]:
     return values
 
 
-def runtime_of(text: str, place: Place) -> str:
+def runtime_of(text: str, place: OptionSource) -> str:
     """Resolve a runtime's name; TensorFlow is looked for, not imported."""
     try:
         place.runtimes.check(text)
@@ -151,7 +150,7 @@ def runtime_of(text: str, place: Place) -> str:
     return text
 
 
-def update_of(text: str, place: Place) -> frozenset[str]:
+def update_of(text: str, place: OptionSource) -> frozenset[str]:
     """Resolve the categories of baselines to write; refused on CI."""
     words = _split(text)
     for word in words:
@@ -167,7 +166,7 @@ def update_of(text: str, place: Place) -> frozenset[str]:
     return frozenset(words)
 
 
-def directory(text: str, place: Place) -> Path | None:
+def directory(text: str, place: OptionSource) -> Path | None:
     """Resolve the path of a folder; None for none."""
     if not text:
         return None
@@ -177,7 +176,7 @@ def directory(text: str, place: Place) -> Path | None:
     return path
 
 
-def file(text: str, place: Place) -> Path | None:
+def file(text: str, place: OptionSource) -> Path | None:
     """Resolve the path of a file to write; None for none."""
     if not text:
         return None
@@ -187,8 +186,8 @@ def file(text: str, place: Place) -> Path | None:
     return path
 
 
-def _is_folder(path: Path, place: Place) -> bool | None:
-    """Return whether what stands there is a folder; None where nothing does."""
+def _is_folder(path: Path, place: OptionSource) -> bool | None:
+    """Return whether the path is a folder; None if it does not exist."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -197,7 +196,7 @@ def _is_folder(path: Path, place: Place) -> bool | None:
         raise pytest.UsageError(f"{place.where}: {path}: {error.strerror}") from None
 
 
-def writable_directory(text: str, place: Place) -> Path | None:
+def writable_directory(text: str, place: OptionSource) -> Path | None:
     """Resolve the path of a folder to write into, which need not be there yet."""
     path = directory(text, place)
     if path is None:
@@ -212,7 +211,7 @@ def writable_directory(text: str, place: Place) -> Path | None:
     return path
 
 
-def html(text: str, place: Place) -> Path | None:
+def html(text: str, place: OptionSource) -> Path | None:
     """Resolve the path of the HTML report; its libraries are looked for, not imported."""
     path = file(text, place)
     if path is not None and importlib.util.find_spec("bokeh") is None:
@@ -220,7 +219,7 @@ def html(text: str, place: Place) -> Path | None:
     return path
 
 
-def memory(text: str, place: Place) -> int | None:
+def memory(text: str, place: OptionSource) -> int | None:
     """Resolve a number of bytes; None for the default."""
     if not text:
         return None
@@ -230,7 +229,7 @@ def memory(text: str, place: Place) -> int | None:
         raise pytest.UsageError(f"{place.where}: {error}") from None
 
 
-def executor(text: str, place: Place) -> str | None:
+def executor(text: str, place: OptionSource) -> str | None:
     """Resolve the name of an executor; dask is looked for, not imported."""
     try:
         return check_spec(text) if text else None
@@ -238,7 +237,7 @@ def executor(text: str, place: Place) -> str | None:
         raise pytest.UsageError(f"{place.where}: {error}") from None
 
 
-def targets(text: str, place: Place) -> dict[str, tuple[str, ...]]:
+def targets(text: str, place: OptionSource) -> dict[str, tuple[str, ...]]:
     """Resolve targets, one a line."""
     try:
         return parse_targets(text.splitlines())
@@ -246,7 +245,7 @@ def targets(text: str, place: Place) -> dict[str, tuple[str, ...]]:
         raise pytest.UsageError(f"{place.where}: {error}") from None
 
 
-def check_targets(text: str, place: Place) -> tuple[str, ...]:
+def check_targets(text: str, place: OptionSource) -> tuple[str, ...]:
     """Resolve the names of runtimes of targets."""
     words = tuple(_split(text))
     try:

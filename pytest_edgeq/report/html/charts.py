@@ -51,7 +51,7 @@ COLORS: Mapping[str, str] = {
     "simulated": "#16937a",
     "edge": "#d55e00",
 }
-"""By stage and side: told apart by the colour-blind, and 3:1 against white and against black."""
+"""By stage and side: distinct to the colour-blind, and 3:1 against white and against black."""
 
 _DASHES = {"float": "solid", "float_tflite": "dotdash", "simulated": "dashed", "edge": "dotted"}
 _HATCHES = {"conversion": "dot", "quantization": None, "lowering": "right_diagonal_line"}
@@ -125,7 +125,7 @@ def stage_bar(outputs: Sequence[OutputNoise]) -> Chart:
 
 
 _LEAST_TOLD = 12  # percent; the number does not fit into a bar of less on a phone
-_FEW_OPS = 50  # whose marks have room beside each other on a phone
+_FEW_OPS = 50  # whose marks fit next to each other on a phone
 
 
 def layer_chart(points: LayerPoints) -> Chart:
@@ -207,10 +207,10 @@ def histogram(found: Distribution) -> Chart:
         found.limits, ("qmin", "qmax"), ("right", "left"), (-5, 5), strict=False
     ):
         chart.add_layout(_vertical(place, _NEUTRAL, "solid"))
-        told = ColumnDataSource({"x": [place], "y": [found.highest * 1.04], "text": [name]})
+        end = ColumnDataSource({"x": [place], "y": [found.highest * 1.04], "text": [name]})
         text = _text("x", "y", "text", color=_NEUTRAL, background=None)
         text.update(text_align=align, x_offset=offset)
-        chart.add_glyph(told, text, name=name)
+        chart.add_glyph(end, text, name=name)
     label = "Histograms of an output's values by side"
     return _chart(chart, label, hover, items, x="value", y="elements")
 
@@ -357,7 +357,7 @@ def _outline(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """Shorten names to what a phone has room for; those that would be alike keep a number."""
+    """Shorten names for the width of a phone; number those that would be equal."""
     short = [name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}" for name in names]
     return [
         f"{name} ({short[:i].count(name) + 1})" if short.count(name) > 1 else name

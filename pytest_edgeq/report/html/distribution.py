@@ -83,10 +83,10 @@ def distribution(
     return Distribution(edges, counts, limits or ())
 
 
-def limits_of(border: Mapping[str, Any]) -> tuple[float, float] | None:
+def limits_of(entry: Mapping[str, Any]) -> tuple[float, float] | None:
     """Return the values of qmin and qmax of an input or output; None if it is not quantized."""
-    if "int" not in border["dtype"] or not border["scale"]:
+    if "int" not in entry["dtype"] or not entry["scale"]:
         return None
-    low, high = code_range(border["dtype"])
-    scale, zero_point = border["scale"], border["zero_point"] or 0
+    low, high = code_range(entry["dtype"])
+    scale, zero_point = entry["scale"], entry["zero_point"] or 0
     return (low - zero_point) * scale, (high - zero_point) * scale

@@ -46,8 +46,8 @@ def layer_points(layers: Mapping[str, Any]) -> LayerPoints | None:
         "verdict": [row["verdict"] for row in rows],
         "local": _placed(local, bounds),
         "cumulative": _placed(cumulative, bounds),
-        "local_told": [_told(row, "local") for row in rows],
-        "cumulative_told": [_told(row, "cumulative") for row in rows],
+        "local_told": [_figures(row, "local") for row in rows],
+        "cumulative_told": [_figures(row, "cumulative") for row in rows],
         "clipped": [_percent(number_of(row["clipped"])) for row in rows],
         "local_marker": [_marker(value, "circle") for value in local],
         "cumulative_marker": [_marker(value, "square") for value in cumulative],
@@ -75,7 +75,7 @@ def _marker(value: float | None, finite: str) -> str:
     return "triangle" if value == math.inf else "inverted_triangle"
 
 
-def _told(row: Mapping[str, Any], kind: str) -> str:
+def _figures(row: Mapping[str, Any], kind: str) -> str:
     value, lsb = number_of(row[f"{kind}_sqnr_db"]), number_of(row[f"{kind}_lsb_error"])
     if value is None:
         return "not measured"

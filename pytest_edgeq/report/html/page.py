@@ -1,4 +1,4 @@
-"""The page: the record of a run as one HTML file that needs nothing beside it."""
+"""The page: the record of a run as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _asset(name: str) -> str:
 
 
 def _closed(script: str) -> str:
-    """Return a script that does not end the element that it stands in."""
+    """Escape a script so that it does not end its enclosing element."""
     return script.replace("</script", "<\\/script")
 
 

@@ -61,7 +61,7 @@ def noise_by_output(stages: Mapping[str, Mapping[str, Any]]) -> list[OutputNoise
 
 def stage_sentence(worst: OutputNoise) -> str:
     """Return the figures behind the bar of an output, for its caption."""
-    told = ", ".join(f"{stage} {text}" for stage, text in worst.decibels.items())
+    figures = ", ".join(f"{stage} {text}" for stage, text in worst.decibels.items())
     percent = 100 * worst.total_over_sum
     if worst.total_over_sum < _CANCELS:
         how = f"The errors of the stages cancel in part: the total noise is {percent:.0f} % of"
@@ -69,7 +69,7 @@ def stage_sentence(worst: OutputNoise) -> str:
         how = f"The errors of the stages agree in part: the total noise is {percent:.0f} % of"
     else:
         how = f"The total noise is {percent:.0f} % of"
-    return f"SQNR of {worst.name}: {told}. {how} the sum over the stages."
+    return f"SQNR of {worst.name}: {figures}. {how} the sum over the stages."
 
 
 _CANCELS = 0.9

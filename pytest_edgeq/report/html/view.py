@@ -30,7 +30,7 @@ _TWO_GAPS = re.compile(r"\S {2,}\S.* {2,}\S")
 
 @dataclasses.dataclass
 class PageLimits:
-    """What keeps the page small, whatever the number of models."""
+    """Limits that keep the page small for any number of models."""
 
     outputs_per_model: int = 4  # how many outputs of a model have charts
     points: int = 40_000  # how many points the scatter charts of all outputs may have
@@ -39,7 +39,7 @@ class PageLimits:
 
 
 def model_views(run: Run, limits: PageLimits) -> list[Record]:
-    """Return what the page shows of each model, the worst first."""
+    """Return the view of each model for the page, the worst first."""
     rows = model_rows(run)
     chosen = {row.key: _comparisons(run, row.key) for row in rows}
     charted = sum(
@@ -163,7 +163,7 @@ def _layers(run: Run, key: str) -> Record | None:
 
 
 def _ops(ops: Sequence[Record], layers: Record | None) -> list[dict[str, Any]]:
-    """Return the op-dtype map, with what localizing measured of the ops of one subgraph."""
+    """Return the op-dtype map, with the local errors of the ops of one subgraph."""
     subgraphs: dict[int, list[dict[str, Any]]] = {}
     for op in ops:
         part = subgraphs.setdefault(op["subgraph"], [])
@@ -191,15 +191,15 @@ def _outputs(model: Record, comparison: Record, limits: PageLimits, most: int) -
 
 
 def _output(model: Record, name: str, errors: Record, recorded: Record, most: int) -> Record:
-    borders = [border for border in model["outputs"] if border["name"] == name]
+    entries = [entry for entry in model["outputs"] if entry["name"] == name]
     # Signatures may share a name, and differ in the scale.
-    border = next((each for each in borders if each["scale"] == errors.get("scale")), None)
-    limits = None if border is None else limits_of(border)
+    entry = next((each for each in entries if each["scale"] == errors.get("scale")), None)
+    limits = None if entry is None else limits_of(entry)
     found = points_of(recorded)
     kept = len(next(iter(recorded.values()), ()))
     view = {
         "name": name,
-        "dtype": "?" if border is None else border["dtype"],
+        "dtype": "?" if entry is None else entry["dtype"],
         "histogram": None,
         "scatter": None,
         "limits": [f"{value:.4g}".replace("-", "−") for value in limits or ()],
@@ -211,7 +211,7 @@ def _output(model: Record, name: str, errors: Record, recorded: Record, most: in
         return view
     thinned = found.thinned(most)
     return view | {
-        "histogram": histogram(distribution(found, limits, border and border["scale"])),
+        "histogram": histogram(distribution(found, limits, entry and entry["scale"])),
         "scatter": scatter(thinned["float"], thinned["edge"]),
         "shown": min(most, kept - found.dropped),
         "dropped": found.dropped,

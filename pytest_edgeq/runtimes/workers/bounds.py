@@ -55,7 +55,7 @@ def _at_least(size: int, given: object) -> int:
 
 def memory_bound(given: int | str | None) -> int:
     """
-    Return the bound in bytes that a user gave, or the default.
+    Return the memory bound of the user in bytes, or the default.
 
     Raises:
         ValueError: No size, or one that the child's libraries exceed.
@@ -72,7 +72,7 @@ def memory_bound(given: int | str | None) -> int:
 
 def default_memory(workers: int = 1) -> int:
     """
-    Return the bound of a session that names none: half of what there is, shared by the workers.
+    Return the default bound: half of the memory, divided by the workers.
 
     At least 4 GiB, or all that there is.
     """
@@ -82,7 +82,7 @@ def default_memory(workers: int = 1) -> int:
 
 @functools.cache
 def _total_memory() -> int:
-    """Return the bytes of memory of this machine or container; 8 GiB where it cannot be told."""
+    """Return the bytes of memory of this machine or container; a default if unknown."""
     try:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on Windows

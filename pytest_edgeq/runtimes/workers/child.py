@@ -1,4 +1,4 @@
-"""What runs in a worker that isolates files; imported there, so it imports little at once."""
+"""Code that runs in a worker that isolates files; it imports little at module level."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class OpenFile:
-    """A file that is open here, for a worker's requests; `own` is the pickle of a runtime."""
+    """A file open in the child; `own` is the pickle of a user's runtime."""
 
     def __init__(
         self,

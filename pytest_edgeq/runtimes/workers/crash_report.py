@@ -119,7 +119,7 @@ class CrashReport:
 
     @property
     def was_killed(self) -> bool:
-        """Whether another process has killed it: ours tells of the bounds that it exceeds."""
+        """Whether another process has killed it: on exceeded bounds ours reports the cause."""
         return self.kind == "signal" and self.signal == getattr(signal, "SIGKILL", -1)
 
     @property
@@ -233,7 +233,7 @@ class WorkerCrashError(LinkError):
 
 
 def file_fact(source: Path | bytes, digest: str, size: int) -> str:
-    """Return the line of a failure text that tells which file was open."""
+    """Return the line of a failure text that names the open file."""
     where = "held in memory" if isinstance(source, bytes) else str(source)
     return f"file: {where} ({size:,} bytes, sha256 {digest[:16]})"
 

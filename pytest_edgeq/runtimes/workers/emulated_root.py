@@ -64,7 +64,7 @@ _UBUNTU_KEYS = "/usr/share/keyrings/ubuntu-archive-keyring.gpg"
 
 
 class EmulatedRootError(RuntimeError):
-    """A root cannot be made; the text says why, and what to do."""
+    """A root cannot be made; the text has cause and fix."""
 
 
 def make_root(folder: Path, *, say: Callable[[str], None]) -> list[str]:
@@ -197,7 +197,7 @@ def ubuntu_sources(fields: Mapping[str, str]) -> str | None:
 
 
 def _releases(command: list[str]) -> dict[str, str]:
-    """Run a model, as an import alone starts no kernels; return the releases that it ran by."""
+    """Run a model, as an import alone starts no kernels; return the releases."""
     from pytest_edgeq.runtimes.workers.trial import try_target
 
     target = Target("arm64", command, 60)  # it takes 3 s

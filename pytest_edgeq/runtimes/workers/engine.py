@@ -34,7 +34,7 @@ _NO_REASON = re.compile(r"(Node number \d+ \(\w+\) failed to (prepare|invoke)\.?
 
 class IsolatedFiles(FileHost):
     """
-    Opens files in a worker of this machine; a step at which it dies is not tried again.
+    Opens files in a worker of this machine; crashed steps are not retried.
 
     Args:
         worker: The process.
@@ -154,7 +154,7 @@ class TriedEngine(Engine):
         return self._engine.tensor(index)
 
     def close(self) -> None:
-        """Let go of what is more than memory."""
+        """Release resources other than memory."""
         self._end_trial()
         self._engine.close()
 
@@ -164,7 +164,7 @@ class TriedEngine(Engine):
             self._tried(trial.close)
 
     def _tried(self, call: Callable[[], _Result]) -> _Result | None:
-        """Return what a call returns; None where a user's own runtime raises in it."""
+        """Call a function; return None if a user's own runtime raises in it."""
         try:
             return call()
         except Exception as error:

@@ -85,7 +85,7 @@ class LinkError(Exception):
     Attributes:
         kind: `absent`, `start`, `missing`, `garbage`, `lost`, `time` or `closed`.
         what: What came in place of an answer.
-        printed: The end of what it printed.
+        printed: The end of its output.
         code: Its exit status, minus the signal's number where one ended it; None if unknown.
         pid: Of the process; None where it never ran.
         was_read: Whether it had read the request, and may have begun to answer it.
@@ -184,20 +184,20 @@ class Link:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked, as far as is known; no fork of the process that started it."""
+        """Whether it can answer requests, as far as is known; False in a fork."""
         if self._owner != os.getpid():
             return False
         if self._end is None and self._process.poll() is not None:
-            self._lost()  # before others that wait for an answer are told that it was closed
+            self._lost()  # before others that wait for an answer learn that it was closed
         return self._end is None
 
     @property
     def printed(self) -> str:
-        """The end of what it printed."""
+        """The end of its output."""
         return self._tail.decode(errors="replace")
 
     def take_printed(self) -> bytes:
-        """Return what it printed since the last call."""
+        """Return its output since the last call."""
         self._drain()
         taken, self._tail = self._tail, b""
         return taken
@@ -229,7 +229,7 @@ class Link:
         return head, unpack_parts(head, rest, is_local=self._is_local)
 
     def kill(self) -> None:
-        """End the process at once; what it runs fails."""
+        """Kill the process; its running call fails."""
         if self._owner != os.getpid():
             return
         self._ended("closed", "the end of the session")
@@ -237,7 +237,7 @@ class Link:
             self._process.wait(_ENDS_WITHIN)
 
     def close(self, seconds: float = _ENDS_WITHIN) -> None:
-        """Let the process end by itself for so long, and end it then; none is left."""
+        """Close stdin, and kill the process if it has not ended after so many seconds."""
         if self._owner != os.getpid():
             return
         with self._ending:
@@ -316,7 +316,7 @@ class Link:
             raise self._end
 
     def _wait(self, pipe: int, event: int, began: float, seconds: float | None) -> None:
-        """Wait for a pipe for a tick; read what the process prints meanwhile."""
+        """Wait for a pipe for a tick; read the output of the process meanwhile."""
         poll = select.poll()
         poll.register(pipe, event)
         if self._is_err_open:
@@ -337,7 +337,7 @@ class Link:
             raise self._ended("time", f"nothing for {seconds:g} s")
 
     def _drain(self) -> None:
-        """Read what the process has printed, and keep the last of it."""
+        """Read the output of the process, and keep its end."""
         with self._draining, contextlib.suppress(BlockingIOError):
             while self._is_err_open:
                 chunk = os.read(self._err, _KEPT_BYTES)
@@ -390,7 +390,7 @@ class Link:
         return self._ended("lost", f"exit code {code}", code)
 
     def _ended(self, kind: str, what: str, code: int | None = None) -> LinkError:
-        """End the process, and have all requests fail from now on; return the first reason."""
+        """Kill the process, so that all later requests fail; return the first reason."""
         if kind != "lost":
             self._kill()
         self._drain()

@@ -102,7 +102,7 @@ class LocalWorker:
     def ask(
         self, message: Callable[[Link], tuple[Head, Iterable[Any]]], seconds: float | None
     ) -> Answer:
-        """Send the message for a process; once more where that ended before it read it."""
+        """Send a message to the process; retry once if it ended before it read it."""
         with self._lock:
             for left in reversed(range(_MOST_STARTS)):
                 try:
@@ -146,7 +146,7 @@ class LocalWorker:
         raise error  # of kernels, whose text says all
 
     def _forget(self, link: Link) -> None:
-        """Close files that nobody uses any more; no test can be blamed for how that ends."""
+        """Close unused files; a crash is printed, not raised, as no test caused it."""
         keys = link.take_forgotten()
         try:
             link.ask({"what": "forget", "keys": keys}, (), _END_SECONDS)
@@ -169,14 +169,14 @@ class LocalWorker:
         return CrashReport.of(error, seconds, used, self.memory or 0)
 
     def _forward(self) -> None:
-        """Print what the process printed: the same would stand here without it."""
+        """Forward the output of the process, as it would appear without isolation."""
         printed = b"" if self._link is None else self._link.take_printed()
         if printed:
             with contextlib.suppress(OSError):  # stderr is closed
                 os.write(2, printed)
 
     def kill(self) -> None:
-        """End the process at once and for good; what it runs fails."""
+        """Kill the process permanently; its running call fails."""
         self._is_killed = True  # no lock: this may run at any allocation of any thread
         link = self._link
         if link is not None:
@@ -189,7 +189,7 @@ class LocalWorker:
             link.close()
 
     def close(self) -> None:
-        """Let the process close its files, and end it; the next call starts another one."""
+        """Close the files of the process and end it; the next call starts another one."""
         with self._lock:
             if self._link is not None:
                 self._link.close(_END_SECONDS)

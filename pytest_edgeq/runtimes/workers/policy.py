@@ -39,7 +39,7 @@ _survived: set[str] = set()
 _digests: weakref.WeakKeyDictionary[OpGraph, str] = weakref.WeakKeyDictionary()
 
 
-class Store(Protocol):
+class SurvivorStore(Protocol):
     """Keeps entries for other processes and sessions; those that cannot be read are missing."""
 
     def read(self, kind: str, key: str, /) -> object | None:
@@ -63,7 +63,7 @@ class Isolation:
         *,
         seconds: float,
         memory: int,
-        store: Store | None = None,
+        store: SurvivorStore | None = None,
         refresh: bool = False,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -92,7 +92,7 @@ class Isolation:
         return worker_of(self._memory)
 
     def native(self, name: str) -> IsolatedConversion | None:
-        """Return what runs the native steps of a model's conversion; None for this process."""
+        """Return the isolation for native steps of a conversion; None for this process."""
         if not self.is_on:
             return None
         return IsolatedConversion(name, self.child, self._seconds, self._note)
@@ -147,8 +147,8 @@ class Isolation:
             build_interpreter(source)
             return
         digest = hashlib.sha256(content).hexdigest()
-        told = [digest, _versions(DEFAULT_RUNTIME), _cpu()]
-        key = "" if self.is_on else hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        parts = [digest, _versions(DEFAULT_RUNTIME), _cpu()]
+        key = "" if self.is_on else hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         if key and self._has_survived(key):
             return
         from pytest_edgeq.runtimes.workers.crash_report import WorkerCrashError, file_fact
@@ -182,7 +182,7 @@ class Isolation:
     # --- what has survived ----------------------------------------------------------------------
 
     def _key(self, opening: Opening, own: bytes) -> str:
-        told = [
+        parts = [
             _digest_of(opening.graph),
             opening.signature.key,
             opening.runtime,
@@ -191,7 +191,7 @@ class Isolation:
             _versions(opening.runtime),
             _cpu(),
         ]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def _has_survived(self, key: str) -> bool:
         if key in _survived:
@@ -244,7 +244,7 @@ class IsolatedConversion:
             raise CrashedConversionError("\n".join(lines)) from error.__cause__
 
     def runs_here(self, step: str, why: str, /) -> None:
-        """Take note that a step runs in this process, and why."""
+        """Note that a step runs in this process, and why."""
         self._note(f"{self._name}: the step {step} ran in this process, not in a child: {why}")
 
 
@@ -255,7 +255,7 @@ def _digest_of(graph: OpGraph) -> str:
 
 
 def _source_digest(runner: object) -> str:
-    """Return a hash of the file that defines a user's own runner; nothing where there is none."""
+    """Return a hash of the file that defines a user's own runner, or ""."""
     if runner is None:
         return ""
     try:
@@ -266,7 +266,7 @@ def _source_digest(runner: object) -> str:
 
 @functools.cache
 def _versions(runtime: str) -> str:
-    """Return the version of what runs files on a built-in runtime."""
+    """Return the version of the library of a built-in runtime."""
     names = ("tensorflow", "tensorflow-cpu") if runtime == "tensorflow" else ("ai-edge-litert",)
     for name in names:
         try:
@@ -278,10 +278,10 @@ def _versions(runtime: str) -> str:
 
 @functools.cache
 def _cpu() -> str:
-    """Return what tells CPUs with other kernels apart."""
+    """Return a key of this CPU, which differs if kernels may differ."""
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return platform.processor()
     lines = re.compile(r"^(?:model name|flags|Features|CPU part)\s*:.*$", re.MULTILINE)
-    told = set(lines.findall(info.read_text()))
-    return hashlib.sha256("\n".join(sorted(told)).encode()).hexdigest()
+    found = set(lines.findall(info.read_text()))
+    return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()

@@ -30,7 +30,7 @@ _keys = itertools.count()
 
 class RemoteFile:
     """
-    A file as a worker opens it; the worker closes it when this object goes.
+    A file open in a worker, which closes it when this object is collected.
 
     Attributes:
         opening: What is to be opened, from this source.
@@ -52,7 +52,7 @@ class RemoteFile:
 
 class FileHost:
     """
-    The host of one kind of worker, which opens files there, and anew where the worker has ended.
+    Interface to one kind of worker: opens files, and again after a restart.
 
     A file whose runs leave a state behind is not opened anew: its outputs would be others.
 
@@ -68,7 +68,7 @@ class FileHost:
 
     def inputs(self, opening: Opening, inputs: Inputs) -> list[Any]:
         """
-        Return the inputs of a sample as the worker takes them.
+        Return the inputs of a sample in the form of the worker.
 
         Raises:
             RuntimeError: One cannot be sent.
@@ -77,7 +77,7 @@ class FileHost:
 
     def send(self, message: Callable[[Link], Message], *, is_trial: bool = False) -> Answer:
         """
-        Send the message for a worker, and once more for another one where this makes sense.
+        Send a message to a worker; retry once on a new worker if possible.
 
         Raises:
             Exception: The worker ends, does not answer, or raises it.
@@ -91,7 +91,7 @@ class FileHost:
     def failure(
         self, opening: Opening, step: str, error: LinkError, find_op: Callable[[], str]
     ) -> UnrunnableError:
-        """Return the error of a step at which the worker ended or gave no answer."""
+        """Return the error of a step at which the worker ended or did not answer."""
         raise NotImplementedError
 
     def ask(
@@ -198,8 +198,8 @@ class RemoteEngine(Engine):
         )[1]
         self._has_run = True
         return [
-            _as_dtype(array, border.tensor.dtype)
-            for array, border in zip(made, self._opening.signature.outputs, strict=True)
+            _as_dtype(array, entry.tensor.dtype)
+            for array, entry in zip(made, self._opening.signature.outputs, strict=True)
         ]
 
     def tensor(self, index: int) -> npt.NDArray[Any]:

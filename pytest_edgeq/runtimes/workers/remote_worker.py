@@ -113,7 +113,7 @@ def read_payload(stream: BinaryIO, *, is_local: bool = False) -> bytearray | Non
 
 
 def unpack_head(payload: bytearray) -> tuple[Head, memoryview]:
-    """Return the head of a frame, and what `unpack_parts` reads."""
+    """Return the head of a frame, and the input of `unpack_parts`."""
     view = memoryview(payload)
     (size,) = _LENGTH.unpack(view[: _LENGTH.size])
     at = _LENGTH.size + size
@@ -193,7 +193,7 @@ def _litert() -> tuple[Any, str, str]:
 
 def facts() -> dict[str, Any]:
     """
-    Say what computes here.
+    Return machine, CPU and versions of this process.
 
     Raises:
         ImportError: There is no numpy or no interpreter.
@@ -213,16 +213,16 @@ def facts() -> dict[str, Any]:
 
 
 def _cpu() -> str:
-    told: dict[str, str] = {}
+    known: dict[str, str] = {}
     # There is no such file on macOS and Windows.
     with contextlib.suppress(OSError), Path("/proc/cpuinfo").open() as file:
         for line in file:
             name, _, text = line.partition(":")
-            told.setdefault(name.strip(), text.strip())
-    if "model name" in told and platform.machine() in ("x86_64", "AMD64"):
-        return told["model name"]
-    if "CPU part" in told:
-        return f"implementer {told.get('CPU implementer')} part {told['CPU part']}"
+            known.setdefault(name.strip(), text.strip())
+    if "model name" in known and platform.machine() in ("x86_64", "AMD64"):
+        return known["model name"]
+    if "CPU part" in known:
+        return f"implementer {known.get('CPU implementer')} part {known['CPU part']}"
     return platform.processor()
 
 
@@ -236,7 +236,7 @@ def _features() -> list[str]:
     return sorted(name for name, is_there in found.items() if is_there)
 
 
-class _OpenFile:
+class _WorkerFile:
     """A file that is open."""
 
     def __init__(self, content: bytes, head: Head) -> None:
@@ -371,7 +371,7 @@ class _Server:
             self._files[digest] = content
             return {"digest": digest}, []
         if what == "open":
-            self._open[head["key"]] = _OpenFile(self._files[head["digest"]], head)
+            self._open[head["key"]] = _WorkerFile(self._files[head["digest"]], head)
             return {}, []
         if what == "forget":
             self._forget(head["keys"])
@@ -396,7 +396,7 @@ class _Server:
         return {"indices": there}, [each for each in found if each is not None]
 
     def _forget(self, keys: Iterable[int]) -> None:
-        """Close files that nobody uses any more, and print what a user's own runtime raises."""
+        """Close unused files, and print exceptions of a user's own runtime."""
         for key in keys:
             try:
                 file = self._open.pop(key, None)
@@ -406,7 +406,7 @@ class _Server:
                 traceback.print_exc()
 
     def _failure(self, error: BaseException) -> tuple[Head, list[Any]]:
-        """Return what the host raises in its place; it lacks the classes of a target."""
+        """Serialize an exception for the host, which lacks the classes of a target."""
         kind, text = type(error).__name__, str(error)
         if self._is_local:
             return {"traceback": traceback.format_exc()}, [_sendable(error)]
@@ -416,7 +416,7 @@ class _Server:
 
 
 def _sendable(error: BaseException) -> Exception:
-    """Return an error that can be pickled: itself, the want of memory behind it, or its text."""
+    """Return a picklable error: itself, its cause MemoryError, or its text."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, MemoryError):
@@ -457,7 +457,7 @@ def _end_with(parent: int) -> None:
 
 def main(local: dict[str, Any] | None = None) -> None:
     """
-    Take stdin and stdout for frames, and serve.
+    Serve requests, framed on stdin and stdout.
 
     Args:
         local: The arguments of `_prepare` in a process that the host has started from its own

@@ -27,7 +27,7 @@ def sent(runner: Any) -> bytes:
 
 
 def source_file(runner: Any) -> str:
-    """Return the path of the file that defines a runner; nothing where it is not known."""
+    """Return the path of the file that defines a runner; empty if unknown."""
     try:
         found = inspect.getsourcefile(runner if inspect.isroutine(runner) else type(runner))
     except TypeError:
@@ -38,7 +38,7 @@ def source_file(runner: Any) -> str:
 @contextlib.contextmanager
 def _by_value(module: ModuleType | None) -> Iterator[None]:
     """
-    Send what a module defines, where the child could not import it.
+    Pickle the members of a module by value if the child could not import it.
 
     A `conftest.py` and a test module are known by names that lead elsewhere there, or nowhere.
     """

@@ -18,7 +18,7 @@ from pytest_edgeq.runtimes.workers.bounds import DEFAULT_SECONDS
 @dataclasses.dataclass(frozen=True)
 class IsolationSettings:
     """
-    What the options of a session come to.
+    Settings of isolation, resolved from the options of a session.
 
     Attributes:
         mode: `auto`, `on` or `off`.

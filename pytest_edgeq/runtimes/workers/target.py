@@ -1,4 +1,4 @@
-"""A target of a session: started when it is first used, and shared by all that runs on it."""
+"""A target of a session: started on first use, and shared."""
 
 from __future__ import annotations
 

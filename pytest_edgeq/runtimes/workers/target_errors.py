@@ -35,7 +35,7 @@ def raise_error(answer: Answer) -> Answer:
 def link_error(
     runtime: str, command: Sequence[str], error: LinkError, seconds: float, op: str = ""
 ) -> UnrunnableError:
-    """Return the error for a test: what came, the op, the command, what it printed, the fix."""
+    """Return the error for a test: symptom, op, command, output and fix."""
     name = runtime.partition(":")[0]
     kind = "crash" if error.kind == "lost" and _CRASH.search(error.what) else error.kind
     first, cause, fix = _TEXTS[kind]

@@ -29,7 +29,7 @@ _MOST_KEPT = 1 << 28
 
 class TargetFiles(FileHost):
     """
-    Opens files on a target; where the connection is lost, a request is sent once more.
+    Opens files on a target; retries a request once after a lost connection.
 
     Engines of one file share what is open there, unless runs leave something behind.
     """
@@ -54,10 +54,10 @@ class TargetFiles(FileHost):
             UnrunnableError: The target does not start, ends, or does not answer.
             RuntimeError, ValueError: The kernels refuse the file, or an output cannot be sent.
         """
-        for border in opening.signature.outputs:
-            if border.tensor.dtype in ("resource", "variant", "string"):
+        for entry in opening.signature.outputs:
+            if entry.tensor.dtype in ("resource", "variant", "string"):
                 raise RuntimeError(
-                    f"output {border.name!r} is {border.tensor.dtype}, which cannot be sent"
+                    f"output {entry.name!r} is {entry.tensor.dtype}, which cannot be sent"
                 )
         return RemoteEngine(self, opening)
 
@@ -77,7 +77,7 @@ class TargetFiles(FileHost):
         Raises:
             RuntimeError: One cannot be sent.
         """
-        return [_sendable(inputs[border.name]) for border in opening.signature.inputs]
+        return [_sendable(inputs[entry.name]) for entry in opening.signature.inputs]
 
     def send(self, message: Callable[[Link], Message], *, is_trial: bool = False) -> Answer:
         """
@@ -147,9 +147,9 @@ def _description(opening: Opening) -> dict[str, Any]:
         "keep": opening.keep,
         "signature": signature.key,
         "subgraph": signature.subgraph,
-        "inputs": [[border.name, border.tensor.index] for border in signature.inputs],
-        "outputs": [[border.name, border.tensor.index] for border in signature.outputs],
-        "shapes": [list(border.tensor.shape) for border in signature.inputs],
+        "inputs": [[entry.name, entry.tensor.index] for entry in signature.inputs],
+        "outputs": [[entry.name, entry.tensor.index] for entry in signature.outputs],
+        "shapes": [list(entry.tensor.shape) for entry in signature.inputs],
         "has_free_shapes": signature.has_free_shapes,
     }
 

@@ -73,7 +73,7 @@ def checked_command(name: str, command: object) -> tuple[str, ...]:
 
 def split_runtime(runtime: str, targets: Mapping[str, object]) -> tuple[str, str] | None:
     """
-    Take the name of a runtime apart.
+    Split the name of a runtime.
 
     Returns:
         The target's name and the kernels; None where the runtime is of no target.

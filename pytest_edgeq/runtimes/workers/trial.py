@@ -20,7 +20,7 @@ _KERNELS = ("xnnpack", "builtin")
 @dataclass(frozen=True, slots=True)
 class Trial:
     """
-    What a trial found.
+    The result of a trial.
 
     Attributes:
         machine: The machine that answered.
@@ -60,7 +60,7 @@ def try_target(target: Target) -> Trial:
 
 
 def _negation() -> bytes:
-    """Return a file that gives −x."""
+    """Return a file that computes −x."""
     from ai_edge_litert import schema_py_generated
 
     schema: Any = schema_py_generated

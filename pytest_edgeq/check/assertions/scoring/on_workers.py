@@ -17,7 +17,7 @@ from pytest_edgeq.numerics.comparison import WorstSamples
 from pytest_edgeq.progress import Step
 
 if TYPE_CHECKING:
-    from pytest_edgeq.compare.executors.engines import Engine
+    from pytest_edgeq.compare.executors.engines import SampleExecutor
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class _AccuracyRunner:
 
 
 def score_by(
-    engine: Engine,
+    engine: SampleExecutor,
     model: bytes,
     metric: Any,
     reading: Reading,
