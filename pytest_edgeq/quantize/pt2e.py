@@ -310,8 +310,7 @@ def _export_with_free_batch(entry: Entry, *, strict: bool) -> torch.export.Expor
 
     Returns:
         None if the user names the dynamic shapes, if the inputs have no common batch, or if the
-            model
-        fixes its size.
+        model fixes its size.
     """
     tensors = (*entry.args, *entry.kwargs.values())
     if entry.dynamic_shapes is not None or len({t.shape[:1] for t in tensors}) != 1:

@@ -30,8 +30,7 @@ class RuntimeSession(Protocol):
 
         Returns:
             Every output by the signature's output name, with the dtype and shape in the file: the
-                codes
-            of a quantized output. Anything else is an error.
+            codes of a quantized output. Anything else is an error.
         """
 
 

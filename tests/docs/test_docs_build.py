@@ -38,7 +38,7 @@ def test_all_pages_are_rendered_without_a_warning(tmp_path: Path) -> None:
     [
         ("[there](missing.md)", "missing.md"),
         ("[there](index.md#missing)", "missing"),
-        ("```{eval-rst}\n.. autofunction:: pytest_edgeq.versions\n```", "'missing' from module"),
+        ("```{eval-rst}\n.. autofunction:: pytest_edgeq.missing\n```", "'missing' from module"),
     ],
     ids=["page", "heading", "name"],
 )

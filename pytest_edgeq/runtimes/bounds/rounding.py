@@ -28,8 +28,7 @@ def rounding_bound(
 
     Returns:
         The excess in LSB of the worst channel, 0 for ops that copy codes; None for an output
-            without
-        one scale and codes of 8 or 16 bits, and for an op without a rule.
+        without one scale and codes of 8 or 16 bits, and for an op without a rule.
 
     Raises:
         ValueError: There are no rules for this runtime.
