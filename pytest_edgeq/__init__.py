@@ -113,7 +113,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _accept_none(module: ModuleType) -> None:
-    from pytest_edgeq.litert.layers_in_float import accept_none
+    from pytest_edgeq.litert.configs import accept_none
 
     accept_none(module)
 
@@ -122,7 +122,6 @@ def _accept_none(module: ModuleType) -> None:
 _after_import(
     (
         "litert_torch.quantize.pt2e_quantizer",
-        "ai_edge_torch.quantize.pt2e_quantizer",
         "torchao.testing.pt2e._xnnpack_quantizer",
     ),
     _accept_none,

@@ -5,137 +5,67 @@ Nothing outside this folder imports litert_torch, torchao or ai_edge_quantizer, 
 releases affect one place. Each shim names the versions and the symptom, and has a test in
 `tests/litert/` that fails when it is no longer needed.
 
-- `libraries` has their names; `converter` exports and converts, `decompositions` skips repeated
-  work of torch; `extensions` finds rules that other code has registered.
+- `libraries` has their names; `converter` exports and converts; `extensions` finds rules that other
+  code has registered.
 - PT2E quantizers: `pt2e_graphs`, `configs`, `annotations`, `simulated`. Training: `qat`,
   `patterns`. FX mode: `fx`. torchao's `quantize_`: `ao`, `weights`. Recipes: `recipes`, `rules`.
 - `graphs` and `node_metadata` store torch graphs without pickles, `digest` hashes them.
 """
 
-from pytest_edgeq.litert.ao import (
-    ao_weights,
-    dequantized,
-    holds_ao_weights,
-    is_ao_config,
-    quantize_ao,
-    second_pipeline,
-)
-from pytest_edgeq.litert.chatter import quiet
-from pytest_edgeq.litert.configs import NODE_METADATA, RefusedError
-from pytest_edgeq.litert.converter import (
-    SIGNATURE,
-    Traced,
-    convert,
-    export,
-)
-from pytest_edgeq.litert.exported import drop_guards
-from pytest_edgeq.litert.extensions import registered_by_others
-from pytest_edgeq.litert.fx import (
-    is_prepared_by_torch_ao,
-    quantizer_from_fx,
-)
-from pytest_edgeq.litert.libraries import (
-    converter_module,
-    converter_name,
-    load_exporter,
-    register_operators,
-)
-from pytest_edgeq.litert.native import Native
-from pytest_edgeq.litert.pt2e_graphs import (
-    finish_pt2e,
-    holds_observers,
-    holds_quantization,
-    is_pt2e_quantizer,
-    needs_data,
-    prepare_pt2e,
-    pt2e_preset,
-    uncalibrated,
-)
-from pytest_edgeq.litert.qat import (
-    finish_own,
-    finish_qat,
-    float_side,
-    not_finite,
-    own_graph,
-    prepare_qat,
-    trains_quantization,
-    unseen,
-)
-from pytest_edgeq.litert.recipes import calibrate_recipe, load_recipe, quantize_recipe
-from pytest_edgeq.litert.rules import Rule, ScopedOp, check_rules, listed_ops, match_rules
-from pytest_edgeq.litert.settings import settings_of
-from pytest_edgeq.litert.simulated import (
-    activation_scales,
-    constants_of,
-    copied_graph,
-    copied_to_run,
-    holds_weights_alone,
-    in_float,
-    is_static,
-    modules_left_in_float,
-    quantized_weights,
-    without_rounding,
-)
-from pytest_edgeq.litert.weights import QuantizedWeight, write_weights
-
-__all__ = [
-    "NODE_METADATA",
-    "SIGNATURE",
-    "Native",
-    "QuantizedWeight",
-    "RefusedError",
-    "Rule",
-    "ScopedOp",
-    "Traced",
-    "activation_scales",
-    "ao_weights",
-    "calibrate_recipe",
-    "check_rules",
-    "constants_of",
-    "convert",
-    "converter_module",
-    "converter_name",
-    "copied_graph",
-    "copied_to_run",
-    "dequantized",
-    "drop_guards",
-    "export",
-    "finish_own",
-    "finish_pt2e",
-    "finish_qat",
-    "float_side",
-    "holds_ao_weights",
-    "holds_observers",
-    "holds_quantization",
-    "holds_weights_alone",
-    "in_float",
-    "is_ao_config",
-    "is_prepared_by_torch_ao",
-    "is_pt2e_quantizer",
-    "is_static",
-    "listed_ops",
-    "load_exporter",
-    "load_recipe",
-    "match_rules",
-    "modules_left_in_float",
-    "needs_data",
-    "not_finite",
-    "own_graph",
-    "prepare_pt2e",
-    "prepare_qat",
-    "pt2e_preset",
-    "quantize_ao",
-    "quantize_recipe",
-    "quantized_weights",
-    "quantizer_from_fx",
-    "quiet",
-    "register_operators",
-    "registered_by_others",
-    "second_pipeline",
-    "settings_of",
-    "trains_quantization",
-    "uncalibrated",
-    "unseen",
-    "without_rounding",
-    "write_weights",
-]
+from pytest_edgeq.litert.ao import ao_weights as ao_weights
+from pytest_edgeq.litert.ao import dequantized as dequantized
+from pytest_edgeq.litert.ao import holds_ao_weights as holds_ao_weights
+from pytest_edgeq.litert.ao import is_ao_config as is_ao_config
+from pytest_edgeq.litert.ao import quantize_ao as quantize_ao
+from pytest_edgeq.litert.ao import second_pipeline as second_pipeline
+from pytest_edgeq.litert.chatter import quiet as quiet
+from pytest_edgeq.litert.configs import NODE_METADATA as NODE_METADATA
+from pytest_edgeq.litert.configs import RefusedError as RefusedError
+from pytest_edgeq.litert.converter import SIGNATURE as SIGNATURE
+from pytest_edgeq.litert.converter import Traced as Traced
+from pytest_edgeq.litert.converter import convert as convert
+from pytest_edgeq.litert.converter import export as export
+from pytest_edgeq.litert.exported import drop_guards as drop_guards
+from pytest_edgeq.litert.extensions import registered_by_others as registered_by_others
+from pytest_edgeq.litert.fx import is_prepared_by_torch_ao as is_prepared_by_torch_ao
+from pytest_edgeq.litert.fx import quantizer_from_fx as quantizer_from_fx
+from pytest_edgeq.litert.libraries import converter_module as converter_module
+from pytest_edgeq.litert.libraries import load_exporter as load_exporter
+from pytest_edgeq.litert.libraries import require_converter as require_converter
+from pytest_edgeq.litert.native import Native as Native
+from pytest_edgeq.litert.pt2e_graphs import finish_pt2e as finish_pt2e
+from pytest_edgeq.litert.pt2e_graphs import holds_observers as holds_observers
+from pytest_edgeq.litert.pt2e_graphs import holds_quantization as holds_quantization
+from pytest_edgeq.litert.pt2e_graphs import is_pt2e_quantizer as is_pt2e_quantizer
+from pytest_edgeq.litert.pt2e_graphs import needs_data as needs_data
+from pytest_edgeq.litert.pt2e_graphs import prepare_pt2e as prepare_pt2e
+from pytest_edgeq.litert.pt2e_graphs import pt2e_preset as pt2e_preset
+from pytest_edgeq.litert.pt2e_graphs import uncalibrated as uncalibrated
+from pytest_edgeq.litert.qat import finish_own as finish_own
+from pytest_edgeq.litert.qat import finish_qat as finish_qat
+from pytest_edgeq.litert.qat import float_side as float_side
+from pytest_edgeq.litert.qat import not_finite as not_finite
+from pytest_edgeq.litert.qat import own_graph as own_graph
+from pytest_edgeq.litert.qat import prepare_qat as prepare_qat
+from pytest_edgeq.litert.qat import trains_quantization as trains_quantization
+from pytest_edgeq.litert.qat import unseen as unseen
+from pytest_edgeq.litert.recipes import calibrate_recipe as calibrate_recipe
+from pytest_edgeq.litert.recipes import load_recipe as load_recipe
+from pytest_edgeq.litert.recipes import quantize_recipe as quantize_recipe
+from pytest_edgeq.litert.rules import Rule as Rule
+from pytest_edgeq.litert.rules import ScopedOp as ScopedOp
+from pytest_edgeq.litert.rules import check_rules as check_rules
+from pytest_edgeq.litert.rules import listed_ops as listed_ops
+from pytest_edgeq.litert.rules import match_rules as match_rules
+from pytest_edgeq.litert.settings import settings_of as settings_of
+from pytest_edgeq.litert.simulated import activation_scales as activation_scales
+from pytest_edgeq.litert.simulated import constants_of as constants_of
+from pytest_edgeq.litert.simulated import copied_to_run as copied_to_run
+from pytest_edgeq.litert.simulated import holds_weights_alone as holds_weights_alone
+from pytest_edgeq.litert.simulated import in_float as in_float
+from pytest_edgeq.litert.simulated import is_static as is_static
+from pytest_edgeq.litert.simulated import modules_left_in_float as modules_left_in_float
+from pytest_edgeq.litert.simulated import quantized_weights as quantized_weights
+from pytest_edgeq.litert.simulated import without_rounding as without_rounding
+from pytest_edgeq.litert.weights import QuantizedWeight as QuantizedWeight
+from pytest_edgeq.litert.weights import write_weights as write_weights

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.litert.chatter import quiet
-from pytest_edgeq.litert.decompositions import graphs_compiled_on_call, ops_listed_once
+from pytest_edgeq.litert.configs import replaced
 from pytest_edgeq.litert.exported import inline_contexts
 from pytest_edgeq.litert.libraries import converter_module
 from pytest_edgeq.litert.native import Native, lowered_by
 from pytest_edgeq.litert.pt2e_graphs import pt2e_preset
-from pytest_edgeq.litert.true_constants import true_constants
 
 if TYPE_CHECKING:
     import torch
@@ -25,15 +24,7 @@ SIGNATURE = "serving_default"
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """
-    The model and the sample inputs of one signature.
-
-    Attributes:
-        model: In eval mode, or a graph of PT2E.
-        args: Positional sample inputs.
-        kwargs: Keyword sample inputs.
-        dynamic_shapes: As for `torch.export.export`.
-    """
+    """The model and the sample inputs of one signature, as for `torch.export.export`."""
 
     model: torch.nn.Module
     args: tuple[torch.Tensor, ...]
@@ -99,19 +90,16 @@ def convert(
                 dict(traced.kwargs) or None,
                 dynamic_shapes=traced.dynamic_shapes,
             )
-        # ai-edge-torch has neither the second pipeline nor the newer name of the content.
         pipeline = {"use_v2": True} if second_pipeline else {}
         exported = [(signatures[name].model, (programs or {}).get(name)) for name in signatures]
         with (
             true_constants(),
-            ops_listed_once(),
             graphs_compiled_on_call(),
             _exported_before(exported),
             lowered_by(native, second_pipeline=second_pipeline),
         ):
             edge = converter.convert(quant_config=config, **pipeline)
-            read = edge.model_content if hasattr(edge, "model_content") else edge.tflite_model
-            content: bytes = read()
+            content: bytes = edge.model_content()
         return content
 
 
@@ -130,14 +118,55 @@ def _exported_before(
     left = [each for each in exported if each[1] is not None]
     original = torch.export.export
 
-    # litert-torch 0.9.4 passes the module by name.
     def export(mod: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if left and left[0][0] is mod:
             return left.pop(0)[1]
         return _without_contexts(original(mod, *args, **kwargs))
 
-    torch.export.export = export
-    try:
+    with replaced(torch.export, export=export):
         yield
-    finally:
-        torch.export.export = original
+
+
+def graphs_compiled_on_call() -> contextlib.AbstractContextManager[None]:
+    """
+    Compile the graphs that torch creates meanwhile only when they are called.
+
+    torch 2.13 generates and compiles Python code for each graph that an export or a converter pass
+    creates, about 80 in a conversion, and nearly all are never called: 4 % of a conversion's time.
+    """
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
+
+    manager: contextlib.AbstractContextManager[None] = _use_lazy_graph_module(True)
+    return manager
+
+
+@contextlib.contextmanager
+def true_constants() -> Iterator[None]:
+    """
+    Make the converter write the model's own constants, and not modify the model.
+
+    litert-torch 0.10.0, `backend/inline_consts.py`: a constant whose memory is not contiguous (a
+    transposed buffer, weights in channels-last layout) is copied, the copy's address used as the
+    key of a cache, and the copy freed. The next one of the same shape often gets the same address
+    and so the values of the one before: the file silently contains one layer's weights twice. Here
+    each copy lives until the conversion has ended.
+
+    In the same place infinite values are clamped to the largest finite ones in the model's own
+    memory, so that an attention mask of −inf is changed by the conversion. Here a copy is clamped.
+    """
+    inline_consts = converter_module("backend.inline_consts")
+    fingerprint, clamp = inline_consts._ConstantFingerprint, inline_consts._clamp_inf_values
+    alive: list[torch.Tensor] = []
+
+    class KeptAlive:
+        @staticmethod
+        def from_tensor(tensor: torch.Tensor) -> Any:
+            alive.append(tensor)
+            return fingerprint.from_tensor(tensor)
+
+    def clamp_copy(tensor: torch.Tensor) -> torch.Tensor:
+        clamped: torch.Tensor = clamp(tensor.clone()) if tensor.isinf().any() else tensor
+        return clamped
+
+    with replaced(inline_consts, _ConstantFingerprint=KeptAlive, _clamp_inf_values=clamp_copy):
+        yield

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-_OWN = ("builtins", "torch", "litert_torch", "ai_edge_torch", "ai_edge_quantizer")
+_OWN = ("builtins", "torch", "litert_torch", "ai_edge_quantizer")
 
 
 def registered_by_others() -> list[str]:
@@ -27,13 +27,12 @@ def _foreign() -> Iterator[Any]:
 
 def _tables() -> Iterator[dict[Any, Any]]:
     """Yield the rule tables of loaded modules; those not loaded have no other rules."""
-    for package in ("litert_torch", "ai_edge_torch"):
-        if lowerings := sys.modules.get(f"{package}.backend.lowerings.registry"):
-            yield lowerings.global_registry.registered_ops
-        if decompositions := sys.modules.get(f"{package}.fx_infra.decomp"):
-            for table in (decompositions._pre_convert_decomp, decompositions._pre_lower_decomp):
-                # torch 2.13's table, a dict, keeps its functions in an attribute.
-                yield getattr(table, "decomp_table", table)
+    if lowerings := sys.modules.get("litert_torch.backend.lowerings.registry"):
+        yield lowerings.global_registry.registered_ops
+    if decompositions := sys.modules.get("litert_torch.fx_infra.decomp"):
+        for table in (decompositions._pre_convert_decomp, decompositions._pre_lower_decomp):
+            # torch 2.13's table, a dict, keeps its functions in an attribute.
+            yield getattr(table, "decomp_table", table)
     if algorithms := sys.modules.get("ai_edge_quantizer.algorithm_manager"):
         for algorithm in algorithms._alg_manager_instance._algorithm_registry.values():
             for rules in algorithm.quantized_ops.values():

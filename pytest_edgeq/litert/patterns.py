@@ -27,10 +27,7 @@ def pattern_modules() -> Iterator[None]:
 
     with quiet():
         pt2e_quantizer_utils = converter_module("quantize.pt2e_quantizer_utils")
-        export_utils = pt2e_module("export_utils")
-        # torch 2.9 has it under a name of its own.
-        older = getattr(export_utils, "_WrapperModule", None)
-        WrapperModule = older or export_utils.WrapperModule
+        WrapperModule = pt2e_module("export_utils").WrapperModule
     trace = pt2e_quantizer_utils._get_aten_graph_module_for_pattern
 
     def trace_as_module(pattern: Any, *args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_edgeq.litert.pt2e_graphs import is_pt2e_quantizer
 
-_LIBRARIES = ("torch", "torchao", "litert_torch", "ai_edge_torch")
+_LIBRARIES = ("torch", "torchao", "litert_torch")
 
 
 def settings_of(quantizer: Any) -> dict[str, str]:

@@ -50,12 +50,11 @@ def run_flow(request: Request, quantizer: Any) -> QuantizedModel:
     Quantize a model by the flow of its quantizer, which `describe` has accepted.
 
     Raises:
-        ImportError: There is no converter, or one that cannot be used.
+        ModuleNotFoundError: There is no converter.
         ValueError: `train` is missing, or the quantizer does not support training.
     """
-    # If no converter is installed, its ImportError names what to install. It is imported only for
-    # a conversion: results in the cache need none.
-    litert.converter_name()
+    # It is imported only for a conversion: results in the cache need none.
+    litert.require_converter()
     if any(entry.graph is not None for entry in request.entries):
         _check_own_graphs(request, quantizer)
         return quantize_pt2e(request, quantizer)

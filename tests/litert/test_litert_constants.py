@@ -88,7 +88,7 @@ def test_constants_still_take_one_anothers_values(monkeypatch: pytest.MonkeyPatc
     given = _upstream(model, sample)(sample)
 
     assert not np.allclose(given, model(sample).detach().numpy(), rtol=1e-4, atol=1e-4)
-    with litert.true_constants.true_constants():
+    with litert.converter.true_constants():
         mended = _upstream(model, sample)(sample)
     np.testing.assert_allclose(mended, model(sample).detach().numpy(), rtol=1e-4)
 

@@ -6,7 +6,6 @@ A test here fails when the upstream symptom is gone: then the shim goes, and the
 
 from __future__ import annotations
 
-import collections.abc
 import contextlib
 import importlib
 import subprocess
@@ -18,10 +17,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._dispatch.python import enable_python_dispatcher
-from torch._export import utils
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.export import decomp_utils, exported_program
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.utils.source_matcher_utils import get_source_partitions
@@ -39,7 +34,7 @@ from fixtures.models import (
     seeded,
 )
 from pytest_edgeq import Edgeq, litert
-from pytest_edgeq.litert.decompositions import graphs_compiled_on_call, ops_listed_once
+from pytest_edgeq.litert.converter import graphs_compiled_on_call
 from pytest_edgeq.litert.exported import number_paddings
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
@@ -735,87 +730,6 @@ def test_a_pattern_still_has_its_inputs_in_any_order() -> None:
     assert len(prepared) == 1
 
 
-def test_torch_still_lists_composed_operators_at_each_call() -> None:
-    """Torch 2.13: 0.04 s each time, two to five times a conversion."""
-    first, second = utils._collect_all_valid_cia_ops(), utils._collect_all_valid_cia_ops()
-    assert first == second
-    assert first is not second
-
-
-def test_registering_a_kernel_still_builds_its_annotations() -> None:
-    """Torch 2.13's `py_impl`, which a decomposition calls 6,000 times."""
-    register = torch.ops.aten.relu.default.py_impl(torch._C.DispatchKey.CPU)
-    assert not isinstance(register.__annotations__["fn"], str)
-    # That of typing keeps what it has built.
-    assert vars(torch._ops)["Callable"] is collections.abc.Callable
-
-
-def test_kernels_are_registered_as_by_torch() -> None:
-    """A second one is refused, other keys than those of the dispatcher are left to torch."""
-    relu, key = torch.ops.aten.relu.default, torch._C.DispatchKey.CPU
-    assert key not in relu.py_kernels
-    with ops_listed_once():
-        try:
-            assert relu.py_impl(key)(torch.abs) is torch.abs
-            assert relu(torch.tensor([-1.0])) == 0  # eager mode runs the dispatcher's own
-            with enable_python_dispatcher():
-                assert relu(torch.tensor([-1.0])) == 1
-            with pytest.raises(RuntimeError, match="Trying to override a python impl for"):
-                relu.py_impl(key)(torch.abs)
-        finally:
-            del relu.py_kernels[key]
-            relu._dispatch_cache.clear()
-        with pytest.raises(AssertionError, match=r"DispatchKey\.Python"):
-            relu.py_impl(torch._C.DispatchKey.Python)(torch.abs)
-        with pytest.raises(AssertionError, match="already registered"):
-            torch.ops.higher_order.cond.py_impl(FakeTensorMode)(torch.abs)
-
-
-def _in_torch() -> list[Any]:
-    """What the shim replaces."""
-    lists = [vars(each)[LISTS] for each in (exported_program, decomp_utils)]
-    return [*lists, utils._materialize_cpp_cia_ops, torch._ops.OperatorBase.py_impl]
-
-
-LISTS = "_collect_all_valid_cia_ops"
-
-
-def test_the_list_of_composed_operators_is_made_once() -> None:
-    """Until another operator is registered; afterwards all is as it was."""
-    before = _in_torch()
-    with ops_listed_once():
-        first, second = (listed() for listed in _in_torch()[:2])
-        assert first is second
-        assert first == before[0]()
-        with torch.library._scoped_library("edgeq_listed", "DEF") as library:
-            library.define("twice(Tensor x) -> Tensor")
-            library.impl("twice", lambda x: x + x, "CompositeImplicitAutograd")
-            twice = torch.ops.edgeq_listed.twice
-            assert twice(torch.ones(1)) == 2
-            assert all(twice.default in listed() for listed in _in_torch()[:2])
-    assert _in_torch() == before
-
-
-def test_torch_still_looks_operators_up_for_each_namespace(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Torch 2.13: some 900 operators, 34 times."""
-    calls: list[None] = []
-    look_up = utils._materialize_cpp_cia_ops
-
-    def counted() -> None:
-        calls.append(None)
-        look_up()
-
-    monkeypatch.setattr(utils, "_materialize_cpp_cia_ops", counted)
-    utils._collect_all_valid_cia_ops()
-    assert len(calls) > 10
-    calls.clear()
-    with ops_listed_once():
-        vars(exported_program)[LISTS]()
-    assert len(calls) == 1
-
-
 @pytest.mark.parametrize("lazy", [False, True])
 def test_graphs_are_compiled_when_they_are_called(*, lazy: bool) -> None:
     """Torch 2.13 compiles all that `make_fx` makes at once; either way they compute the same."""
@@ -826,7 +740,7 @@ def test_graphs_are_compiled_when_they_are_called(*, lazy: bool) -> None:
 
 
 @pytest.mark.parametrize("quantizer", ["pt2e_static_int8", None])
-def test_the_file_is_the_same_without_the_list(
+def test_the_file_is_the_same_with_graphs_compiled_at_once(
     monkeypatch: pytest.MonkeyPatch, quantizer: str | None
 ) -> None:
     """To the byte."""
@@ -840,10 +754,9 @@ def test_the_file_is_the_same_without_the_list(
         )
         return quantized.path.read_bytes()
 
-    with_list = built()
-    for name in ("ops_listed_once", "graphs_compiled_on_call"):
-        monkeypatch.setattr(litert.converter, name, contextlib.nullcontext)
-    assert built() == with_list
+    compiled_on_call = built()
+    monkeypatch.setattr(litert.converter, "graphs_compiled_on_call", contextlib.nullcontext)
+    assert built() == compiled_on_call
 
 
 def _draws(statement: str) -> bool:
