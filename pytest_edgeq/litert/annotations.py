@@ -6,7 +6,8 @@ import dataclasses
 import operator
 from typing import Any
 
-from pytest_edgeq.litert.chatter import quiet
+import torch
+
 from pytest_edgeq.litert.configs import WEIGHT_ALONE, RefusedError, op_name
 from pytest_edgeq.litert.libraries import pt2e_module
 
@@ -86,9 +87,8 @@ def normalize_annotations(model: Any) -> None:
 
 def _unshared(node: Any, operand: Any, spec: Any) -> Any:
     """Return another spec for an operand that shares its parameters with itself."""
-    with quiet():
-        QuantizationSpec = pt2e_module("quantizer").QuantizationSpec
-        SharedQuantizationSpec = pt2e_module("quantizer").SharedQuantizationSpec
+    QuantizationSpec = pt2e_module("quantizer").QuantizationSpec
+    SharedQuantizationSpec = pt2e_module("quantizer").SharedQuantizationSpec
     if not isinstance(spec, SharedQuantizationSpec) or spec.edge_or_node != (operand, node):
         return spec
     annotations = [
@@ -106,8 +106,6 @@ def _unshared(node: Any, operand: Any, spec: Any) -> Any:
 
 def _drops(model: Any, node: Any, spec: Any) -> bool:
     """Return whether a graph cannot hold a spec for a node's output."""
-    import torch
-
     if spec is None:
         return False
     if _is_dynamic(spec) or getattr(spec, "dtype", None) is torch.float32:
@@ -128,8 +126,7 @@ def _has_quantized_constant(annotation: Any) -> bool:
 
 def _drop_shares(annotated: list[Any], dropped: set[Any]) -> None:
     """Drop annotations that share parameters with dropped ones, transitively."""
-    with quiet():
-        SharedQuantizationSpec = pt2e_module("quantizer").SharedQuantizationSpec
+    SharedQuantizationSpec = pt2e_module("quantizer").SharedQuantizationSpec
     before = -1
     while len(dropped) != before:
         before = len(dropped)
@@ -147,8 +144,6 @@ def _drop_shares(annotated: list[Any], dropped: set[Any]) -> None:
 
 def _is_floating_point(model: Any, node: Any) -> bool:
     """Return whether the first result of a node is a floating-point tensor."""
-    import torch
-
     value = node.meta.get("val")
     if value is None and node.op == "get_attr":
         value = operator.attrgetter(node.target)(model)
@@ -180,10 +175,9 @@ def is_constant(node: Any) -> bool:
 
 def _normalized(spec: Any, constructors: dict[int, tuple[Any, Any]]) -> Any:
     """Return a spec that torchao can use; equal ones stay equal, for sharing."""
-    with quiet():
-        FixedQParamsFakeQuantize = pt2e_module("fake_quantize").FixedQParamsFakeQuantize
-        FixedQParamsQuantizationSpec = pt2e_module("quantizer").FixedQParamsQuantizationSpec
-        QuantizationSpec = pt2e_module("quantizer").QuantizationSpec
+    FixedQParamsFakeQuantize = pt2e_module("fake_quantize").FixedQParamsFakeQuantize
+    FixedQParamsQuantizationSpec = pt2e_module("quantizer").FixedQParamsQuantizationSpec
+    QuantizationSpec = pt2e_module("quantizer").QuantizationSpec
     if not isinstance(spec, QuantizationSpec):
         return spec
     constructor = spec.observer_or_fake_quant_ctr
@@ -225,12 +219,9 @@ def _parts(constructor: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
 
 def _torchao_constructor(constructor: Any) -> Any:
     """Return torchao's counterpart of a constructor of torch."""
-    import torch
-
-    with quiet():
-        fake_quantize = pt2e_module("fake_quantize")
-        learnable_fake_quantize = pt2e_module("learnable_fake_quantize")
-        observer = pt2e_module("observer")
+    fake_quantize = pt2e_module("fake_quantize")
+    learnable_fake_quantize = pt2e_module("learnable_fake_quantize")
+    observer = pt2e_module("observer")
     kind, arguments, callables = _parts(constructor)
     foreign = (
         torch.ao.quantization.observer.ObserverBase,
@@ -269,10 +260,7 @@ def _check(node: Any, tensor: Any, spec: Any) -> None:
     Raises:
         RefusedError: One sentence with the spec, the reason, and an alternative.
     """
-    import torch
-
-    with quiet():
-        PlaceholderObserver = pt2e_module("observer").PlaceholderObserver
+    PlaceholderObserver = pt2e_module("observer").PlaceholderObserver
     dtype = getattr(spec, "dtype", None)
     if dtype is None:
         return

@@ -5,18 +5,15 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.libraries import converter_module
 from pytest_edgeq.litert.weights import QuantizedWeight
 from pytest_edgeq.names import nearest
-
-if TYPE_CHECKING:
-    import torch
-
 
 _INSTEAD = (
     "use IntxWeightOnlyConfig or Int8DynamicActivationIntxWeightConfig (int4: "
@@ -63,7 +60,6 @@ def quantize_ao(model: torch.nn.Module, config: Any, name: str) -> torch.nn.Modu
         RuntimeError: torchao refuses.
     """
     with quiet():
-        import torch
         from torchao.quantization import FqnToConfig, quantize_
 
         quantized = copy.deepcopy(model)
@@ -228,8 +224,6 @@ def _why_not(weight: QuantizedWeight, block_size: tuple[int, ...]) -> str | None
 def dequantized(quantized: torch.nn.Module) -> torch.nn.Module:
     """Return a copy with dequantized float parameters."""
     with quiet():
-        import torch
-
         plain = copy.deepcopy(quantized)
         for module in plain.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):

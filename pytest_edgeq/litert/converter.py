@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import replaced
@@ -13,10 +15,6 @@ from pytest_edgeq.litert.exported import inline_contexts
 from pytest_edgeq.litert.libraries import converter_module
 from pytest_edgeq.litert.native import Native, lowered_by
 from pytest_edgeq.litert.pt2e_graphs import pt2e_preset
-
-if TYPE_CHECKING:
-    import torch
-
 
 # The name of a file's only entry point.
 SIGNATURE = "serving_default"
@@ -40,8 +38,6 @@ def export(
     traced: Traced, *, strict: bool = False, trains: bool = False, runs: bool = True
 ) -> torch.export.ExportedProgram:
     """Export a model as the converter does; faster if the graph never runs."""
-    import torch
-
     with quiet(), contextlib.nullcontext() if runs else graphs_compiled_on_call():
         program = torch.export.export(
             traced.model,
@@ -75,12 +71,11 @@ def convert(
 ) -> bytes:
     """Convert torch models to one `.tflite`."""
     with quiet():
-        QuantConfig = converter_module("quantize.quant_config").QuantConfig
-
         config = None
         if static is not None:
             preset = "pt2e_static_int8" if static else "pt2e_dynamic_int8"
-            config = QuantConfig(pt2e_quantizer=pt2e_preset(preset))
+            quantization = converter_module("quantize.quant_config")
+            config = quantization.QuantConfig(pt2e_quantizer=pt2e_preset(preset))
         converter: Any = converter_module()
         for name, traced in signatures.items():
             converter = converter.signature(
@@ -113,8 +108,6 @@ def _exported_before(
     litert-torch 0.10.0 exports each signature in order, and accepts no program
     (`_convert/core.py`, `export_torch_signature`).
     """
-    import torch
-
     left = [each for each in exported if each[1] is not None]
     original = torch.export.export
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from pytest_edgeq.litert.configs import op_name
-
-if TYPE_CHECKING:
-    import torch
-
 
 DROPOUTS = (
     *("alpha_dropout", "alpha_dropout_", "dropout", "dropout_", "feature_alpha_dropout"),
@@ -28,8 +26,6 @@ def inline_contexts(exported: torch.fx.GraphModule, *, trains: bool = False) -> 
     annotates no op in it (executorch#22069; ao#4861 refuses the graph instead), and the converter
     names all its ops after the call.
     """
-    import torch
-
     ops = torch.ops.higher_order
     graph = exported.graph
     node: Any
@@ -98,8 +94,6 @@ def number_paddings(exported: torch.fx.GraphModule) -> None:
     and a batch norm behind it is folded into a call that torch refuses (`aten::convolution()
     Expected a value of type 'List[int]' for argument 'padding'`).
     """
-    import torch
-
     aten = torch.ops.aten
     numbered = {
         aten.conv1d.padding: aten.conv1d.default,
@@ -127,8 +121,6 @@ def number_paddings(exported: torch.fx.GraphModule) -> None:
 
 def _padded(exported: torch.fx.GraphModule, node: Any, totals: list[int]) -> Any:
     """Pad a convolution's input; as in torch, the odd element comes last."""
-    import torch
-
     amounts = [amount for total in reversed(totals) for amount in (total // 2, total - total // 2)]
     target = torch.ops.aten.pad.default
     with exported.graph.inserting_before(node):
@@ -147,8 +139,6 @@ def duplicate_shared_weights(exported: torch.fx.GraphModule) -> None:
     each level); and if the layer has no bias, the one that it makes for the first call it
     overwrites by zeros at the second.
     """
-    import torch
-
     for node in exported.graph.nodes:
         if op_name(node) not in _BATCH_NORMS or not op_name(node.args[0]):
             continue

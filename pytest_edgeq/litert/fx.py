@@ -12,15 +12,14 @@ import copy
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import RefusedError
 from pytest_edgeq.litert.libraries import pt2e_module
 from pytest_edgeq.litert.pt2e_graphs import _saw_no_data
-
-if TYPE_CHECKING:
-    import torch
 
 
 def quantizer_from_fx(prepared: torch.fx.GraphModule) -> Any:
@@ -91,8 +90,6 @@ def _is_observer(module: torch.nn.Module) -> bool:
 
 
 def _check_prepared(prepared: Any) -> None:
-    import torch
-
     if not isinstance(prepared, torch.fx.GraphModule) or not is_prepared_by_torch_ao(prepared):
         what = type(prepared).__name__
         if isinstance(prepared, torch.nn.Module) and is_prepared_by_torch_ao(prepared):
@@ -135,8 +132,6 @@ def _observe_weights(model: torch.fx.GraphModule) -> None:
     `convert_fx` does so, which moves their averages a last time; torch's decomposed form does not
     (torch 2.13), and its weights have other scales by up to a hundredth.
     """
-    import torch
-
     with torch.no_grad():
         quantized: list[Any] = [m for m in model.modules() if hasattr(m, "weight_fake_quant")]
         for module in quantized:
@@ -147,8 +142,6 @@ def _observe_weights(model: torch.fx.GraphModule) -> None:
 
 def _without_observers(prepared: torch.fx.GraphModule) -> torch.nn.Module:
     """Return the float model with the trained weights and folded batch norms."""
-    import torch
-
     model = copy.deepcopy(prepared).eval()
     # Tensors that share parameters have one observer under several names.
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -169,8 +162,6 @@ def _without_observers(prepared: torch.fx.GraphModule) -> torch.nn.Module:
 
 def _exported_like(decomposed: torch.fx.GraphModule, model: Any) -> torch.fx.GraphModule:
     """Export torch's decomposed form with the inputs of another exported graph."""
-    import torch
-
     values = {n.target: n.meta["val"] for n in _placeholders(model)}
     names = [n.target for n in _placeholders(decomposed)]
     if set(names) != set(values):
@@ -249,8 +240,6 @@ class _Matcher:
             self._annotate(source, uses)
 
     def _match(self, their: Any, our: Any, user: Any) -> None:
-        import torch
-
         if isinstance(their, torch.fx.Node):
             source, chain = self._unquantized(their)
             if source.op == "get_attr" and getattr(our, "op", None) == "get_attr":
@@ -278,8 +267,6 @@ class _Matcher:
         )
 
     def _match_constants(self, their: Any, our: Any) -> None:
-        import torch
-
         expected = operator.attrgetter(their.target)(self._theirs).detach()
         actual = operator.attrgetter(our.target)(self._ours).detach()
         # Both sides fold batch norms by the same formula, in float32: 2⁻²⁴ a rounding. A hundred
@@ -310,8 +297,6 @@ class _Matcher:
         return node, chain
 
     def _params(self, quantize: Any) -> _Params:
-        import torch
-
         per_channel = "per_channel" in str(quantize.target)
         _, scales, zero_points, *rest = (
             operator.attrgetter(value.target)(self._theirs) if _is_attribute(value) else value
@@ -355,8 +340,6 @@ class _Matcher:
         Their output has the observer of their operand, because torch's integer kernels choose the
         parameters themselves; in a file they would clip.
         """
-        import torch
-
         operands = [uses[node][-1:] for uses in self._uses.values() if node in uses]
         with_number = node.target in (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor) and any(
             isinstance(each, (int, float)) for each in node.args
@@ -369,8 +352,6 @@ class _Matcher:
             )
 
     def _activation(self, node: Any, params: _Params) -> Any:
-        import torch
-
         FixedQParamsQuantizationSpec = pt2e_module("quantizer").FixedQParamsQuantizationSpec
 
         if params.axis is not None:
@@ -388,8 +369,6 @@ class _Matcher:
         )
 
     def _weight(self, node: Any, params: _Params) -> Any:
-        import torch
-
         QuantizationSpec = pt2e_module("quantizer").QuantizationSpec
 
         if any(params.zero_points):
@@ -461,8 +440,6 @@ def _name(node: Any) -> str:
 
 def _fixed_observer() -> Any:
     """Return an observer class of weights with fixed scales."""
-    import torch
-
     ObserverBase = pt2e_module("observer").ObserverBase
 
     # torchao 0.18.0 recognizes observers with a ch_axis by their name.

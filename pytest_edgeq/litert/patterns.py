@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from pytest_edgeq.litert.annotations import is_constant
-from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import replaced
 from pytest_edgeq.litert.libraries import converter_module, pt2e_module
-
-if TYPE_CHECKING:
-    import torch
 
 
 @contextlib.contextmanager
@@ -23,11 +21,8 @@ def pattern_modules() -> Iterator[None]:
     With a QAT config litert-torch 0.10.0 passes functions, which torch.export refuses (`Expected
     mod to be an instance of torch.nn.Module, got <class 'function'>`; torch 2.13, torchao 0.18.0).
     """
-    import torch
-
-    with quiet():
-        pt2e_quantizer_utils = converter_module("quantize.pt2e_quantizer_utils")
-        WrapperModule = pt2e_module("export_utils").WrapperModule
+    pt2e_quantizer_utils = converter_module("quantize.pt2e_quantizer_utils")
+    WrapperModule = pt2e_module("export_utils").WrapperModule
     trace = pt2e_quantizer_utils._get_aten_graph_module_for_pattern
 
     def trace_as_module(pattern: Any, *args: Any, **kwargs: Any) -> Any:
@@ -48,8 +43,7 @@ def ordered_partitions() -> Iterator[None]:
     conversions produced two different files. So the sequence, which is first in the graph, comes
     last.
     """
-    with quiet():
-        pt2e_quantizer_utils = converter_module("quantize.pt2e_quantizer_utils")
+    pt2e_quantizer_utils = converter_module("quantize.pt2e_quantizer_utils")
     find = pt2e_quantizer_utils.get_source_partitions
 
     def found(graph: torch.fx.Graph, *args: Any, **kwargs: Any) -> Any:
@@ -73,13 +67,10 @@ def patterns_of_trained(prepared: torch.fx.GraphModule) -> Iterator[None]:
     which takes a minute (torchao 0.18.0). All of them scale the weight by the root of the variance,
     which depends only on constants: a graph without such a root matches none of them.
     """
-    import torch
-
     roots = (node for node in prepared.graph.nodes if node.target is torch.ops.aten.sqrt.default)
     if any(map(is_constant, roots)):
         yield
         return
-    with quiet():
-        qat_utils = pt2e_module("qat_utils")
+    qat_utils = pt2e_module("qat_utils")
     with replaced(qat_utils, _fold_conv_bn_qat_helper=lambda graph, *_, **__: graph):
         yield

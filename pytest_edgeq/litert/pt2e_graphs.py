@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from pytest_edgeq.litert.annotations import is_constant, normalize_annotations
 from pytest_edgeq.litert.chatter import quiet
@@ -26,9 +28,6 @@ from pytest_edgeq.litert.simulated import (
     unfold_weights,
 )
 
-if TYPE_CHECKING:
-    import torch
-
 
 def pt2e_preset(name: str) -> Any:
     """Build the converter's `PT2EQuantizer` for one of our PT2E presets."""
@@ -46,8 +45,7 @@ def is_pt2e_quantizer(candidate: object) -> bool:
     """Return whether it is a torchao PT2E `Quantizer`; avoids imports where possible."""
     if not any(hasattr(candidate, name) for name in ("annotate", "transform_for_annotation")):
         return False
-    with quiet():
-        Quantizer = pt2e_module("quantizer").Quantizer
+    Quantizer = pt2e_module("quantizer").Quantizer
 
     return isinstance(candidate, Quantizer)
 
@@ -67,27 +65,28 @@ def prepare_pt2e(
     Raises:
         RefusedError: A setting of the quantizer has no effect, or is impossible.
     """
+    quantize_pt2e = pt2e_module("quantize_pt2e")
+    Quantizer = pt2e_module("quantizer").Quantizer
+
+    class NormalizingQuantizer(Quantizer):  # type: ignore[misc, valid-type] # it ships no types
+        def transform_for_annotation(self, model: Any) -> Any:
+            return quantizer.transform_for_annotation(model)
+
+        def annotate(self, model: Any) -> Any:
+            with configs_as_set(), pattern_modules(), ordered_partitions():
+                annotated = quantizer.annotate(model)
+            # torchao ignores the result and reads the graph that it passed.
+            normalize_annotations(model)
+            return annotated
+
+        def validate(self, model: Any) -> None:
+            quantizer.validate(model)
+
+        def prepare_obs_or_fq_callback(self, model: Any, observers: Any) -> None:
+            quantizer.prepare_obs_or_fq_callback(model, observers)
+
+    prepare = quantize_pt2e.prepare_qat_pt2e if qat else quantize_pt2e.prepare_pt2e
     with quiet():
-        quantize_pt2e = pt2e_module("quantize_pt2e")
-        Quantizer = pt2e_module("quantizer").Quantizer
-
-        class NormalizingQuantizer(Quantizer):  # type: ignore[misc, valid-type] # it ships no types
-            def transform_for_annotation(self, model: Any) -> Any:
-                return quantizer.transform_for_annotation(model)
-
-            def annotate(self, model: Any) -> Any:
-                with configs_as_set(), pattern_modules(), ordered_partitions():
-                    annotated = quantizer.annotate(model)
-                # torchao ignores the result and reads the graph that it passed.
-                normalize_annotations(model)
-                return annotated
-
-            def validate(self, model: Any) -> None:
-                quantizer.validate(model)
-
-            def prepare_obs_or_fq_callback(self, model: Any, observers: Any) -> None:
-                quantizer.prepare_obs_or_fq_callback(model, observers)
-
         exported.graph.eliminate_dead_code()
         number_paddings(exported)
         if not qat:
@@ -95,15 +94,13 @@ def prepare_pt2e(
             duplicate_shared_weights(exported)
             drop_dropouts(exported)
         exported.recompile()
-        prepare = quantize_pt2e.prepare_qat_pt2e if qat else quantize_pt2e.prepare_pt2e
         prepared: torch.fx.GraphModule = prepare(exported, NormalizingQuantizer())
-        return prepared
+    return prepared
 
 
 def _observers(prepared: torch.nn.Module) -> list[tuple[str, Any]]:
-    with quiet():
-        FakeQuantizeBase = pt2e_module("fake_quantize").FakeQuantizeBase
-        ObserverBase = pt2e_module("observer").ObserverBase
+    FakeQuantizeBase = pt2e_module("fake_quantize").FakeQuantizeBase
+    ObserverBase = pt2e_module("observer").ObserverBase
     return [
         (name, module)
         # Tensors that share parameters have one observer under several names.
@@ -127,16 +124,13 @@ def holds_quantization(model: torch.nn.Module) -> bool:
 
 
 def _graphs(model: torch.nn.Module) -> list[torch.fx.GraphModule]:
-    import torch
-
     return [module for module in model.modules() if isinstance(module, torch.fx.GraphModule)]
 
 
 def needs_data(prepared: torch.fx.GraphModule) -> bool:
     """Return whether any parameters of a prepared graph depend on data."""
-    with quiet():
-        FixedQParamsFakeQuantize = pt2e_module("fake_quantize").FixedQParamsFakeQuantize
-        FixedQParamsObserver = pt2e_module("observer").FixedQParamsObserver
+    FixedQParamsFakeQuantize = pt2e_module("fake_quantize").FixedQParamsFakeQuantize
+    FixedQParamsObserver = pt2e_module("observer").FixedQParamsObserver
     fixed = (FixedQParamsObserver, FixedQParamsFakeQuantize)
     return any(not isinstance(observer, fixed) for _, observer in _static_activations(prepared))
 
@@ -173,11 +167,9 @@ def finish_pt2e(prepared: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
     `fold_quantize=False`: torchao's default folds the weights to integers; see `unfold_weights`.
     """
-    with quiet():
-        convert_pt2e = pt2e_module("quantize_pt2e").convert_pt2e
-
-        with patterns_of_trained(prepared):
-            converted: torch.fx.GraphModule = convert_pt2e(prepared, fold_quantize=False)
+    convert_pt2e = pt2e_module("quantize_pt2e").convert_pt2e
+    with quiet(), patterns_of_trained(prepared):
+        converted: torch.fx.GraphModule = convert_pt2e(prepared, fold_quantize=False)
     return finish_converted(converted)
 
 

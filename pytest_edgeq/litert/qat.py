@@ -6,7 +6,9 @@ import contextlib
 import copy
 import types
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import RefusedError, op_name, replaced
@@ -20,10 +22,6 @@ from pytest_edgeq.litert.pt2e_graphs import (
     prepare_pt2e,
 )
 from pytest_edgeq.litert.simulated import in_float
-
-if TYPE_CHECKING:
-    import torch
-
 
 # Metadata of a prepared graph: momentum and eps of its batch norms, by running mean.
 _BATCH_NORMS = "edgeq_batch_norms"
@@ -75,9 +73,8 @@ def _refuse_shared_weights(exported: torch.fx.GraphModule) -> None:
 
 def trains_quantization(prepared: torch.fx.GraphModule) -> bool:
     """Return whether any fake quantizer's parameters come from training."""
-    with quiet():
-        FakeQuantizeBase = pt2e_module("fake_quantize").FakeQuantizeBase
-        FixedQParamsFakeQuantize = pt2e_module("fake_quantize").FixedQParamsFakeQuantize
+    FakeQuantizeBase = pt2e_module("fake_quantize").FakeQuantizeBase
+    FixedQParamsFakeQuantize = pt2e_module("fake_quantize").FixedQParamsFakeQuantize
     return any(
         isinstance(module, FakeQuantizeBase) and not isinstance(module, FixedQParamsFakeQuantize)
         for module in prepared.modules()
@@ -86,11 +83,8 @@ def trains_quantization(prepared: torch.fx.GraphModule) -> bool:
 
 def not_finite(prepared: torch.fx.GraphModule) -> list[str]:
     """Return the names of a trained graph's tensors with NaN or invalid infinities."""
-    import torch
-
-    with quiet():
-        FakeQuantizeBase = pt2e_module("fake_quantize").FakeQuantizeBase
-        ObserverBase = pt2e_module("observer").ObserverBase
+    FakeQuantizeBase = pt2e_module("fake_quantize").FakeQuantizeBase
+    ObserverBase = pt2e_module("observer").ObserverBase
     watching = {
         id(buffer)
         for module in prepared.modules()
@@ -161,8 +155,6 @@ def finish_own(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 def _batch_norms(graph: torch.fx.GraphModule) -> list[Any]:
     """Return the nodes of batch norms that keep statistics, and so can be switched."""
-    import torch
-
     return [
         node
         for node in graph.graph.nodes
@@ -177,8 +169,6 @@ def _restore_batch_norms(graph: torch.fx.GraphModule, settings: dict[str, Any]) 
     torchao 0.18.0 silently replaces them by its patterns' own (`TODO: allow setting eps`): 0.1 and
     1e-5, whatever the model has.
     """
-    import torch
-
     for node in _batch_norms(graph):
         eps = _settle(node, settings)
         for user in list(node.args[_VARIANCE].users):
@@ -215,8 +205,6 @@ def _make_switchable(graph: torch.fx.GraphModule) -> None:
 
 
 def _switch(graph: torch.fx.GraphModule, *, training: bool) -> None:
-    import torch
-
     torch.nn.Module.train(graph, training)
     for node in _batch_norms(graph):
         node.args = (*node.args[:_TRAINING], training, *node.args[_TRAINING + 1 :])
@@ -235,9 +223,8 @@ def _fusing_annotated() -> Iterator[None]:
     quantized`) and undoes it only where the weight was quantized and nothing lies between the two.
     Elsewhere a dozen ops that scale weights would stay in the file.
     """
-    with quiet():
-        qat_utils = pt2e_module("qat_utils")
-        quantize_pt2e = pt2e_module("quantize_pt2e")
+    qat_utils = pt2e_module("qat_utils")
+    quantize_pt2e = pt2e_module("quantize_pt2e")
     fuse = quantize_pt2e._fuse_conv_bn_qat
 
     def only_annotated(original: Callable[..., bool]) -> Callable[..., bool]:
@@ -268,8 +255,7 @@ def _trying_present_convs() -> Iterator[None]:
     torchao 0.18.0 traces some thirty for each of four kinds, whatever the graph has: three quarters
     of the ten seconds for a small model.
     """
-    with quiet():
-        qat_utils = pt2e_module("qat_utils")
+    qat_utils = pt2e_module("qat_utils")
 
     def if_present(helper: Callable[..., Any]) -> Callable[..., Any]:
         def try_pattern(graph: torch.fx.GraphModule, conv: Any, *args: Any, **kwargs: Any) -> Any:
@@ -302,8 +288,7 @@ def _move_outputs_behind_batch_norms(graph: torch.fx.GraphModule) -> None:
 
 
 def _is_conv(node: Any) -> bool:
-    with quiet():
-        _is_conv_or_conv_transpose_node = pt2e_module("utils")._is_conv_or_conv_transpose_node
+    _is_conv_or_conv_transpose_node = pt2e_module("utils")._is_conv_or_conv_transpose_node
 
     return hasattr(node, "op") and bool(_is_conv_or_conv_transpose_node(node))
 
@@ -320,8 +305,7 @@ def _has_quantized_weight(conv: Any) -> bool:
 @contextlib.contextmanager
 def _folding_with(settings: dict[str, Any]) -> Iterator[None]:
     """Fold batch norms with their own eps; see `_restore_batch_norms`."""
-    with quiet():
-        qat_utils = pt2e_module("qat_utils")
+    qat_utils = pt2e_module("qat_utils")
     fold = qat_utils.fold_bn_weights_into_conv_node
 
     def fold_with_its_eps(conv: Any, weight: Any, bias: Any, norm: Any, *args: Any) -> None:
@@ -334,8 +318,7 @@ def _folding_with(settings: dict[str, Any]) -> Iterator[None]:
 
 def _fold_the_rest(converted: torch.fx.GraphModule) -> None:
     """Fold the batch norms of convolutions in float, as without training."""
-    with quiet():
-        fold_bn_weights_into_conv_node = pt2e_module("utils").fold_bn_weights_into_conv_node
+    fold_bn_weights_into_conv_node = pt2e_module("utils").fold_bn_weights_into_conv_node
     for norm in _batch_norms(converted):
         conv = norm.args[0]
         if _is_conv(conv) and conv.args[1].op == "get_attr" and len(conv.users) == 1:

@@ -8,6 +8,8 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+
 from pytest_edgeq.litert.pt2e_graphs import is_pt2e_quantizer
 
 _LIBRARIES = ("torch", "torchao", "litert_torch")
@@ -64,7 +66,5 @@ def _is_known(kind: type) -> bool:
 @functools.cache
 def _atoms() -> tuple[type, ...]:
     # Imported here: files are compared where there is no torch.
-    import torch
-
     named = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
     return (bool, int, float, str, enum.Enum, torch.dtype, torch.qscheme, torch.layout, *named)

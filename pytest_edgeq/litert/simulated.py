@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from pytest_edgeq.litert.annotations import is_constant
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import LEFT_IN_FLOAT, WEIGHT_ALONE, RefusedError, op_name
 from pytest_edgeq.litert.exported import DROPOUTS
 from pytest_edgeq.litert.libraries import converter_module
-
-if TYPE_CHECKING:
-    import torch
-
 
 # Names of torch's ops with a weight, and the ops to which they are lowered.
 _FAMILIES = {
@@ -78,8 +76,6 @@ def unfold_weights(simulated: torch.fx.GraphModule) -> None:
     (`'stablehlo.uniform_dequantize' op operand #0 must be ranked tensor of per-tensor integer`;
     litert-torch 0.9.4 and 0.10.0).
     """
-    import torch
-
     ops = torch.ops.quantized_decomposed
     rounds = {
         ops.dequantize_per_channel.default: ops.quantize_per_channel.default,
@@ -136,8 +132,6 @@ def _quantized_shape(dequantize: Any) -> tuple[int, ...] | None:
 
 
 def _changes_nothing(node: Any) -> bool:
-    import torch
-
     if op_name(node) == "pad":
         return not any(node.args[1])
     dtypes = [each for each in node.args[1:] if isinstance(each, torch.dtype)]
@@ -192,8 +186,6 @@ def _copied(
     functions: Mapping[Any, Callable[..., Any]],
 ) -> torch.fx.GraphModule:
     """Copy a graph."""
-    import torch
-
     graph = torch.fx.Graph()
     values = {f"{node.name}_computed": value for node, value in computed.items()}
     nodes = dict(zip(computed, map(graph.get_attr, values), strict=True))
@@ -223,8 +215,6 @@ def copied_to_run(simulated: torch.nn.Module) -> torch.nn.Module:
     seven tensors to round one and to scale it back, which for large ones takes longer than the
     convolution before them. Anything but a graph is returned unchanged.
     """
-    import torch
-
     if not isinstance(simulated, torch.fx.GraphModule):
         return simulated
     in_place: dict[Any, Callable[..., Any]] = {
@@ -260,8 +250,6 @@ def _dequantize_in_place(
 ) -> torch.Tensor:
     """Compute `quantized_decomposed.dequantize_per_tensor`, in the same steps."""
     del low, high, dtype
-    import torch
-
     return codes.to(out_dtype or torch.float32).sub_(zero_point).mul_(scale)
 
 
@@ -298,8 +286,6 @@ def activation_scales(simulated: torch.fx.GraphModule) -> set[tuple[float, int]]
 
 def constants_of(simulated: torch.fx.GraphModule) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return a graph's floating-point constants, with and without rounding."""
-    import torch
-
     rounded: dict[torch.fx.Node, Any] = {}
     exact: dict[torch.fx.Node, Any] = {}
     for node in simulated.graph.nodes:
@@ -320,8 +306,6 @@ def constants_of(simulated: torch.fx.GraphModule) -> list[tuple[torch.Tensor, to
 
 
 def _called(node: Any, values: Mapping[Any, Any]) -> Any:
-    import torch
-
     args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
     return node.target(*_plain(args), **_plain(kwargs))
 
@@ -425,8 +409,6 @@ def _users_behind_relus(node: Any) -> list[Any]:
 
 def _value(graph: torch.fx.GraphModule, node: Any) -> Any:
     """Compute the value of a node whose operands, also in lists, are constants."""
-    import torch
-
     if node.op == "get_attr":
         return operator.attrgetter(node.target)(graph)
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: _value(graph, each))
@@ -438,8 +420,6 @@ def _value(graph: torch.fx.GraphModule, node: Any) -> Any:
 
 
 def _fold(graph: torch.fx.GraphModule, node: Any, place: int) -> None:
-    import torch
-
     constant = node.args[place]
     name = f"{node.name}_{'weight' if place == 1 else 'bias'}{_ROUNDED}"
     with torch.no_grad():
@@ -451,8 +431,6 @@ def _fold(graph: torch.fx.GraphModule, node: Any, place: int) -> None:
 
 
 def _check_bias_scale(graph: torch.fx.GraphModule, node: Any) -> None:
-    import torch
-
     def scale(operand: Any) -> Any:
         value = operand.args[1]
         value = _value(graph, value) if isinstance(value, torch.fx.Node) else value
