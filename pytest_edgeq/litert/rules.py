@@ -23,34 +23,23 @@ _SHOWN = 8
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScopedOp:
-    """
-    An op of the float file with the name and scope that rules match.
+    """An op of the float file with the name and scope that rules match."""
 
-    Attributes:
-        name: In the schema, for instance `TRANSPOSE_CONV`; `INPUT` and `OUTPUT` stand for the
-            inputs and outputs of a subgraph.
-        scope: The text that a rule's regex is searched in: the names of the op's outputs, each
-            followed by a `;`; for `OUTPUT` those of its inputs.
-        where: For texts.
-    """
-
+    # In the schema, for instance `TRANSPOSE_CONV`; `INPUT` and `OUTPUT` stand for the inputs and
+    # outputs of a subgraph
     name: str
+    # The text that a rule's regex is searched in: the names of the op's outputs, each followed by a
+    # `;`; for `OUTPUT` those of its inputs
     scope: str
-    where: str
+    where: str  # for texts
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rule:
-    """
-    One rule of a recipe, checked.
+    """One rule of a recipe, checked."""
 
-    Attributes:
-        content: Its dict, as in JSON.
-        place: For texts: `rule 2 of 3`.
-    """
-
-    content: Mapping[str, Any]
-    place: str
+    content: Mapping[str, Any]  # its dict, as in JSON
+    place: str  # for texts: `rule 2 of 3`
 
     @property
     def text(self) -> str:

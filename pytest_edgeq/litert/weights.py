@@ -17,30 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class QuantizedWeight:
-    """
-    The quantized weight of one layer.
+    """The quantized weight of one layer."""
 
-    Attributes:
-        name: Of the torch parameter.
-        codes: int8, in the weight's shape, whatever the bits.
-        scales: float32, one for the tensor, for each channel along `axis`, or for each block.
-        zero_points: int64, as many as scales.
-        values: float32, the dequantized codes.
-        bits: Of a code as stored in a file: 2, 4 or 8.
-        axis: Axis of the channels; None for one scale.
-        block: Codes along the last axis that share a scale; 0 for all of a channel's.
-        dynamic: Whether the op quantizes its activations at run time; else the weight is
-            dequantized.
-    """
-
-    name: str
-    codes: npt.NDArray[np.int8]
+    name: str  # of the torch parameter
+    codes: npt.NDArray[np.int8]  # int8, in the weight's shape, whatever the bits
+    # float32, one for the tensor, for each channel along `axis`, or for each block
     scales: npt.NDArray[np.float32]
-    zero_points: npt.NDArray[np.int64]
-    values: npt.NDArray[np.float32]
-    bits: int
-    axis: int | None
-    block: int
+    zero_points: npt.NDArray[np.int64]  # int64, as many as scales
+    values: npt.NDArray[np.float32]  # float32, the dequantized codes
+    bits: int  # of a code as stored in a file: 2, 4 or 8
+    axis: int | None  # axis of the channels; None for one scale
+    block: int  # codes along the last axis that share a scale; 0 for all of a channel's
+    # Whether the op quantizes its activations at run time; else the weight is dequantized
     dynamic: bool
 
     @property

@@ -10,16 +10,10 @@ from pytest_edgeq.tflite.subgraph import Op, Signature, Subgraph
 
 
 class Choice(NamedTuple):
-    """
-    The op that decides an output.
+    """The op that decides an output."""
 
-    Attributes:
-        op: The op that chooses.
-        scores: The tensor by which it chooses.
-    """
-
-    op: Op
-    scores: int
+    op: Op  # the op that chooses
+    scores: int  # the tensor by which it chooses
 
 
 def choices(graph: OpGraph, signature: Signature) -> dict[str, Choice]:

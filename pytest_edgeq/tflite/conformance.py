@@ -61,24 +61,14 @@ _OBSERVED = 2.0**-8
 
 @dataclass(frozen=True, slots=True)
 class RuleViolation:
-    """
-    A violation of one rule by one op.
+    """A violation of one rule by one op."""
 
-    Attributes:
-        rule: One of `RULE_NAMES`.
-        op: The op.
-        symptom: The file's parameters and the expected ones, in one clause.
-        cause: How the kernels treat it.
-        fix: How to fix it.
-        is_warning: Whether TFLite's CPU kernels compute it as the file says.
-    """
-
-    rule: str
-    op: Op
-    symptom: str
-    cause: str
-    fix: str
-    is_warning: bool = False
+    rule: str  # one of `RULE_NAMES`
+    op: Op  # the op
+    symptom: str  # the file's parameters and the expected ones, in one clause
+    cause: str  # how the kernels treat it
+    fix: str  # how to fix it
+    is_warning: bool = False  # whether TFLite's CPU kernels compute it as the file says
 
     def finding(self, module: str | None = None) -> Finding:
         """Return the finding on the op, which this module calls."""

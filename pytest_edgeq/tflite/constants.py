@@ -19,22 +19,14 @@ Array: TypeAlias = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Constant:
-    """
-    A constant with its quantization parameters, in one layout.
+    """A constant with its quantization parameters, in one layout."""
 
-    Attributes:
-        dtype: The file's name for it: `int8`, `int4`, `float32`, …
-        values: Codes as int64, or floats unchanged.
-        scales: float64, broadcasting to `values`; None where the values are floats.
-        zero_points: int64, likewise.
-        grouping: `per_tensor`, `per_channel`, `blockwise_<size>`; None for floats.
-    """
-
-    dtype: str
-    values: Array
+    dtype: str  # the file's name for it: `int8`, `int4`, `float32`, …
+    values: Array  # codes as int64, or floats unchanged
+    # float64, broadcasting to `values`; None where the values are floats
     scales: Array | None = None
-    zero_points: Array | None = None
-    grouping: str | None = None
+    zero_points: Array | None = None  # int64, likewise
+    grouping: str | None = None  # `per_tensor`, `per_channel`, `blockwise_<size>`; None for floats
 
     @property
     def floats(self) -> Array:

@@ -47,26 +47,17 @@ _PREPARES = MOVING - {"SQUEEZE"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """
-    A file of isolated ops.
+    """A file of isolated ops."""
 
-    Attributes:
-        content: The file, with one signature, `cut`.
-        inputs: By the names of its inputs, the tensor of the whole file's subgraph that each is
-            fed.
-        consumers: By the names of its inputs, the op of the whole file that consumes each.
-        outputs: In the order of its outputs, the op and the tensor of the whole file that each
-            output is.
-        left_out: Ops that cannot be isolated, and why.
-        ops: Ops of the whole file, in the order of the file's own.
-    """
-
-    content: bytes
+    content: bytes  # the file, with one signature, `cut`
+    # By the names of its inputs, the tensor of the whole file's subgraph that each is fed
     inputs: Mapping[str, int]
+    # By the names of its inputs, the op of the whole file that consumes each
     consumers: Mapping[str, Op]
+    # In the order of its outputs, the op and the tensor of the whole file that each output is
     outputs: tuple[tuple[Op, int], ...]
-    left_out: tuple[tuple[Op, str], ...]
-    ops: tuple[Op, ...]
+    left_out: tuple[tuple[Op, str], ...]  # ops that cannot be isolated, and why
+    ops: tuple[Op, ...]  # ops of the whole file, in the order of the file's own
 
 
 def cut_ops(

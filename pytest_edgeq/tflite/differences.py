@@ -26,30 +26,17 @@ _LISTED = 3
 
 @dataclass(frozen=True, eq=False)
 class ComparedConstant:
-    """
-    A stored constant and its reference; all arrays have its shape and layout.
+    """A stored constant and its reference; all arrays have its shape and layout."""
 
-    Attributes:
-        actual: The stored values, in steps from the zero point; floats unchanged.
-        target: The reference, in steps, not rounded.
-        tolerance: The greatest allowed difference.
-        low: The lowest step that a code can represent.
-        high: The highest.
-        unit: The size of a step; 1 for floats.
-        axes: The name of an index along each axis.
-        channel_axis: The axis of the channels.
-        quantized: Whether steps are codes.
-    """
-
-    actual: Array
-    target: Array
-    tolerance: Array
-    low: Array
-    high: Array
-    unit: Array
-    axes: tuple[str, ...]
-    channel_axis: int
-    quantized: bool
+    actual: Array  # the stored values, in steps from the zero point; floats unchanged
+    target: Array  # the reference, in steps, not rounded
+    tolerance: Array  # the greatest allowed difference
+    low: Array  # the lowest step that a code can represent
+    high: Array  # the highest
+    unit: Array  # the size of a step; 1 for floats
+    axes: tuple[str, ...]  # the name of an index along each axis
+    channel_axis: int  # the axis of the channels
+    quantized: bool  # whether steps are codes
 
     @cached_property
     def holds(self) -> Array:

@@ -17,21 +17,14 @@ from pytest_edgeq.tflite.subgraph import Op
 
 @dataclass(frozen=True, slots=True)
 class Graft:
-    """
-    The parts of an op that are replaced by those of another file's op.
+    """The parts of an op that are replaced by those of another file's op."""
 
-    Attributes:
-        op: The op of the file.
-        donor: The op of the other file.
-        replaces_kind: Whether operator code and options are replaced.
-        operands: By position, the tensor of the file to read instead.
-        constants: Positions of the operands that are replaced by the donor's constants.
-    """
-
-    op: Op
-    donor: Op
-    replaces_kind: bool = False
+    op: Op  # the op of the file
+    donor: Op  # the op of the other file
+    replaces_kind: bool = False  # whether operator code and options are replaced
+    # By position, the tensor of the file to read instead
     operands: Mapping[int, int] = field(default_factory=dict)
+    # Positions of the operands that are replaced by the donor's constants
     constants: frozenset[int] = frozenset()
 
     def parts(self) -> Iterable[Graft]:

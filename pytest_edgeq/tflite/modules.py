@@ -47,23 +47,15 @@ _SEQUENTIAL = "torch.nn.modules.container.Sequential"
 
 @dataclass(slots=True, eq=False)
 class ModuleNode:
-    """
-    One module of the live model.
+    """One module of the live model."""
 
-    Attributes:
-        path: As in `named_modules()`; `""` for the model itself.
-        attribute: The last part of the path.
-        class_name: Full name of its class.
-        kind: `conv`, `conv_transpose`, `linear`, `embedding`, `prelu`, `list` (a container that
-            cannot be called), or None.
-        children: Its direct submodules.
-    """
-
-    path: str
-    attribute: str
-    class_name: str
+    path: str  # as in `named_modules()`; `""` for the model itself
+    attribute: str  # the last part of the path
+    class_name: str  # full name of its class
+    # `conv`, `conv_transpose`, `linear`, `embedding`, `prelu`, `list` (a container that cannot be
+    # called), or None
     kind: str | None
-    children: list[ModuleNode] = field(default_factory=list)
+    children: list[ModuleNode] = field(default_factory=list)  # its direct submodules
 
     @property
     def label(self) -> str:
@@ -73,16 +65,10 @@ class ModuleNode:
 
 @dataclass(frozen=True, slots=True)
 class _ModuleReading:
-    """
-    The modules that a tensor name refers to.
+    """The modules that a tensor name refers to."""
 
-    Attributes:
-        nodes: The modules of its stacks, in the order written.
-        is_ambiguous: Whether one of its stacks has no unique reading.
-    """
-
-    nodes: tuple[ModuleNode, ...] = ()
-    is_ambiguous: bool = False
+    nodes: tuple[ModuleNode, ...] = ()  # the modules of its stacks, in the order written
+    is_ambiguous: bool = False  # whether one of its stacks has no unique reading
 
     def paths(self) -> set[str]:
         return {node.path for node in self.nodes}

@@ -20,117 +20,92 @@ from pytest_edgeq.names import hint, nearest
 
 @dataclass(frozen=True, slots=True)
 class OpFacts:
-    """
-    Properties of one op.
+    """Properties of one op."""
 
-    Attributes:
-        least: Least numbers of inputs and outputs, from the kernel's `Prepare`. Operands beyond
-            these are optional, or refused by the kernel with a sentence.
-        source: Function that demands the quantization parameters; empty where no rule is known.
-        inputs: Positions of data (`kInputTensor` of the kernel); all operands where none is named.
-            Operands in no role are arguments, such as shapes and axes.
-        weights: Positions of weights (`kWeightsTensor`).
-        biases: Positions of biases (`kBiasTensor`).
-        computed_weight: Whether the weight may as well be an activation.
-        axis: Axis of the weight that holds the output channels, or the rows of an embedding.
-            Kernels read per-channel scales along it.
-        axes: Names of the axes of the weight.
-        summed: Axes of the weight that one output value sums over.
-        dynamic: dtypes of weights that the kernels compute with float activations.
-        zero_point: dtypes of activations with which the kernels apply a zero point of an int8
-            weight that has one scale. Kernels of uint8 apply all, of a weight that has one scale.
-        same: Operands that share scale and zero point with the outputs.
-        rescaling: dtypes of which the kernels bring such operands to the output's scale.
-        refused: Whether some kernels refuse any other scale; the others compute wrongly.
-        outputs: Scale and zero point that the kernels write, by the output's dtype. Kernels of TANH
-            write any scale of 8 bits.
-        exact: Greatest relative difference of the output's scale from that.
-        moves_zero_point: Whether CPU kernels compute 8 bits with another zero point of the output.
-        symmetric: Whether int16 needs zero points of 0.
-        one_scale: Operands of which the kernels read only the first of several scales.
-        to: Output dtypes that kernels support besides the input's, by the input's.
-        without: Quantized dtypes that kernels compute as plain integers.
-        required: How many of the first inputs may not be left out (−1); 0 for the least number.
-        dtype_of: Input whose dtype the kernels write, whichever the output has: `Prepare` neither
-            compares the dtypes nor sets the output's.
-        other_dtypes: Other output dtypes that it may have for inputs of 8 bits or less.
-            ai-edge-quantizer 0.10.0 writes float32 for a BATCH_MATMUL of two constants: the kernels
-            write fewer bytes than the tensor has, which `localize` reports.
-        changes: The only property that differs between the input and the output.
-        copies: Whether quantized kernels copy codes without computing new ones.
-        ends: Ends of the interval to which it clamps each element.
-        unary: Whether it is an elementwise function that torch calls in a module of its own.
-        commutative: Whether the operands can be exchanged.
-        compares: Whether its kernels bring two inputs of codes to one scale first: near ties may go
-            either way.
-        scores: Position of the operand by which it chooses labels, boxes or a mask, which a small
-            change of that operand may change as a whole.
-        passes_choice: Whether it passes a choice through: always, or alone, if all other operands
-            are constant.
-        keeps_error: Whether the rounding error of the output is that of the inputs.
-        narrows: Whether the values of the output can lie in a smaller range than those of the
-            input, because it picks some or averages them.
-        shares_range: Which operands can determine the range of the output: all of them, or
-            constants alone.
-        masks: Whether it may mask scores, or make the mask.
-        own_range: Whether the output has a range of its own, though the op has no weights. Others
-            have their input's (pools, reshapes, joins), or one that TFLite fixes.
-        module: Kind of torch module that calls it.
-        not_in_layers: Whether torch's own convolutions and linear layers never call it, ever or
-            with computed operands.
-        stateful: Whether it keeps values from run to run.
-        random: Whether it computes other values in every run.
-        needs_strict: Whether PT2E's annotators find it in strictly exported programs alone.
-        wrong_on: Runtime whose int8 kernel is wrong, which no device runs and no file can avoid.
-            BUILTIN_REF of ai-edge-litert 2.3.0 reads the input of SUM as uint8. TensorFlow 2.21.0
-            is off by up to 29 LSB where the second operand of a BATCH_MATMUL has a zero point.
-        called: Names in torch, Keras and ONNX without separators, the closest first; not those that
-            are spelt alike.
-    """
-
+    # Least numbers of inputs and outputs, from the kernel's `Prepare`. Operands beyond these are
+    # optional, or refused by the kernel with a sentence.
     least: tuple[int, int] | None = None
+    # Function that demands the quantization parameters; empty where no rule is known
     source: str = ""
+    # Positions of data (`kInputTensor` of the kernel); all operands where none is named. Operands
+    # in no role are arguments, such as shapes and axes.
     inputs: tuple[int, ...] = ()
-    weights: tuple[int, ...] = ()
-    biases: tuple[int, ...] = ()
-    computed_weight: bool = False
+    weights: tuple[int, ...] = ()  # positions of weights (`kWeightsTensor`)
+    biases: tuple[int, ...] = ()  # positions of biases (`kBiasTensor`)
+    computed_weight: bool = False  # whether the weight may as well be an activation
+    # Axis of the weight that holds the output channels, or the rows of an embedding. Kernels read
+    # per-channel scales along it.
     axis: int | None = None
-    axes: tuple[str, ...] = ()
-    summed: tuple[int, ...] = ()
+    axes: tuple[str, ...] = ()  # names of the axes of the weight
+    summed: tuple[int, ...] = ()  # axes of the weight that one output value sums over
+    # dtypes of weights that the kernels compute with float activations
     dynamic: tuple[str, ...] = ()
+    # dtypes of activations with which the kernels apply a zero point of an int8 weight that has one
+    # scale. Kernels of uint8 apply all, of a weight that has one scale.
     zero_point: tuple[str, ...] = ()
-    same: tuple[int, ...] = ()
+    same: tuple[int, ...] = ()  # operands that share scale and zero point with the outputs
+    # dtypes of which the kernels bring such operands to the output's scale
     rescaling: tuple[str, ...] = ()
-    refused: bool = False
+    refused: bool = False  # whether some kernels refuse any other scale; the others compute wrongly
+    # Scale and zero point that the kernels write, by the output's dtype. Kernels of TANH write any
+    # scale of 8 bits.
     outputs: Mapping[str, tuple[float, int]] = field(default_factory=dict)
-    exact: float = 0.0
+    exact: float = 0.0  # greatest relative difference of the output's scale from that
+    # Whether CPU kernels compute 8 bits with another zero point of the output
     moves_zero_point: bool = False
-    symmetric: bool = False
+    symmetric: bool = False  # whether int16 needs zero points of 0
+    # Operands of which the kernels read only the first of several scales
     one_scale: tuple[int, ...] = ()
+    # Output dtypes that kernels support besides the input's, by the input's
     to: Mapping[str, str] = field(default_factory=dict)
-    without: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()  # quantized dtypes that kernels compute as plain integers
+    # How many of the first inputs may not be left out (−1); 0 for the least number
     required: int = 0
+    # Input whose dtype the kernels write, whichever the output has: `Prepare` neither compares the
+    # dtypes nor sets the output's
     dtype_of: int | None = None
+    # Other output dtypes that it may have for inputs of 8 bits or less. ai-edge-quantizer 0.10.0
+    # writes float32 for a BATCH_MATMUL of two constants: the kernels write fewer bytes than the
+    # tensor has, which `localize` reports.
     other_dtypes: tuple[str, ...] = ()
+    # The only property that differs between the input and the output
     changes: Literal["", "quantization", "storage", "dtype", "shape", "order"] = ""
-    copies: bool = False
-    ends: tuple[float, float] | None = None
+    copies: bool = False  # whether quantized kernels copy codes without computing new ones
+    ends: tuple[float, float] | None = None  # ends of the interval to which it clamps each element
+    # Whether it is an elementwise function that torch calls in a module of its own
     unary: bool = False
-    commutative: bool = False
+    commutative: bool = False  # whether the operands can be exchanged
+    # Whether its kernels bring two inputs of codes to one scale first: near ties may go either way
     compares: bool = False
+    # Position of the operand by which it chooses labels, boxes or a mask, which a small change of
+    # that operand may change as a whole
     scores: int | None = None
+    # Whether it passes a choice through: always, or alone, if all other operands are constant
     passes_choice: Literal["", "always", "alone"] = ""
-    keeps_error: bool = False
+    keeps_error: bool = False  # whether the rounding error of the output is that of the inputs
+    # Whether the values of the output can lie in a smaller range than those of the input, because
+    # it picks some or averages them
     narrows: Literal["", "picks", "averages"] = ""
+    # Which operands can determine the range of the output: all of them, or constants alone
     shares_range: Literal["", "all", "constants"] = ""
-    masks: bool = False
+    masks: bool = False  # whether it may mask scores, or make the mask
+    # Whether the output has a range of its own, though the op has no weights. Others have their
+    # input's (pools, reshapes, joins), or one that TFLite fixes.
     own_range: bool = False
-    module: str | None = None
+    module: str | None = None  # kind of torch module that calls it
+    # Whether torch's own convolutions and linear layers never call it, ever or with computed
+    # operands
     not_in_layers: Literal["", "ever", "computed"] = ""
-    stateful: bool = False
-    random: bool = False
+    stateful: bool = False  # whether it keeps values from run to run
+    random: bool = False  # whether it computes other values in every run
+    # Whether PT2E's annotators find it in strictly exported programs alone
     needs_strict: bool = False
+    # Runtime whose int8 kernel is wrong, which no device runs and no file can avoid. BUILTIN_REF of
+    # ai-edge-litert 2.3.0 reads the input of SUM as uint8. TensorFlow 2.21.0 is off by up to 29 LSB
+    # where the second operand of a BATCH_MATMUL has a zero point.
     wrong_on: str = ""
+    # Names in torch, Keras and ONNX without separators, the closest first; not those that are spelt
+    # alike
     called: tuple[str, ...] = ()
 
 

@@ -11,18 +11,11 @@ from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTensor:
-    """
-    A constant operand as stored in the file.
+    """A constant operand as stored in the file."""
 
-    Attributes:
-        tensor: The stored tensor.
-        dequantized: Whether a DEQUANTIZE lies between it and the op.
-        operand: The tensor that the op reads: the stored one, or the result of ops between.
-    """
-
-    tensor: Tensor
-    dequantized: bool
-    operand: Tensor
+    tensor: Tensor  # the stored tensor
+    dequantized: bool  # whether a DEQUANTIZE lies between it and the op
+    operand: Tensor  # the tensor that the op reads: the stored one, or the result of ops between
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,44 +13,26 @@ from pytest_edgeq.numerics.findings import WRONG_OP, Finding, Place
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """
-    One tensor of a subgraph.
+    """One tensor of a subgraph."""
 
-    Attributes:
-        index: Position in the subgraph's tensor list.
-        name: The name in the file.
-        dtype: Lower-case name of the schema's `TensorType`, for instance `int8`, `int4`, `float32`.
-        shape: As stored; a dynamic dimension is stored as 1.
-        shape_signature: With −1 at each dynamic dimension.
-        scales: One scale, or one a channel; empty where the tensor is not quantized. float32.
-        zero_points: As many as scales. int64.
-        quantized_dimension: The axis of the scales.
-        block_size: Elements a scale for blockwise quantization, else 0.
-        block_scales: Index of the tensor that holds the scales of blocks, else −1.
-        block_zero_points: Index of the tensor that holds their zero points, −1 where all are 0.
-        is_constant: Has data in the file.
-        is_sparse: Stored in a sparse format.
-        is_variable: Keeps its value from one run to the next.
-        buffer: Index of its buffer in the file.
-        is_external: Its data lies in a file of its own.
-    """
-
-    index: int
-    name: str
+    index: int  # position in the subgraph's tensor list
+    name: str  # the name in the file
+    # Lower-case name of the schema's `TensorType`, for instance `int8`, `int4`, `float32`
     dtype: str
-    shape: tuple[int, ...]
-    shape_signature: tuple[int, ...]
+    shape: tuple[int, ...]  # as stored; a dynamic dimension is stored as 1
+    shape_signature: tuple[int, ...]  # with −1 at each dynamic dimension
+    # One scale, or one a channel; empty where the tensor is not quantized. float32.
     scales: npt.NDArray[np.float32]
-    zero_points: npt.NDArray[np.int64]
-    quantized_dimension: int
-    block_size: int
-    block_scales: int
-    block_zero_points: int
-    is_constant: bool
-    is_sparse: bool
-    is_variable: bool
-    buffer: int
-    is_external: bool
+    zero_points: npt.NDArray[np.int64]  # as many as scales. int64.
+    quantized_dimension: int  # the axis of the scales
+    block_size: int  # elements a scale for blockwise quantization, else 0
+    block_scales: int  # index of the tensor that holds the scales of blocks, else −1
+    block_zero_points: int  # index of the tensor that holds their zero points, −1 where all are 0
+    is_constant: bool  # has data in the file
+    is_sparse: bool  # stored in a sparse format
+    is_variable: bool  # keeps its value from one run to the next
+    buffer: int  # index of its buffer in the file
+    is_external: bool  # its data lies in a file of its own
 
     @property
     def is_quantized(self) -> bool:
@@ -76,24 +58,14 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """
-    One operator, in execution order.
+    """One operator, in execution order."""
 
-    Attributes:
-        index: Position in the subgraph.
-        subgraph: Index of the subgraph.
-        name: The schema's `BuiltinOperator`, or `CUSTOM:<code>`.
-        inputs: Tensor indices; −1 stands for an optional input that was left out.
-        outputs: Tensor indices.
-        fused_activation: `RELU`, `RELU6`, …, or None.
-    """
-
-    index: int
-    subgraph: int
-    name: str
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    fused_activation: str | None
+    index: int  # position in the subgraph
+    subgraph: int  # index of the subgraph
+    name: str  # the schema's `BuiltinOperator`, or `CUSTOM:<code>`
+    inputs: tuple[int, ...]  # tensor indices; −1 stands for an optional input that was left out
+    outputs: tuple[int, ...]  # tensor indices
+    fused_activation: str | None  # `RELU`, `RELU6`, …, or None
 
     @property
     def place(self) -> Place:
@@ -134,20 +106,13 @@ class SignatureTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Signature:
-    """
-    An entry point of the file.
+    """An entry point of the file."""
 
-    Attributes:
-        key: The signature's key, None for a file without signatures.
-        subgraph: Index of the subgraph that it runs.
-        inputs: In the subgraph's own order.
-        outputs: In the subgraph's own order, which is the order of the torch model's outputs; the
-            interpreter's signature runner sorts them by name instead.
-    """
-
-    key: str | None
-    subgraph: int
-    inputs: tuple[SignatureTensor, ...]
+    key: str | None  # the signature's key, None for a file without signatures
+    subgraph: int  # index of the subgraph that it runs
+    inputs: tuple[SignatureTensor, ...]  # in the subgraph's own order
+    # In the subgraph's own order, which is the order of the torch model's outputs; the
+    # interpreter's signature runner sorts them by name instead
     outputs: tuple[SignatureTensor, ...]
 
     @property
