@@ -54,10 +54,6 @@ def quantize_ao(model: torch.nn.Module, config: Any, name: str) -> torch.nn.Modu
     int4) becomes its neighbour: LiteRT's weights end at −127 and −7, and its builtin kernels
     compute wrong results with lower ones (ai-edge-litert 2.3.0: 15 dB instead of 40). By torchao's
     default mapping such a weight lies half-way between the two, so the error does not grow.
-
-    Raises:
-        ValueError: A key of an `FqnToConfig` matches nothing, or no weight was quantized.
-        RuntimeError: torchao refuses.
     """
     with quiet():
         from torchao.quantization import FqnToConfig, quantize_
@@ -119,12 +115,7 @@ def _nothing_quantized(quantized: torch.nn.Module, config: Any, name: str) -> st
 
 
 def ao_weights(quantized: torch.nn.Module, name: str) -> list[QuantizedWeight]:
-    """
-    Read the quantized weights of a module.
-
-    Raises:
-        ValueError: A weight is of a kind that no `.tflite` kernel supports.
-    """
+    """Read the quantized weights of a module."""
     weights = []
     for path, tensor in _quantized_parameters(quantized):
         where = f"{name}: {path}"

@@ -98,12 +98,7 @@ def encode_graph(module: torch.fx.GraphModule) -> dict[str, bytes]:
 
 
 def decode_graph(parts: Mapping[str, bytes]) -> torch.fx.GraphModule:
-    """
-    Build the graph module that `encode_graph` has written.
-
-    Raises:
-        ValueError: An operator that the installed libraries do not have.
-    """
+    """Build the graph module that `encode_graph` has written."""
     content = json.loads(parts["graph"])
     for namespace in {str(each["target"]).partition(".")[0] for each in content["nodes"]}:
         register_operators(namespace)
@@ -167,12 +162,7 @@ def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> tuple[list[dict[str, 
 
 
 def decode_tensors(table: list[dict[str, Any]], raw: bytes) -> dict[str, torch.Tensor]:
-    """
-    Return the tensors that `encode_tensors` has written; aliases share memory.
-
-    Raises:
-        ValueError: The memory does not hold them.
-    """
+    """Return the tensors that `encode_tensors` has written; aliases share memory."""
     found: dict[str, torch.Tensor] = {}
     known: dict[tuple[Any, ...], torch.Tensor] = {}
     memory = ctypes.cast(ctypes.c_char_p(raw), ctypes.c_void_p).value or 0

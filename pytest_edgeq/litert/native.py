@@ -28,12 +28,7 @@ class Native(Protocol):
     """Another process that calls functions of this package."""
 
     def call(self, step: str, function: Callable[..., _Result], /, *arguments: Any) -> _Result:
-        """
-        Call a function that is importable there.
-
-        Raises:
-            RuntimeError: The process ended.
-        """
+        """Call a function that is importable there."""
 
     def runs_here(self, step: str, why: str, /) -> None:
         """Record that a step runs in this process, and why."""

@@ -26,15 +26,7 @@ if TYPE_CHECKING:
 
 
 def load_recipe(recipe: str | Path | Recipe) -> Recipe:
-    """
-    Return a recipe's rules from a preset's name, a `.json` path or a list.
-
-    Raises:
-        FileNotFoundError: The path does not exist.
-        ValueError: The file is not JSON, there is no rule in it, or a rule has an entry that the
-            library does not support.
-        TypeError: The content is not a list of dicts.
-    """
+    """Return a recipe's rules from a preset's name, a `.json` path or a list."""
     where = "recipe"
     if isinstance(recipe, str) and recipe in PRESETS:
         rules = getattr(recipe_module("recipe"), recipe.removeprefix("recipe_"))()
@@ -163,12 +155,7 @@ def begin_calibration(float_tflite: bytes, recipe: Recipe, threads: int) -> None
 
 
 def add_sample(signature: str, sample: Mapping[str, npt.NDArray[np.generic]]) -> None:
-    """
-    Add a sample to the calibration in progress.
-
-    Raises:
-        RuntimeError: The library refuses it, or another process has ended the calibration.
-    """
+    """Add a sample to the calibration in progress."""
     if not _running:
         raise RuntimeError("the process that collected the ranges was ended by another test")
     _running[0].add(signature, sample)

@@ -96,13 +96,7 @@ def _library_name(schema_name: str) -> str | None:
 
 
 def check_rules(recipe: Sequence[Mapping[str, Any]], where: str) -> list[Rule]:
-    """
-    Check the rules of a recipe, without a model.
-
-    Raises:
-        ValueError: A key, an operation, an algorithm or a config that the library does not know;
-            it would be ignored silently (a key), or match nothing (an operation).
-    """
+    """Check the rules of a recipe, without a model."""
     rules = []
     for number, content in enumerate(recipe, 1):
         rule = Rule(content, f"{where}, rule {number} of {len(recipe)}")
@@ -213,10 +207,6 @@ def match_rules(rules: Sequence[Rule], ops: Sequence[ScopedOp]) -> list[int | No
 
     Returns:
         The index of the rule for each op, None if no rule applies.
-
-    Raises:
-        ValueError: A rule that matches no op, or is supported for none of those that it matches; or
-            a rule that should have priority and that the library overrides by an earlier one.
     """
     matched: list[list[ScopedOp]] = [[] for _ in rules]
     supported = [False for _ in rules]

@@ -57,9 +57,6 @@ def write_weights(
     Returns:
         The file, and the names of the weights that are nowhere in it, or belong to an op without
         kernels for quantized weights; in that case the file is the float one.
-
-    Raises:
-        ValueError: Two layers with equal values are quantized differently.
     """
     known: _Placed = {}
     for weight in weights:

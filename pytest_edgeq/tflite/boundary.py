@@ -86,10 +86,6 @@ def encode(value: npt.NDArray[Any], io_tensor: SignatureTensor) -> npt.NDArray[A
     Floats are quantized for a quantized input: code = clip(round(x / scale) + zero point), rounding
     half to even. Integers for an integer input are cast if every value fits; floats to another
     float.
-
-    Raises:
-        ValueError: NaN for a quantized input, or a value that the input's dtype cannot hold.
-        TypeError: Integers where floats belong or the other way round.
     """
     tensor = io_tensor.tensor
     target = _NUMPY_DTYPES.get(tensor.dtype)
@@ -165,9 +161,6 @@ def decode(codes: npt.NDArray[Any], io_tensor: SignatureTensor) -> npt.NDArray[A
     Dequantize an output of the file to float32: scale · (code − zero point).
 
     An output that is not quantized is returned unchanged, float16 as float32.
-
-    Raises:
-        TypeError, ValueError: Its quantization parameters cannot be used.
     """
     if codes.dtype == np.float16:
         return codes.astype(np.float32)

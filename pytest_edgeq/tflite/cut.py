@@ -72,9 +72,6 @@ def cut_ops(
 
     A constant behind a DEQUANTIZE or a layout op stays with its consumer, because kernels may treat
     constant operands differently; the ops between are not isolated. Other ops on constants are.
-
-    Raises:
-        ValueError: The constants are too many for one flatbuffer.
     """
     return _Cutter(graph, graph.subgraphs[subgraph], shape_of, wanted, constants or {}).cut()
 

@@ -27,12 +27,7 @@ def enum_names(enum: str) -> dict[int, str]:
 
 
 def checked(what: str, index: int, count: int, *, least: int = 0) -> int:
-    """
-    Return an index if it is in range, which the verifier does not check.
-
-    Raises:
-        ValueError: It is out of range.
-    """
+    """Return an index if it is in range, which the verifier does not check."""
     if not least <= index < count:
         raise ValueError(
             f"damaged .tflite file: {what} {index} does not exist (there are {count}); build or "
@@ -52,12 +47,7 @@ def integers(values: Any) -> tuple[int, ...]:
 
 
 def indices(values: Any, count: int, *, least: int = 0) -> tuple[int, ...]:
-    """
-    Return a vector of tensor indices.
-
-    Raises:
-        ValueError: One of them is out of range.
-    """
+    """Return a vector of tensor indices."""
     return tuple(checked("tensor", index, count, least=least) for index in integers(values))
 
 
@@ -94,12 +84,7 @@ class Buffers:
         self._file_bytes = file_bytes
 
     def has_data(self, tensor: Any) -> bool:
-        """
-        Return whether a `Tensor` has data, in this file or its own.
-
-        Raises:
-            ValueError: There is no such buffer, or the file ends before it does.
-        """
+        """Return whether a `Tensor` has data, in this file or its own."""
         if tensor.ExternalBuffer():
             return True
         index = tensor.Buffer()
@@ -133,12 +118,7 @@ class Quantization:
 
 
 def read_quantization(raw: Any, n_tensors: int) -> Quantization:
-    """
-    Read a `QuantizationParameters` table, or its absence.
-
-    Raises:
-        ValueError: It names a tensor that does not exist.
-    """
+    """Read a `QuantizationParameters` table, or its absence."""
     from ai_edge_litert import schema_py_generated as schema
 
     if raw is None:

@@ -53,12 +53,7 @@ class OpGraph:
     def read(
         cls, source: TflitePath | bytes, build: Callable[[Buffer], None] | None = None
     ) -> OpGraph:
-        """
-        Read the graph of a file.
-
-        Raises:
-            FileNotFoundError, ValueError, TypeError, UnrunnableError: As `open_tflite`.
-        """
+        """Read the graph of a file."""
         return _read(open_tflite(source, build))
 
     @property
@@ -68,12 +63,7 @@ class OpGraph:
 
     @property
     def buffer(self) -> Buffer:
-        """
-        The file's content.
-
-        Raises:
-            FileNotFoundError, ValueError: A mapped file that is gone or was written anew.
-        """
+        """The file's content."""
         if isinstance(self._buffer, MappedFile):
             self._buffer.check()
         return self._buffer
@@ -86,12 +76,7 @@ class OpGraph:
         )
 
     def tensor(self, op: Op, index: int) -> Tensor:
-        """
-        Return the tensor with this index in the op's subgraph.
-
-        Raises:
-            IndexError: There is none, as for the −1 of an optional input that was left out.
-        """
+        """Return the tensor with this index in the op's subgraph."""
         if index < 0:
             raise IndexError(f"{op.place}: an input that was left out has no tensor")
         return self.subgraphs[op.subgraph].tensors[index]

@@ -23,13 +23,7 @@ LayoutArgument: TypeAlias = "str | Mapping[str, str] | None"
 
 
 class Layouts:
-    """
-    The inputs and outputs of a file whose channel axis differs from the reference's.
-
-    Raises:
-        TypeError: Neither a string, a dict of strings by name, nor None.
-        ValueError: Unknown, or it fits nothing in the file.
-    """
+    """The inputs and outputs of a file whose channel axis differs from the reference's."""
 
     def __init__(self, layout: LayoutArgument, signatures: Sequence[Signature]) -> None:
         io_tensors = [

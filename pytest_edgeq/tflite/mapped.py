@@ -31,13 +31,7 @@ class MappedFile(mmap.mmap):
         return mapped
 
     def check(self) -> None:
-        """
-        Check that the file is still the one that was opened.
-
-        Raises:
-            FileNotFoundError: It is gone.
-            ValueError: It was written anew.
-        """
+        """Check that the file is still the one that was opened."""
         if not self.path.exists():
             raise FileNotFoundError(f"{self.path} is gone since it was loaded; keep the file")
         if _stamp(self.path) != self._stamp:

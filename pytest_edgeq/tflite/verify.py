@@ -37,12 +37,7 @@ _MOST_BYTES = 1 << 40
 
 
 def verify(model: Any, subgraphs: Sequence[Subgraph]) -> None:
-    """
-    Verify every tensor and every op of a file.
-
-    Raises:
-        ValueError: Names the tensor or op and the problem.
-    """
+    """Verify every tensor and every op of a file."""
     for subgraph in subgraphs:
         for tensor in subgraph.tensors:
             problem = (
