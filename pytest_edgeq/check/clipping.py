@@ -23,7 +23,7 @@ from pytest_edgeq.numerics.findings import (
 )
 from pytest_edgeq.numerics.metrics import sqnr_db
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.tflite.clamped import write_clamped
+from pytest_edgeq.tflite.inserted import write_clamped
 
 _EXPLAINED = 0.5
 """Share of the file's error that the ranges alone must make."""

@@ -74,7 +74,8 @@ def normalize_annotations(model: Any) -> None:
         else:
             _check(node, node, normalized)
             annotation.output_qspec = normalized
-        if dynamic and not _has_quantized_constant(annotation):
+        operands = annotation.input_qspec_map.items()
+        if dynamic and not any(spec is not None and is_constant(each) for each, spec in operands):
             raise RefusedError(
                 f"{node.name} ({node.target}): its activations are annotated to be quantized "
                 "dynamically, but no weight of it is quantized: kernels do the one only with the "
@@ -91,17 +92,13 @@ def _unshared(node: Any, operand: Any, spec: Any) -> Any:
     SharedQuantizationSpec = pt2e_module("quantizer").SharedQuantizationSpec
     if not isinstance(spec, SharedQuantizationSpec) or spec.edge_or_node != (operand, node):
         return spec
-    annotations = [
-        each.meta.get("quantization_annotation")
-        for each in (operand, *node.all_input_nodes, *operand.users)
-    ]
-    specs = [
-        each
-        for annotation in annotations
-        if annotation is not None
-        for each in (annotation.output_qspec, annotation.input_qspec_map.get(operand))
-    ]
-    return next((each for each in specs if isinstance(each, QuantizationSpec)), None)
+    for each in (operand, *node.all_input_nodes, *operand.users):
+        annotation = each.meta.get("quantization_annotation")
+        if annotation is not None:
+            for found in (annotation.output_qspec, annotation.input_qspec_map.get(operand)):
+                if isinstance(found, QuantizationSpec):
+                    return found
+    return None
 
 
 def _drops(model: Any, node: Any, spec: Any) -> bool:
@@ -115,13 +112,6 @@ def _drops(model: Any, node: Any, spec: Any) -> bool:
 
 def _is_dynamic(spec: Any) -> bool:
     return bool(getattr(spec, "is_dynamic", False))
-
-
-def _has_quantized_constant(annotation: Any) -> bool:
-    return any(
-        spec is not None and is_constant(operand)
-        for operand, spec in annotation.input_qspec_map.items()
-    )
 
 
 def _drop_shares(annotated: list[Any], dropped: set[Any]) -> None:
@@ -149,10 +139,8 @@ def _is_floating_point(model: Any, node: Any) -> bool:
         value = operator.attrgetter(node.target)(model)
     if isinstance(value, (tuple, list)):
         value = value[0]
-    if value is None:
-        # The quantizer's own node without a recorded value: keep its annotation.
-        return True
-    return isinstance(value, torch.Tensor) and value.dtype.is_floating_point
+    # A node that the quantizer inserted may have no value: keep its annotation.
+    return value is None or (isinstance(value, torch.Tensor) and value.dtype.is_floating_point)
 
 
 def is_constant(node: Any) -> bool:
@@ -199,10 +187,10 @@ def _normalized(spec: Any, constructors: dict[int, tuple[Any, Any]]) -> Any:
 
 
 def _by_output_channel(node: Any, operand: Any, spec: Any) -> Any:
-    axis = _OUTPUT_AXIS.get(op_name(node))
-    if axis != 1 or operand is not node.args[_WEIGHT] or getattr(spec, "ch_axis", None) is None:
-        return spec
-    return dataclasses.replace(spec, ch_axis=axis)
+    """Return the spec of a transposed convolution's weight with scales of its outputs."""
+    transposed = _OUTPUT_AXIS.get(op_name(node)) == 1 and operand is node.args[_WEIGHT]
+    has_axis = getattr(spec, "ch_axis", None) is not None
+    return dataclasses.replace(spec, ch_axis=1) if transposed and has_axis else spec
 
 
 def _parts(constructor: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
@@ -219,9 +207,6 @@ def _parts(constructor: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
 
 def _torchao_constructor(constructor: Any) -> Any:
     """Return torchao's counterpart of a constructor of torch."""
-    fake_quantize = pt2e_module("fake_quantize")
-    learnable_fake_quantize = pt2e_module("learnable_fake_quantize")
-    observer = pt2e_module("observer")
     kind, arguments, callables = _parts(constructor)
     foreign = (
         torch.ao.quantization.observer.ObserverBase,
@@ -230,7 +215,7 @@ def _torchao_constructor(constructor: Any) -> Any:
     if not isinstance(kind, type) or not issubclass(kind, foreign):
         return constructor
     name = kind.__name__.lstrip("_")
-    modules = (observer, fake_quantize, learnable_fake_quantize)
+    modules = map(pt2e_module, ("observer", "fake_quantize", "learnable_fake_quantize"))
     counterpart = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
     if counterpart is None or not kind.__module__.startswith("torch.ao.quantization"):
         raise RefusedError(
@@ -238,28 +223,19 @@ def _torchao_constructor(constructor: Any) -> Any:
             "torchao's PT2E takes out of the graph: derive it from one of "
             "torchao.quantization.pt2e.observer"
         )
-    if name == "LearnableFakeQuantize":
-        # torchao's initializes itself from the first data.
-        arguments = {
-            key: value
-            for key, value in arguments.items()
-            if key not in ("scale", "zero_point", "channel_len")
-        }
+    # torchao's initializes itself from the first data.
+    own = ("scale", "zero_point", "channel_len") if name == "LearnableFakeQuantize" else ()
     arguments = {
         key: _torchao_constructor(value) if key == "observer" else value
         for key, value in arguments.items()
+        if key not in own
     }
     partial = counterpart.with_args(**arguments)
     return partial.with_callable_args(**callables) if callables else partial
 
 
 def _check(node: Any, tensor: Any, spec: Any) -> None:
-    """
-    Refuse a spec that neither the converter nor any kernel supports.
-
-    Raises:
-        RefusedError: One sentence with the spec, the reason, and an alternative.
-    """
+    """Refuse a spec that neither the converter nor any kernel supports."""
     PlaceholderObserver = pt2e_module("observer").PlaceholderObserver
     dtype = getattr(spec, "dtype", None)
     if dtype is None:

@@ -49,10 +49,9 @@ def configs_as_set() -> Iterator[None]:
         RefusedError: When the quantizer annotates: a name, a class or an operator that the model
             does not have, or a config without an op that the quantizer knows.
     """
-    pt2e_quantizer = converter_module("quantize.pt2e_quantizer")
     pt2e_quantizer_utils = converter_module("quantize.pt2e_quantizer_utils")
-
-    classes, annotators = [pt2e_quantizer.PT2EQuantizer], [pt2e_quantizer_utils]
+    classes = [converter_module("quantize.pt2e_quantizer").PT2EQuantizer]
+    annotators = [pt2e_quantizer_utils]
     # Owners of such a quantizer have imported it; importing it here would cost seconds.
     xnnpack = sys.modules.get("torchao.testing.pt2e._xnnpack_quantizer")
     if xnnpack is not None:
@@ -72,6 +71,7 @@ def configs_as_set() -> Iterator[None]:
             if node.op != "get_attr"
         )
 
+    modes = [f"_annotate_for_{mode}_quantization_config" for mode in ("static", "dynamic")]
     with contextlib.ExitStack() as stack:
         stack.enter_context(
             replaced(pt2e_quantizer_utils, find_sequential_partitions=find_filtered)
@@ -79,13 +79,7 @@ def configs_as_set() -> Iterator[None]:
         for each in annotators:
             stack.enter_context(replaced(each, _is_annotated=is_annotated))
         for each in classes:
-            stack.enter_context(
-                replaced(
-                    each,
-                    _annotate_for_static_quantization_config=_annotate,
-                    _annotate_for_dynamic_quantization_config=_annotate,
-                )
-            )
+            stack.enter_context(replaced(each, **dict.fromkeys(modes, _annotate)))
         yield
 
 
@@ -131,12 +125,10 @@ def _annotate(quantizer: Any, model: Any) -> Any:
     """Replacement for the methods of the quantizers that select a config's targets."""
     QuantizationAnnotation = pt2e_module("quantizer").QuantizationAnnotation
 
+    by_name, by_type = quantizer.module_name_config, quantizer.module_type_config
     configs: dict[_Key, Any] = {
-        **{("set_module_name", name): c for name, c in quantizer.module_name_config.items()},
-        **{
-            ("set_module_type", _class_name(kind)): c
-            for kind, c in quantizer.module_type_config.items()
-        },
+        **{("set_module_name", name): each for name, each in by_name.items()},
+        **{("set_module_type", _class_name(kind)): each for kind, each in by_type.items()},
         **{("set_operator_type", op): c for op, c in quantizer.operator_type_config.items()},
         _GLOBAL: quantizer.global_config,
     }
@@ -155,7 +147,9 @@ def _annotate(quantizer: Any, model: Any) -> Any:
         before = now
         for key, config in configs.items():
             if config is not None:
-                _patterns(quantizer, config)(model, config, functools.partial(_has, keys, key))
+                mode = "dynamic" if _is_dynamic(config) else "static"
+                annotate = getattr(quantizer, f"_annotate_all_{mode}_patterns")
+                annotate(model, config, functools.partial(_has, keys, key))
         if len(configs) == 1 and not others:
             # A single config is applied by the quantizer alone, with the ops that it skips.
             break
@@ -201,23 +195,16 @@ def _is_dynamic(config: Any) -> bool:
     return config.input_activation is None or bool(config.input_activation.is_dynamic)
 
 
-def _patterns(quantizer: Any, config: Any) -> Any:
-    if _is_dynamic(config):
-        return quantizer._annotate_all_dynamic_patterns
-    return quantizer._annotate_all_static_patterns
-
-
 def _has(keys: Mapping[Any, set[_Key]], key: _Key, node: Any) -> bool:
     return key in keys[node]
 
 
 def _keys(model: Any, configs: Mapping[_Key, Any]) -> dict[Any, set[_Key]]:
     """Return the config of each node; nodes outside modules get those of their users."""
-    relus = ("relu", "relu_")
     keys: dict[Any, set[_Key]] = {}
     for node in _calls(model):
         key = _key(node, configs)
-        fused = op_name(node) in relus
+        fused = op_name(node) in ("relu", "relu_")
         # A ReLU has no pattern of its own: it follows the op before, unless it is to stay in float.
         if fused and node.args[0] in keys and not (key != _GLOBAL and configs[key] is None):
             keys[node] = keys[node.args[0]]

@@ -33,20 +33,15 @@ _MEAN, _VARIANCE, _TRAINING, _MOMENTUM, _EPS = 3, 4, 5, 6, 7
 
 def prepare_qat(exported: torch.fx.GraphModule, quantizer: Any) -> torch.fx.GraphModule:
     """
-    Insert a quantizer's fake quantizers.
+    Insert a quantizer's fake quantizers, in eval mode.
 
-    Returns:
-        The graph, in eval mode; its `train()` and `eval()` switch batch norms and dropouts.
+    The graph's `train()` and `eval()` switch batch norms and dropouts.
 
     Raises:
-        RefusedError: A setting of the quantizer has no effect, or is impossible; or a layer that is
-            called several times is followed by a batch norm.
+        RefusedError: As `prepare_pt2e`, or calls share a weight before a batch norm.
     """
     _refuse_shared_weights(exported)
-    settings = {
-        node.args[_MEAN].target: (node.args[_MOMENTUM], node.args[_EPS])
-        for node in _batch_norms(exported)
-    }
+    settings = _settings(exported)
     with _fusing_annotated(), _trying_present_convs():
         prepared = prepare_pt2e(exported, quantizer, qat=True)
     prepared.meta[_BATCH_NORMS] = settings
@@ -60,9 +55,8 @@ def _refuse_shared_weights(exported: torch.fx.GraphModule) -> None:
     """Refuse shared weights: torchao 0.18.0 folds the first batch norm into all."""
     for norm in _batch_norms(exported):
         layer = norm.args[0]
-        constants = [n for n in getattr(layer, "args", ())[1:2] if n.op == "get_attr"]
-        for constant in constants:
-            if len(constant.users) > 1:
+        for constant in getattr(layer, "args", ())[1:2]:
+            if constant.op == "get_attr" and len(constant.users) > 1:
                 raise RefusedError(
                     f"{layer.name}: {len(constant.users)} calls share its weight "
                     f"({constant.target}), with a batch norm behind: the first call's batch norm "
@@ -118,18 +112,12 @@ def finish_qat(prepared: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def own_graph(graph: torch.nn.Module, *, trains: bool = False) -> torch.fx.GraphModule:
-    """
-    Copy a graph that the user has exported, prepared or converted.
-
-    Returns:
-        The copy; a prepared one in eval mode, as from `prepare_qat`.
-    """
+    """Copy a graph that the user has exported, prepared (then in eval mode) or converted."""
     with quiet():
         own: Any = copy.deepcopy(graph)
     inline_contexts(own, trains=trains)
     if _observers(own):
-        norms = {n.args[_MEAN].target: (n.args[_MOMENTUM], n.args[_EPS]) for n in _batch_norms(own)}
-        own.meta.setdefault(_BATCH_NORMS, norms)
+        own.meta.setdefault(_BATCH_NORMS, _settings(own))
         _make_switchable(own)
         own.eval()
     return own  # type: ignore[no-any-return] # a copy of what it was given
@@ -160,6 +148,14 @@ def _batch_norms(graph: torch.fx.GraphModule) -> list[Any]:
         for node in graph.graph.nodes
         if node.target is torch.ops.aten.batch_norm.default and node.args[_MEAN] is not None
     ]
+
+
+def _settings(graph: torch.fx.GraphModule) -> dict[str, Any]:
+    """Return momentum and eps of batch norms, by their running mean."""
+    return {
+        norm.args[_MEAN].target: (norm.args[_MOMENTUM], norm.args[_EPS])
+        for norm in _batch_norms(graph)
+    }
 
 
 def _restore_batch_norms(graph: torch.fx.GraphModule, settings: dict[str, Any]) -> None:
@@ -197,11 +193,8 @@ def _make_switchable(graph: torch.fx.GraphModule) -> None:
         _switch(self, training=mode)
         return self
 
-    def evaluate(self: torch.fx.GraphModule) -> torch.fx.GraphModule:
-        return train(self, False)
-
     graph.train = types.MethodType(train, graph)  # type: ignore[method-assign] # as torchao does
-    graph.eval = types.MethodType(evaluate, graph)  # type: ignore[method-assign]
+    graph.eval = types.MethodType(lambda self: train(self, False), graph)  # type: ignore[method-assign]
 
 
 def _switch(graph: torch.fx.GraphModule, *, training: bool) -> None:
@@ -288,9 +281,8 @@ def _move_outputs_behind_batch_norms(graph: torch.fx.GraphModule) -> None:
 
 
 def _is_conv(node: Any) -> bool:
-    _is_conv_or_conv_transpose_node = pt2e_module("utils")._is_conv_or_conv_transpose_node
-
-    return hasattr(node, "op") and bool(_is_conv_or_conv_transpose_node(node))
+    is_conv = pt2e_module("utils")._is_conv_or_conv_transpose_node
+    return hasattr(node, "op") and bool(is_conv(node))
 
 
 def _annotation(node: Any) -> Any:

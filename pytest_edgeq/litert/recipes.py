@@ -83,12 +83,7 @@ def calibrate_recipe(
     threads: int,
     native: Native | None = None,
 ) -> Any | None:
-    """
-    Collect the ranges that a recipe needs, by running the float `.tflite`.
-
-    Returns:
-        The ranges for `quantize_recipe`, or None if the recipe needs no calibration.
-    """
+    """Collect the ranges that a recipe needs, by running the float `.tflite`; None if none."""
     if not _recipe_quantizer(float_tflite, recipe).need_calibration:
         return None
     native = _that_can_run("calibrate", native)

@@ -200,13 +200,10 @@ def _refused(rule: Rule, why: str) -> ValueError:
 
 def match_rules(rules: Sequence[Rule], ops: Sequence[ScopedOp]) -> list[int | None]:
     """
-    Return the rule that quantizes each op.
+    Return the index of the rule that quantizes each op.
 
     The last rule that matches an op and whose config the library supports for it has priority. A
-    rule all of whose ops are matched by later ones is valid.
-
-    Returns:
-        The index of the rule for each op, None if no rule applies.
+    rule all of whose ops are matched by later ones is valid. None stands for no rule.
     """
     matched: list[list[ScopedOp]] = [[] for _ in rules]
     supported = [False for _ in rules]

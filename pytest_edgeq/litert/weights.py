@@ -54,9 +54,8 @@ def write_weights(
     for each row. Blocks behind a DEQUANTIZE, which its kernels do not support, are stored as the
     rows of a longer matrix, with a RESHAPE behind them.
 
-    Returns:
-        The file, and the names of the weights that are nowhere in it, or belong to an op without
-        kernels for quantized weights; in that case the file is the float one.
+    Also return the names of the weights that are nowhere in the file, or belong to an op without
+    kernels for quantized weights; in that case the file is the float one.
     """
     known: _Placed = {}
     for weight in weights:

@@ -55,7 +55,6 @@ from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
 from pytest_edgeq.tflite.ops import COMPARING, HOLDING, KEEPING_SCALE, NARROWING, facts_of
-from pytest_edgeq.tflite.options import op_option
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op, Subgraph
 
@@ -815,7 +814,7 @@ def _samples_centres(graph: OpGraph, op: Op) -> bool:
         return False
     before, made = (graph.tensor(op, each[0]).shape for each in (op.inputs, op.outputs))
     has_factors = all(size % own == 0 for own, size in zip(before, made, strict=True) if own)
-    return op_option(graph, op, "HalfPixelCenters", False) and not has_factors
+    return graph.option(op, "HalfPixelCenters", False) and not has_factors
 
 
 def _paired_tensors(output: _Output, made: OpOutput) -> PairedTensors:

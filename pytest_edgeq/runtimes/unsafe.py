@@ -8,7 +8,6 @@ import numpy as np
 
 from pytest_edgeq.tflite.conformance import is_power_of_two
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.options import op_option
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 
 # Inputs are shifted left by so many bits before they are added, and the sum is then multiplied by
@@ -94,7 +93,7 @@ def _aborts_at_scales(graph: OpGraph, op: Op) -> str:
         (op.name == "ADD" and not len(inputs[0].scales) and not len(output.scales))
         or (
             all(is_power_of_two(_scale(each)) for each in (*inputs, output))
-            and op_option(graph, op, "PotScaleInt16", False)
+            and graph.option(op, "PotScaleInt16", False)
         )
     ):
         return ""
@@ -167,7 +166,7 @@ def _aborts_at_softmax(graph: OpGraph, op: Op) -> str:
     data = graph.tensor(op, op.inputs[0])
     if data.dtype not in ("int8", "uint8"):
         return ""
-    beta = 1.0 if op.name == "LOG_SOFTMAX" else op_option(graph, op, "Beta", 0.0)
+    beta = 1.0 if op.name == "LOG_SOFTMAX" else graph.option(op, "Beta", 0.0)
     # Not `<=`, which NaN would pass.
     if beta * _scale(data) * 2**_SOFTMAX_SHIFT > 1:
         return ""

@@ -13,7 +13,6 @@ from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.constants import dequantized
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.ops import KEEPING_SCALE, MOVING, OpFacts, facts_of
-from pytest_edgeq.tflite.options import op_option
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.same import ratio_text, unexpected_qparams
 from pytest_edgeq.tflite.subgraph import Op, Tensor
@@ -374,7 +373,7 @@ def _bias_dtypes(graph: OpGraph, op: Op, data: Tensor) -> tuple[str, ...]:
     if data.dtype != "int16":
         return ("int32",)
     # TensorType.INT32; without it the kernels read 64 bits a value.
-    is_declared = op_option(graph, op, "QuantizedBiasType", 0) == 2
+    is_declared = graph.option(op, "QuantizedBiasType", 0) == 2
     return ("int64", "int32") if is_declared else ("int64",)
 
 
@@ -396,7 +395,7 @@ def _weight(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleViolation]:
         axis, read = weight.quantized_dimension, rules.axis
         if op.name == "BATCH_MATMUL" and dynamic:
             # With a transposed operand the axis is another, which was not tested.
-            read = axis if op_option(graph, op, "AdjY", False) else len(weight.shape) - 1
+            read = axis if graph.option(op, "AdjY", False) else len(weight.shape) - 1
         if op.name == "EMBEDDING_LOOKUP" and not dynamic:
             read = None
         if read is None:
@@ -542,7 +541,7 @@ def _shifts(graph: OpGraph, op: Op) -> Iterator[RuleViolation]:
     scales = [each[0] for each in parameters if each is not None]
     if len(scales) < 3 or not all(map(is_power_of_two, scales)):
         return
-    if not op_option(graph, op, "PotScaleInt16", False):
+    if not graph.option(op, "PotScaleInt16", False):
         return
     first, second, output = (round(math.log2(scale)) for scale in scales)
     if max(first, second) == output:

@@ -11,7 +11,7 @@ import copy
 import math
 import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -93,8 +93,7 @@ def first_op_that(
 
 def first_failing(ops: Sequence[Op], fails: Callable[[Sequence[Op]], bool]) -> Op | None:
     """Return the first op that fails even alone, by bisection, or None."""
-    is_known = fails(ops)
-    if not is_known:
+    if not (is_known := fails(ops)):
         return None
     while len(ops) > 1:
         half = ops[: len(ops) // 2]
@@ -128,32 +127,31 @@ def grouped_ops(
     return [tuple(each) for each in groups]
 
 
-@dataclass(slots=True, eq=False)
 class _Cutter:
     """Builder of the file of isolated ops."""
 
-    graph: OpGraph
-    subgraph: Subgraph
-    shape_of: Callable[[int], tuple[int, ...]] | None
-    wanted: Container[int] | None
-    constants: Mapping[tuple[int, int], npt.NDArray[np.float32]]
-    raw: Any = field(init=False)
-    model: Any = field(init=False)
-    main: Any = field(init=False)
-    inputs: dict[str, int] = field(init=False, default_factory=dict)
-    consumers: dict[str, Op] = field(init=False, default_factory=dict)
-    outputs: list[tuple[Op, int]] = field(init=False, default_factory=list)
-    output_names: list[str] = field(init=False, default_factory=list)
-    ops: list[Op] = field(init=False, default_factory=list)
-    _fixed: dict[int, int] = field(init=False, default_factory=dict)
-    _buffers: dict[int, int] = field(init=False, default_factory=dict)
-    _opcodes: dict[int, int] = field(init=False, default_factory=dict)
-    _n_bytes: int = field(init=False, default=0)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        graph: OpGraph,
+        subgraph: Subgraph,
+        shape_of: Callable[[int], tuple[int, ...]] | None,
+        wanted: Container[int] | None,
+        constants: Mapping[tuple[int, int], npt.NDArray[np.float32]],
+    ) -> None:
         from ai_edge_litert import schema_py_generated as schema
 
-        self.raw = _unpacked(self.graph)
+        self.graph, self.subgraph, self.shape_of = graph, subgraph, shape_of
+        self.wanted, self.constants = wanted, constants
+        self.inputs: dict[str, int] = {}
+        self.consumers: dict[str, Op] = {}
+        self.outputs: list[tuple[Op, int]] = []
+        self.output_names: list[str] = []
+        self.ops: list[Op] = []
+        self._fixed: dict[int, int] = {}
+        self._buffers: dict[int, int] = {}
+        self._opcodes: dict[int, int] = {}
+        self._n_bytes = 0
+        self.raw = _unpacked(graph)
         self.model = schema.ModelT()
         self.model.version = self.raw.version
         self.model.description = "ops standing alone"
@@ -326,13 +324,17 @@ class _Cutter:
     def _content(self) -> bytes:
         from ai_edge_litert import schema_py_generated as schema
 
+        def named(names: Iterable[str], indices: Iterable[int]) -> list[Any]:
+            entries = []
+            for name, index in zip(names, indices, strict=True):
+                entries.append(schema.TensorMapT())
+                entries[-1].name, entries[-1].tensorIndex = name, index
+            return entries
+
         signature = schema.SignatureDefT()
         signature.signatureKey, signature.subgraphIndex = "cut", 0
-        sides = ((self.inputs, self.main.inputs), (self.output_names, self.main.outputs))
-        signature.inputs, signature.outputs = (
-            [_named(schema, name, index) for name, index in zip(names, indices, strict=True)]
-            for names, indices in sides
-        )
+        signature.inputs = named(self.inputs, self.main.inputs)
+        signature.outputs = named(self.output_names, self.main.outputs)
         self.model.signatureDefs = [signature]
         return packed(self.model, self._n_bytes + _SMALL_PARTS)
 
@@ -345,9 +347,3 @@ def _unpacked(graph: OpGraph) -> Any:
     if graph not in _models:
         _models[graph] = unpacked(graph)
     return _models[graph]
-
-
-def _named(schema: Any, name: str, index: int) -> Any:
-    entry = schema.TensorMapT()
-    entry.name, entry.tensorIndex = name, index
-    return entry

@@ -59,18 +59,22 @@ def op_name(code: Any) -> str:
     return f"CUSTOM:{text(code.CustomCode())}" if name == "CUSTOM" else name
 
 
-def fused_activation(operator: Any) -> str | None:
-    """Return the activation that an `Operator` applies to its result."""
+def builtin_option(operator: Any, field: str, default: Any) -> Any:
+    """Return an option of an `Operator`, or the default if it has none."""
     from ai_edge_litert import schema_py_generated as schema
 
-    options = enum_names("BuiltinOptions").get(operator.BuiltinOptionsType(), "NONE")
-    reader = getattr(schema, options, None)
-    table = operator.BuiltinOptions()
-    if reader is None or table is None or not hasattr(reader, "FusedActivationFunction"):
-        return None
-    parsed = reader()
-    parsed.Init(table.Bytes, table.Pos)
-    activation = parsed.FusedActivationFunction()
+    kind = enum_names("BuiltinOptions").get(operator.BuiltinOptionsType(), "NONE")
+    table, reader = operator.BuiltinOptions(), getattr(schema, kind, None)
+    if table is None or reader is None or not hasattr(reader, field):
+        return default
+    options = reader()
+    options.Init(table.Bytes, table.Pos)
+    return getattr(options, field)()
+
+
+def fused_activation(operator: Any) -> str | None:
+    """Return the activation that an `Operator` applies to its result."""
+    activation = builtin_option(operator, "FusedActivationFunction", 0)
     name = enum_names("ActivationFunctionType").get(activation, f"UNKNOWN_{activation}")
     return None if name == "NONE" else name
 
@@ -125,18 +129,14 @@ def read_quantization(raw: Any, n_tensors: int) -> Quantization:
         return Quantization()
     axis = raw.QuantizedDimension()
     kinds = schema.QuantizationDetails
-    # ai-edge-litert 2.1 has no scales on several axes.
-    several = getattr(kinds, "MultiAxisQuantization", None)
-    if raw.DetailsType() in (kinds.BlockwiseQuantization, several):
+    if raw.DetailsType() in (kinds.BlockwiseQuantization, kinds.MultiAxisQuantization):
         by_block = raw.DetailsType() == kinds.BlockwiseQuantization
         details = schema.BlockwiseQuantization() if by_block else schema.MultiAxisQuantization()
         table = raw.Details()
         details.Init(table.Bytes, table.Pos)
         scales = checked("tensor", details.Scales(), n_tensors)
         zero_points = checked("tensor", details.ZeroPoints(), n_tensors, least=-1)
-        # Blocks in several dimensions came with ai-edge-litert 2.3.
-        by_shape = by_block and hasattr(details, "BlockShapeAsNumpy")
-        shape = integers(details.BlockShapeAsNumpy()) if by_shape else ()
+        shape = integers(details.BlockShapeAsNumpy()) if by_block else ()
         return Quantization(
             axis,
             block_size=details.BlockSize() or (math.prod(shape) if shape else 0),

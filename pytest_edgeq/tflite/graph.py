@@ -19,6 +19,7 @@ from pytest_edgeq.names import readable
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.flatbuffer import (
     Buffers,
+    builtin_option,
     checked,
     enum_names,
     fused_activation,
@@ -84,6 +85,10 @@ class OpGraph:
     def operator(self, op: Op) -> Any:
         """Return the op's table in the flatbuffer, an `Operator`."""
         return self._model.Subgraphs(op.subgraph).Operators(op.index)
+
+    def option(self, op: Op, field: str, default: Any) -> Any:
+        """Return an option of an op by the schema's name, or the default if it has none."""
+        return builtin_option(self.operator(op), field, default)
 
     def version(self, op: Op) -> int:
         """Return the version of an op, by which kernels choose their behaviour."""

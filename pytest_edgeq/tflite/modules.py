@@ -128,12 +128,7 @@ class ModuleTree:
         return self._names.path_of(graph, op)
 
     def readings(self, labels: Sequence[str]) -> list[tuple[tuple[ModuleNode, ...], set[str]]]:
-        """
-        Return every reading of a stack.
-
-        Returns:
-            For each, the modules called, and the paths of modules that were left out of the stack.
-        """
+        """Return every reading of a stack: modules called, and paths of modules left out."""
         if labels[0] != self._root.label:
             return []
         ways: list[tuple[tuple[ModuleNode, ...], set[str]]] = [((self._root,), set())]

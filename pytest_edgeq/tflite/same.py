@@ -184,12 +184,7 @@ def parameter_difference(ours: Tensor, theirs: Tensor) -> str:
 def unexpected_qparams(
     what: str, actual: tuple[float, int], expected: tuple[float, int], whose: str = "the reference"
 ) -> str | None:
-    """
-    Compare the parameters of an activation with others, exactly as float32.
-
-    Returns:
-        A sentence, or None if they are equal.
-    """
+    """Describe how an activation's parameters differ from others, exactly as float32."""
     (scale, zero_point), (wanted, wanted_point) = actual, expected
     wants, gets = [], []
     if np.float32(scale) != np.float32(wanted):
