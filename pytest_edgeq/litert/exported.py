@@ -95,10 +95,7 @@ def number_paddings(exported: torch.fx.GraphModule) -> None:
     Expected a value of type 'List[int]' for argument 'padding'`).
     """
     aten = torch.ops.aten
-    numbered = {
-        aten.conv1d.padding: aten.conv1d.default,
-        aten.conv2d.padding: aten.conv2d.default,
-    }
+    numbered = {aten.conv1d.padding: aten.conv1d.default, aten.conv2d.padding: aten.conv2d.default}
     for node in list(exported.graph.nodes):
         if node.target not in numbered:
             continue

@@ -25,11 +25,7 @@ def encode_metadata(meta: Mapping[str, Any], keys: StackKeys) -> dict[str, Any]:
     encoded: dict[str, Any] = {}
     if "nn_module_stack" in meta:
         encoded["nn_module_stack"] = [
-            [
-                keys[key],
-                path,
-                kind if isinstance(kind, str) else name_of(kind),
-            ]
+            [keys[key], path, kind if isinstance(kind, str) else name_of(kind)]
             for key, (path, kind) in meta["nn_module_stack"].items()
         ]
     if "source_fn_stack" in meta:

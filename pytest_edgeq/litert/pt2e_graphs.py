@@ -16,11 +16,7 @@ from pytest_edgeq.litert.exported import (
     number_paddings,
 )
 from pytest_edgeq.litert.libraries import converter_module, pt2e_module
-from pytest_edgeq.litert.patterns import (
-    ordered_partitions,
-    pattern_modules,
-    patterns_of_trained,
-)
+from pytest_edgeq.litert.patterns import ordered_partitions, pattern_modules, patterns_of_trained
 from pytest_edgeq.litert.simulated import (
     fold_constants,
     isolate_float_ops,

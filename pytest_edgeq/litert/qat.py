@@ -233,10 +233,7 @@ def _fusing_annotated() -> Iterator[None]:
 
     filters = ("_has_conv_bias_filter", "_no_conv_bias_filter")
     shims = {name: only_annotated(getattr(qat_utils, name)) for name in filters}
-    with (
-        replaced(qat_utils, **shims),
-        replaced(quantize_pt2e, _fuse_conv_bn_qat=fuse_annotated),
-    ):
+    with replaced(qat_utils, **shims), replaced(quantize_pt2e, _fuse_conv_bn_qat=fuse_annotated):
         yield
 
 

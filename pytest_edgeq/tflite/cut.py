@@ -103,9 +103,7 @@ def first_failing(ops: Sequence[Op], fails: Callable[[Sequence[Op]], bool]) -> O
 
 
 def grouped_ops(
-    graph: OpGraph,
-    ops: Iterable[Op],
-    shape_of: Callable[[int], tuple[int, ...]],
+    graph: OpGraph, ops: Iterable[Op], shape_of: Callable[[int], tuple[int, ...]]
 ) -> list[tuple[Op, ...]]:
     """Split ops into groups, in order, each of bounded memory."""
     groups: list[list[Op]] = []

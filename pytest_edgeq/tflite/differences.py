@@ -51,12 +51,7 @@ class ComparedConstant:
 
 
 def pair_of(
-    op_name: str,
-    stored: Constant,
-    target: Array,
-    tolerance: Array | float,
-    *,
-    exact: bool = False,
+    op_name: str, stored: Constant, target: Array, tolerance: Array | float, *, exact: bool = False
 ) -> ComparedConstant:
     """Return a constant with its reference, in steps of its scale or as floats."""
     shape = stored.values.shape
