@@ -22,7 +22,6 @@ from pytest_edgeq.litert.extensions import registered_by_others as registered_by
 from pytest_edgeq.litert.libraries import converter_module as converter_module
 from pytest_edgeq.litert.libraries import load_exporter as load_exporter
 from pytest_edgeq.litert.libraries import require_converter as require_converter
-from pytest_edgeq.litert.native import Native as Native
 from pytest_edgeq.litert.recipes import calibrate_recipe as calibrate_recipe
 from pytest_edgeq.litert.recipes import load_recipe as load_recipe
 from pytest_edgeq.litert.recipes import quantize_recipe as quantize_recipe
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.litert.converter import export as export
     from pytest_edgeq.litert.exported import drop_guards as drop_guards
     from pytest_edgeq.litert.fx import is_prepared_by_torch_ao as is_prepared_by_torch_ao
+    from pytest_edgeq.litert.native import Native as Native
     from pytest_edgeq.litert.pt2e_graphs import finish_pt2e as finish_pt2e
     from pytest_edgeq.litert.pt2e_graphs import holds_observers as holds_observers
     from pytest_edgeq.litert.pt2e_graphs import holds_quantization as holds_quantization

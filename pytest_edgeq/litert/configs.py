@@ -128,7 +128,7 @@ def _annotate(quantizer: Any, model: Any) -> Any:
     by_name, by_type = quantizer.module_name_config, quantizer.module_type_config
     configs: dict[_Key, Any] = {
         **{("set_module_name", name): each for name, each in by_name.items()},
-        **{("set_module_type", _class_name(kind)): each for kind, each in by_type.items()},
+        **{("set_module_type", name_of(kind)): each for kind, each in by_type.items()},
         **{("set_operator_type", op): c for op, c in quantizer.operator_type_config.items()},
         _GLOBAL: quantizer.global_config,
     }
@@ -221,7 +221,7 @@ def _key(node: Any, configs: Mapping[_Key, Any]) -> _Key:
     target = node.target
     candidates: list[_Key] = [
         *(("set_module_name", path) for path, _ in reversed(stack)),
-        *(("set_module_type", _class_name(kind)) for _, kind in reversed(stack)),
+        *(("set_module_type", name_of(kind)) for _, kind in reversed(stack)),
         ("set_operator_type", target),
         ("set_operator_type", getattr(target, "overloadpacket", None)),
     ]
@@ -233,7 +233,7 @@ def _check_targets(model: Any, configs: Mapping[_Key, Any]) -> None:
     layers = [layer for n in nodes for layer in n.meta.get("nn_module_stack", {}).values()]
     known: dict[str, set[Any]] = {
         "set_module_name": {path for path, _ in layers},
-        "set_module_type": {_class_name(kind) for _, kind in layers},
+        "set_module_type": {name_of(kind) for _, kind in layers},
         "set_operator_type": {
             target
             for n in nodes
@@ -253,5 +253,8 @@ def _key_text(key: _Key) -> str:
     return f"{method}({target!r})" if method == "set_module_name" else f"{method}({target})"
 
 
-def _class_name(kind: Any) -> str:
-    return kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+def name_of(value: Any) -> str:
+    """Return the module and the qualified name of a class or a function; a name as it is."""
+    if isinstance(value, str):
+        return value
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', repr(value))}"

@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import functools
 import hashlib
+import operator
 import os
 import re
 import types
@@ -17,6 +18,8 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from pytest_edgeq.litert.configs import name_of
+from pytest_edgeq.litert.exported import checks_shapes
 from pytest_edgeq.numerics.arrays import contiguous
 
 TRUSTED_OPS = frozenset(
@@ -44,12 +47,7 @@ class UnhashableError(Exception):
 
 
 def digest_of(*values: Any) -> str:
-    """
-    Return the SHA-256 of values, in hexadecimal.
-
-    Raises:
-        UnhashableError: The state of one of them cannot be read.
-    """
+    """Return the SHA-256 of values, in hexadecimal."""
     hasher = hashlib.sha256()
     for value in values:
         feed(hasher, value)
@@ -101,14 +99,8 @@ def feed(hasher: Any, value: Any) -> None:
 
 # What torch writes in full.
 _NAMED = (
-    torch.dtype,
-    torch.layout,
-    torch.memory_format,
-    torch.device,
-    torch.qscheme,
-    torch.SymInt,
-    torch.SymFloat,
-    torch.SymBool,
+    *(torch.dtype, torch.layout, torch.memory_format, torch.device, torch.qscheme),
+    *(torch.SymInt, torch.SymFloat, torch.SymBool),
 )
 
 
@@ -130,16 +122,11 @@ def _feed_tensor(hasher: Any, value: torch.Tensor) -> None:
         )
     if value.layout != torch.strided or value.is_quantized or value.device.type != "cpu":
         raise UnhashableError(f"a {value.layout} tensor on {value.device}")
-    _add_memory(hasher, head, value)
-
-
-def _add_memory(hasher: Any, kind: str, value: torch.Tensor) -> None:
-    """Add the elements of a tensor, in their order."""
     plain = value.detach().resolve_conj().resolve_neg().contiguous()
     size = plain.numel() * plain.element_size()
     # Not by numpy, which makes the storage fixed in size, and observers resize theirs.
     memory = (ctypes.c_char * size).from_address(plain.data_ptr()) if size else b""
-    _add(hasher, kind, memoryview(memory))
+    _add(hasher, head, memoryview(memory))
 
 
 def _feed_named(hasher: Any, value: Any) -> None:
@@ -169,6 +156,8 @@ def feed_graph(hasher: Any, module: torch.fx.GraphModule, metadata: Sequence[str
     """
     _refuse_hooks(module)
     for node in module.graph.nodes:
+        if checks_shapes(node):
+            continue  # shapes are in the nodes
         target = node.target if callable(node.target) else str(node.target)
         feed(hasher, (node.op, node.name, target, node.args, dict(node.kwargs)))
         for key in (*_READ_METADATA, *metadata):
@@ -187,9 +176,7 @@ def feed_graph(hasher: Any, module: torch.fx.GraphModule, metadata: Sequence[str
 def _feed_attribute(
     hasher: Any, module: torch.fx.GraphModule, path: str, metadata: Sequence[str]
 ) -> None:
-    value: Any = module
-    for name in path.split("."):
-        value = getattr(value, name)
+    value = operator.attrgetter(path)(module)
     if isinstance(value, torch.fx.GraphModule):
         feed_graph(hasher, value, metadata)
     else:
@@ -199,14 +186,9 @@ def _feed_attribute(
 def _feed_metadata(hasher: Any, key: str, value: Any) -> None:
     if key == "nn_module_stack":
         # Its keys are addresses in strict export.
-        value = [
-            (path, kind if isinstance(kind, str) else name_of(kind))
-            for path, kind in value.values()
-        ]
+        value = [(path, name_of(kind)) for path, kind in value.values()]
     elif key == "source_fn_stack":
-        value = [
-            (name, source if isinstance(source, str) else name_of(source)) for name, source in value
-        ]
+        value = [(name, name_of(source)) for name, source in value]
     elif key == "stack_trace":
         value = re.sub(r'File "[^"]*[/\\]', 'File "', value)  # installation paths differ
     feed(hasher, key)
@@ -216,16 +198,9 @@ def _feed_metadata(hasher: Any, key: str, value: Any) -> None:
         feed(hasher, value)
 
 
-def name_of(value: Any) -> str:
-    """Return the module and the qualified name of a class or a function."""
-    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', repr(value))}"
-
-
 def _feed_module(hasher: Any, module: torch.nn.Module) -> None:
     """Add an observer or a fake quantizer: its class, its settings and its buffers."""
     kind = type(module)
-    if kind.__name__ == "GuardsFn":
-        return  # checks shapes, which are in the nodes
     if kind.__module__.partition(".")[0] not in ("torch", "torchao", "litert_torch"):
         raise UnhashableError(f"an observer of class {kind.__module__}.{kind.__qualname__}")
     feed(hasher, name_of(kind))

@@ -71,6 +71,11 @@ def drop_dropouts(exported: torch.fx.GraphModule) -> None:
             exported.graph.erase_node(node)
 
 
+def checks_shapes(node: Any) -> bool:
+    """Return whether a node is torch's call that checks the shapes of inputs."""
+    return node.op == "call_module" and node.target == "_guards_fn"
+
+
 def drop_guards(exported: torch.fx.GraphModule) -> None:
     """
     Remove the call that checks the shapes of the inputs.
@@ -79,7 +84,7 @@ def drop_guards(exported: torch.fx.GraphModule) -> None:
     be stored. Samples are checked before they reach a graph.
     """
     for node in list(exported.graph.nodes):
-        if node.op == "call_module" and node.target == "_guards_fn":
+        if checks_shapes(node):
             exported.graph.erase_node(node)
             exported.delete_submodule("_guards_fn")
     exported.recompile()

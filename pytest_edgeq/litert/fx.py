@@ -79,14 +79,8 @@ def is_prepared_by_torch_ao(model: torch.nn.Module) -> bool:
 
 def _is_observer(module: torch.nn.Module) -> bool:
     # torchao's PT2E has classes of the same names, which are none of these.
-    return any(
-        (base.__module__, base.__name__)
-        in {
-            ("torch.ao.quantization.observer", "ObserverBase"),
-            ("torch.ao.quantization.fake_quantize", "FakeQuantizeBase"),
-        }
-        for base in type(module).__mro__
-    )
+    quantization = torch.ao.quantization
+    return isinstance(module, (quantization.ObserverBase, quantization.FakeQuantizeBase))
 
 
 def _check_prepared(prepared: Any) -> None:
@@ -190,7 +184,7 @@ def _exported_like(decomposed: torch.fx.GraphModule, model: Any) -> torch.fx.Gra
 
 
 def _placeholders(graph: torch.fx.GraphModule) -> list[Any]:
-    return [node for node in graph.graph.nodes if node.op == "placeholder"]
+    return list(graph.graph.find_nodes(op="placeholder"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +229,8 @@ class _Matcher:
                 f"quantizer_from_fx: the prepared model has {len(theirs)} ops, the model "
                 f"{len(ours)}{_WAY_OUT}"
             )
-        self._match(_output(self._theirs).args, _output(self._ours).args, _output(self._ours))
+        their, our = (each.graph.output_node() for each in (self._theirs, self._ours))
+        self._match(their.args, our.args, our)
         for source, uses in self._uses.items():
             self._annotate(source, uses)
 
@@ -299,8 +294,8 @@ class _Matcher:
     def _params(self, quantize: Any) -> _Params:
         per_channel = "per_channel" in str(quantize.target)
         _, scales, zero_points, *rest = (
-            operator.attrgetter(value.target)(self._theirs) if _is_attribute(value) else value
-            for value in quantize.args[:3] + quantize.args[3:]
+            operator.attrgetter(value.target)(self._theirs) if hasattr(value, "op") else value
+            for value in quantize.args
         )
         dtype = rest[-1]
         if dtype not in (torch.uint8, torch.int8):
@@ -402,14 +397,6 @@ def _computation(graph: torch.fx.GraphModule) -> Iterator[Any]:
 
 def _is_quantization(node: Any) -> bool:
     return node.op == "call_function" and "quantized_decomposed" in str(node.target)
-
-
-def _is_attribute(value: Any) -> bool:
-    return getattr(value, "op", None) == "get_attr"
-
-
-def _output(graph: torch.fx.GraphModule) -> Any:
-    return next(node for node in graph.graph.nodes if node.op == "output")
 
 
 def _arguments(node: Any) -> Sequence[Any]:

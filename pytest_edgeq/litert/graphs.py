@@ -17,6 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from pytest_edgeq.litert.digest import TRUSTED_OPS, UnhashableError, digest_of
+from pytest_edgeq.litert.exported import checks_shapes
 from pytest_edgeq.litert.libraries import register_operators
 from pytest_edgeq.litert.node_metadata import Formats, StackKeys, decode_metadata, encode_metadata
 
@@ -25,23 +26,14 @@ _NAMES = (
     *("lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "not_"),
 )
 _SYMBOLIC = (
-    "sym_int",
-    "sym_float",
-    "sym_max",
-    "sym_min",
-    "sym_not",
-    "sym_ite",
-    "sym_sqrt",
-    "sym_sum",
+    *("sym_int", "sym_float", "sym_max", "sym_min", "sym_not", "sym_ite", "sym_sqrt", "sym_sum"),
 )
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f"operator:{name}": getattr(operator, name) for name in _NAMES},
-    **{f"torch:{name}": getattr(torch, name) for name in _SYMBOLIC if hasattr(torch, name)},
+    **{f"torch:{name}": getattr(torch, name) for name in _SYMBOLIC},
 }
 """Functions of a graph other than torch operators: indices, and arithmetic on sizes."""
-
-_GUARDS = "_guards_fn"
 
 _FORMAT_NAMES = ("dtype", "layout", "memory_format")
 
@@ -62,11 +54,13 @@ def encode_graph(module: torch.fx.GraphModule) -> dict[str, bytes]:
     keys = StackKeys()
     for node in module.graph.nodes:
         target = node.target
+        if checks_shapes(node):
+            continue
         if node.op == "call_function":
             target = _encode_target(target)
         elif node.op == "get_attr":
             tensors[str(target)] = _attribute(module, str(target))
-        elif node.op not in ("placeholder", "output") and not _checks_shapes(module, node):
+        elif node.op not in ("placeholder", "output"):
             raise UnhashableError(f"a node {node.op} of {target}")
         nodes.append(
             {
@@ -103,7 +97,6 @@ def decode_graph(parts: Mapping[str, bytes]) -> torch.fx.GraphModule:
     for namespace in {str(each["target"]).partition(".")[0] for each in content["nodes"]}:
         register_operators(namespace)
     root = torch.nn.Module()
-    root.add_module(_GUARDS, GuardsFn())
     for path, tensor in decode_tensors(content["tensors"], parts["tensors"]).items():
         _place(root, path, content["kinds"][path], tensor)
     graph = torch.fx.Graph()
@@ -185,26 +178,6 @@ def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
     if 0 in shape:
         return 0
     return 1 + sum(step * (length - 1) for step, length in zip(stride, shape, strict=True))
-
-
-def _checks_shapes(module: torch.nn.Module, node: torch.fx.Node) -> bool:
-    """Return whether a node is torch's call that checks the shapes of inputs."""
-    if node.op != "call_module" or node.target != _GUARDS:
-        return False
-    return type(module.get_submodule(_GUARDS)).__name__ == "GuardsFn"
-
-
-class GuardsFn(torch.nn.Module):
-    """
-    Replacement for torch's class of this name, whose generated code cannot be stored.
-
-    Samples are checked before they reach a graph.
-    """
-
-    _is_impure = True  # as torch's own, so that the node is not eliminated
-
-    def forward(self, *_: object) -> None:
-        """Check nothing."""
 
 
 def _attribute(module: torch.nn.Module, path: str) -> tuple[str, torch.Tensor]:

@@ -10,28 +10,21 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import replaced
 from pytest_edgeq.litert.libraries import converter_module
 
-_Result = TypeVar("_Result")
+if TYPE_CHECKING:
+    from pytest_edgeq.runtimes.workers.policy import IsolatedConversion
+
+    Native: TypeAlias = IsolatedConversion
 
 _LIBRARY = "litert_converter.mlir"
 
 _EXTENSION = f"{_LIBRARY}._mlir_libs.converter_api_ext"
-
-
-class Native(Protocol):
-    """Another process that calls functions of this package."""
-
-    def call(self, step: str, function: Callable[..., _Result], /, *arguments: Any) -> _Result:
-        """Call a function that is importable there."""
-
-    def runs_here(self, step: str, why: str, /) -> None:
-        """Record that a step runs in this process, and why."""
 
 
 @contextlib.contextmanager

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from pytest_edgeq.litert.configs import NODE_METADATA
-from pytest_edgeq.litert.digest import name_of
+from pytest_edgeq.litert.configs import NODE_METADATA, name_of
 
 
 class StackKeys(dict[str, str]):
@@ -25,14 +24,12 @@ def encode_metadata(meta: Mapping[str, Any], keys: StackKeys) -> dict[str, Any]:
     encoded: dict[str, Any] = {}
     if "nn_module_stack" in meta:
         encoded["nn_module_stack"] = [
-            [keys[key], path, kind if isinstance(kind, str) else name_of(kind)]
+            [keys[key], path, name_of(kind)]
             for key, (path, kind) in meta["nn_module_stack"].items()
         ]
     if "source_fn_stack" in meta:
         stack = meta["source_fn_stack"]
-        encoded["source_fn_stack"] = [
-            [name, source if isinstance(source, str) else name_of(source)] for name, source in stack
-        ]
+        encoded["source_fn_stack"] = [[name, name_of(source)] for name, source in stack]
     if "torch_fn" in meta:
         encoded["torch_fn"] = list(meta["torch_fn"])
     value = _encode_value(meta["val"]) if "val" in meta else None

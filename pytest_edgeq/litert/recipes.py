@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,14 @@ from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import replaced
 from pytest_edgeq.litert.extensions import registered_by_others
 from pytest_edgeq.litert.libraries import recipe_module
-from pytest_edgeq.litert.native import Native
 from pytest_edgeq.litert.rules import check_rules
 from pytest_edgeq.names import PRESETS
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from pytest_edgeq.litert.native import Native
 
     Recipe = list[dict[str, Any]]
 
@@ -87,38 +88,16 @@ def calibrate_recipe(
     if not _recipe_quantizer(float_tflite, recipe).need_calibration:
         return None
     native = _that_can_run("calibrate", native)
-    if native is not None:
-        native.call("calibrate", begin_calibration, float_tflite, recipe, threads)
-        for signature, stream in samples.items():
-            for sample in stream:
-                native.call("calibrate", add_sample, signature, dict(sample))
-        return native.call("calibrate", end_calibration)
-    calibration = _RecipeCalibration(float_tflite, recipe, threads)
+    call = _call_here if native is None else native.call
+    call("calibrate", begin_calibration, float_tflite, recipe, threads)
     for signature, stream in samples.items():
         for sample in stream:
-            calibration.add(signature, sample)
-    return calibration.ranges()
+            call("calibrate", add_sample, signature, dict(sample))
+    return call("calibrate", end_calibration)
 
 
-class _RecipeCalibration:
-    """A calibration that collects ranges, one sample at a time."""
-
-    def __init__(self, float_tflite: bytes, recipe: Recipe, threads: int) -> None:
-        self._manager = recipe_module("recipe_manager").RecipeManager()
-        with quiet():
-            self._manager.load_quantization_recipe(recipe)
-            library = recipe_module("calibrator")
-            self._calibrator = library.Calibrator(float_tflite, num_threads=threads)
-
-    def add(self, signature: str, sample: Mapping[str, npt.NDArray[np.generic]]) -> None:
-        # One sample a call: `Quantizer.calibrate` counts its data set with len(list(…)) before it
-        # reads it (ai-edge-quantizer 0.10.0), so a generator comes out empty and a list is held
-        # whole. The ranges gathered are the same.
-        with quiet(), _no_progress_bar(), _refusals("cannot calibrate for the recipe"):
-            self._calibrator.calibrate({signature: [sample]}, self._manager)
-
-    def ranges(self) -> Any:
-        return self._calibrator.get_model_qsvs()
+def _call_here(step: str, function: Callable[..., Any], /, *arguments: Any) -> Any:
+    return function(*arguments)
 
 
 @contextlib.contextmanager
@@ -140,25 +119,34 @@ def _no_progress_bar() -> Iterator[None]:
         yield
 
 
-_running: list[_RecipeCalibration] = []
-"""The calibration in progress for another process."""
+_running: list[tuple[Any, Any]] = []
+"""Calibrator and rules of the calibration in progress, often for another process."""
 
 
 def begin_calibration(float_tflite: bytes, recipe: Recipe, threads: int) -> None:
-    """Start to collect ranges for another process."""
-    _running[:] = [_RecipeCalibration(float_tflite, recipe, threads)]
+    """Start to collect ranges."""
+    manager = recipe_module("recipe_manager").RecipeManager()
+    with quiet():
+        manager.load_quantization_recipe(recipe)
+        calibrator = recipe_module("calibrator").Calibrator(float_tflite, num_threads=threads)
+    _running[:] = [(calibrator, manager)]
 
 
 def add_sample(signature: str, sample: Mapping[str, npt.NDArray[np.generic]]) -> None:
     """Add a sample to the calibration in progress."""
     if not _running:
         raise RuntimeError("the process that collected the ranges was ended by another test")
-    _running[0].add(signature, sample)
+    calibrator, manager = _running[0]
+    # One sample a call: `Quantizer.calibrate` counts its data set with len(list(…)) before it reads
+    # it (ai-edge-quantizer 0.10.0), so a generator comes out empty and a list is held whole. The
+    # ranges gathered are the same.
+    with quiet(), _no_progress_bar(), _refusals("cannot calibrate for the recipe"):
+        calibrator.calibrate({signature: [sample]}, manager)
 
 
 def end_calibration() -> Any:
     """Return the collected ranges."""
-    return _running.pop().ranges()
+    return _running.pop()[0].get_model_qsvs()
 
 
 def _that_can_run(step: str, native: Native | None) -> Native | None:

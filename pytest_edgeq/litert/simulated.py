@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -175,17 +176,15 @@ def isolate_float_ops(simulated: torch.fx.GraphModule) -> None:
     simulated.recompile()
 
 
-def copied_graph(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return a copy with nodes of its own, which shares the original's tensors."""
-    return _copied(module, {}, {})
+_NONE: Mapping[Any, Any] = MappingProxyType({})
 
 
 def _copied(
     module: torch.fx.GraphModule,
-    computed: Mapping[torch.fx.Node, torch.Tensor],
-    functions: Mapping[Any, Callable[..., Any]],
+    computed: Mapping[torch.fx.Node, torch.Tensor] = _NONE,
+    functions: Mapping[Any, Callable[..., Any]] = _NONE,
 ) -> torch.fx.GraphModule:
-    """Copy a graph."""
+    """Return a copy with nodes of its own, which shares the original's tensors."""
     graph = torch.fx.Graph()
     values = {f"{node.name}_computed": value for node, value in computed.items()}
     nodes = dict(zip(computed, map(graph.get_attr, values), strict=True))
@@ -255,7 +254,7 @@ def _dequantize_in_place(
 
 def without_rounding(simulated: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Return a copy of a quantized graph that rounds nothing."""
-    copied = copied_graph(simulated)
+    copied = _copied(simulated)
     graph = copied.graph
     for node in list(graph.nodes):
         if _is_dequantized(node):
@@ -267,7 +266,7 @@ def without_rounding(simulated: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 def in_float(simulated: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Return a copy of a quantized graph without rounding; weights keep their codes' values."""
-    plain = copied_graph(simulated)
+    plain = _copied(simulated)
     unfold_weights(plain)
     return without_rounding(plain)
 

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.numerics.health import CLIPPED_LSB
-from pytest_edgeq.tflite.boundary import code_range, qparams
-from pytest_edgeq.tflite.constants import shape_along
+from pytest_edgeq.tflite.boundary import code_range, qparams, shape_along
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 
 Array = npt.NDArray[Any]

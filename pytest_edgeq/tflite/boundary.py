@@ -49,12 +49,11 @@ def qparams(tensor: Tensor) -> tuple[float, int] | None:
     return float(tensor.scales[0]), int(tensor.zero_points[0])
 
 
-def _along_axis(tensor: Tensor, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    if len(values) == 1:
-        return values.reshape(())
-    shape = [1] * len(tensor.shape)
-    shape[tensor.quantized_dimension] = -1
-    return values.reshape(shape)
+def shape_along(count: int, ndim: int, axis: int | None) -> tuple[int, ...]:
+    """Return the shape that broadcasts one value, or one for each index."""
+    if axis is None or count == 1:
+        return (1,) * ndim
+    return tuple(-1 if i == axis else 1 for i in range(ndim))
 
 
 def _parameters(
@@ -73,10 +72,9 @@ def _parameters(
             "and finite. The file is wrong; quantize again and look at the calibration data"
         )
     # In the array's own width: int64 zero points would promote everything to float64.
-    return (
-        _along_axis(tensor, tensor.scales.astype(dtype)),
-        _along_axis(tensor, tensor.zero_points.astype(dtype)),
-    )
+    shape = shape_along(len(tensor.scales), len(tensor.shape), tensor.quantized_dimension)
+    scales, zero_points = (each.astype(dtype) for each in (tensor.scales, tensor.zero_points))
+    return scales.reshape(shape), zero_points.reshape(shape)
 
 
 def encode(value: npt.NDArray[Any], io_tensor: SignatureTensor) -> npt.NDArray[Any]:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.errors import UnreadableError
+from pytest_edgeq.tflite.boundary import shape_along
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.roles import StoredTensor
 from pytest_edgeq.tflite.subgraph import Op, Tensor
@@ -113,9 +114,8 @@ def _spread_parameters(graph: OpGraph, subgraph: int, tensor: Tensor) -> tuple[A
     """Return scales and zero points, broadcasting to the tensor's values."""
     scales = graph.scales(subgraph, tensor).astype(np.float64)
     if tensor.block_scales < 0:
-        axis = tensor.quantized_dimension if len(scales) > 1 else None
-        like = np.empty(tensor.shape)
-        return _along(like, scales, axis), _along(like, tensor.zero_points, axis)
+        shape = shape_along(len(scales), len(tensor.shape), tensor.quantized_dimension)
+        return scales.reshape(shape), tensor.zero_points.reshape(shape)
     # Blocks lie along the last axis, one row of scales for each index of those before.
     if not tensor.block_size or tensor.block_zero_points >= 0:
         raise UnreadableError(
@@ -129,18 +129,6 @@ def _spread_parameters(graph: OpGraph, subgraph: int, tensor: Tensor) -> tuple[A
         )
     rows = (*tensor.shape[:-1], -1)
     return np.repeat(scales.reshape(rows), tensor.block_size, axis=-1), np.zeros(1, np.int64)
-
-
-def shape_along(count: int, ndim: int, axis: int | None) -> tuple[int, ...]:
-    """Return the shape that broadcasts one value, or one for each index."""
-    if axis is None or count == 1:
-        return (1,) * ndim
-    return tuple(-1 if i == axis else 1 for i in range(ndim))
-
-
-def _along(values: Array, each: Array, axis: int | None) -> Array:
-    """Reshape one value per index of an axis to broadcast to `values`."""
-    return each.reshape(shape_along(each.size, values.ndim, axis))
 
 
 def _carriers(graph: OpGraph, op: Op, stored: StoredTensor) -> list[tuple[str, tuple[int, ...]]]:

@@ -79,34 +79,26 @@ def fused_activation(operator: Any) -> str | None:
     return None if name == "NONE" else name
 
 
-class Buffers:
-    """The buffers of a file."""
-
-    def __init__(self, model: Any, file_bytes: int) -> None:
-        self._model = model
-        self._count = model.BuffersLength()
-        self._file_bytes = file_bytes
-
-    def has_data(self, tensor: Any) -> bool:
-        """Return whether a `Tensor` has data, in this file or its own."""
-        if tensor.ExternalBuffer():
-            return True
-        index = tensor.Buffer()
-        if not index:
-            # Buffer 0 is the empty one by convention (schema.fbs, "Model.buffers").
-            return False
-        buffer = self._model.Buffers(checked("buffer", index, self._count))
-        # Large files keep data behind the flatbuffer, which the verifier does not check; an offset
-        # of 0 or 1 means none.
-        if buffer.Offset() <= 1:
-            return bool(buffer.DataLength())
-        end = buffer.Offset() + buffer.Size()
-        if end > self._file_bytes:
-            raise ValueError(
-                f"damaged .tflite file: buffer {index} ends at byte {end:,} of "
-                f"{self._file_bytes:,}. It was truncated; build or download it again"
-            )
-        return bool(buffer.Size())
+def has_data(model: Any, tensor: Any, file_bytes: int) -> bool:
+    """Return whether a `Tensor` has data, in this file or its own."""
+    if tensor.ExternalBuffer():
+        return True
+    index = tensor.Buffer()
+    if not index:
+        # Buffer 0 is the empty one by convention (schema.fbs, "Model.buffers").
+        return False
+    buffer = model.Buffers(checked("buffer", index, model.BuffersLength()))
+    # Large files keep data behind the flatbuffer, which the verifier does not check; an offset
+    # of 0 or 1 means none.
+    if buffer.Offset() <= 1:
+        return bool(buffer.DataLength())
+    end = buffer.Offset() + buffer.Size()
+    if end > file_bytes:
+        raise ValueError(
+            f"damaged .tflite file: buffer {index} ends at byte {end:,} of "
+            f"{file_bytes:,}. It was truncated; build or download it again"
+        )
+    return bool(buffer.Size())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

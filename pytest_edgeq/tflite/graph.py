@@ -18,11 +18,11 @@ from pytest_edgeq.errors import UnreadableError
 from pytest_edgeq.names import readable
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.flatbuffer import (
-    Buffers,
     builtin_option,
     checked,
     enum_names,
     fused_activation,
+    has_data,
     indices,
     integers,
     op_name,
@@ -164,9 +164,9 @@ def _read(buffer: Buffer) -> OpGraph:
 
     model = schema.Model.GetRootAs(buffer, 0)
     opcodes = [op_name(model.OperatorCodes(i)) for i in range(model.OperatorCodesLength())]
-    buffers = Buffers(model, len(buffer))
     subgraphs = tuple(
-        _read_subgraph(model, index, opcodes, buffers) for index in range(model.SubgraphsLength())
+        _read_subgraph(model, index, opcodes, len(buffer))
+        for index in range(model.SubgraphsLength())
     )
     if not subgraphs:
         raise ValueError("the .tflite file has no subgraph: there is nothing to run in it")
@@ -174,10 +174,10 @@ def _read(buffer: Buffer) -> OpGraph:
     return OpGraph(subgraphs, _read_signatures(model, subgraphs), model, buffer)
 
 
-def _read_subgraph(model: Any, index: int, opcodes: list[str], buffers: Buffers) -> Subgraph:
+def _read_subgraph(model: Any, index: int, opcodes: list[str], file_bytes: int) -> Subgraph:
     subgraph = model.Subgraphs(index)
     count = subgraph.TensorsLength()
-    tensors = tuple(_read_tensor(subgraph.Tensors(i), i, count, buffers) for i in range(count))
+    tensors = tuple(_read_tensor(model, subgraph, i, file_bytes) for i in range(count))
     ops = []
     producer: dict[int, Op] = {}
     consumers: dict[int, list[Op]] = {i: [] for i in range(count)}
@@ -207,10 +207,11 @@ def _read_subgraph(model: Any, index: int, opcodes: list[str], buffers: Buffers)
     )
 
 
-def _read_tensor(raw: Any, index: int, count: int, buffers: Buffers) -> Tensor:
+def _read_tensor(model: Any, subgraph: Any, index: int, file_bytes: int) -> Tensor:
+    raw = subgraph.Tensors(index)
     shape = integers(raw.ShapeAsNumpy())
     signature = integers(raw.ShapeSignatureAsNumpy())
-    quantization = read_quantization(raw.Quantization(), count)
+    quantization = read_quantization(raw.Quantization(), subgraph.TensorsLength())
     return Tensor(
         index=index,
         name=text(raw.Name()),
@@ -223,7 +224,7 @@ def _read_tensor(raw: Any, index: int, count: int, buffers: Buffers) -> Tensor:
         block_size=quantization.block_size,
         block_scales=quantization.block_scales,
         block_zero_points=quantization.block_zero_points,
-        is_constant=buffers.has_data(raw),
+        is_constant=has_data(model, raw, file_bytes),
         is_sparse=raw.Sparsity() is not None,
         is_variable=bool(raw.IsVariable()),
         buffer=raw.Buffer(),
@@ -239,32 +240,25 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _read_signatures(model: Any, subgraphs: tuple[Subgraph, ...]) -> tuple[Signature, ...]:
-    count = model.SignatureDefsLength()
-    if not count:
-        main = subgraphs[0]
-        return (
-            Signature(
-                None,
-                0,
-                _in_order([], main, main.inputs, "input"),
-                _in_order([], main, main.outputs, "output"),
-            ),
+    def signature(key: str | None, index: int, inputs: list[Any], outputs: list[Any]) -> Signature:
+        subgraph = subgraphs[checked("subgraph", index, len(subgraphs))]
+        return Signature(
+            key,
+            index,
+            _in_order(inputs, subgraph, subgraph.inputs, "input"),
+            _in_order(outputs, subgraph, subgraph.outputs, "output"),
         )
-    signatures = []
-    for i in range(count):
-        raw = model.SignatureDefs(i)
-        subgraph = subgraphs[checked("subgraph", raw.SubgraphIndex(), len(subgraphs))]
-        inputs = [raw.Inputs(j) for j in range(raw.InputsLength())]
-        outputs = [raw.Outputs(j) for j in range(raw.OutputsLength())]
-        signatures.append(
-            Signature(
-                readable(text(raw.SignatureKey())),
-                raw.SubgraphIndex(),
-                _in_order(inputs, subgraph, subgraph.inputs, "input"),
-                _in_order(outputs, subgraph, subgraph.outputs, "output"),
-            )
+
+    raw = [model.SignatureDefs(i) for i in range(model.SignatureDefsLength())]
+    return tuple(
+        signature(
+            readable(text(each.SignatureKey())),
+            each.SubgraphIndex(),
+            [each.Inputs(i) for i in range(each.InputsLength())],
+            [each.Outputs(i) for i in range(each.OutputsLength())],
         )
-    return tuple(signatures)
+        for each in raw
+    ) or (signature(None, 0, [], []),)
 
 
 def _in_order(

@@ -99,21 +99,13 @@ class ModuleTree:
 
     def __init__(self, root: ModuleNode) -> None:
         self._root = root
-        self._begin()
-
-    def _begin(self) -> None:
         self._found: dict[tuple[int, str], list[tuple[ModuleNode, tuple[ModuleNode, ...]]]] = {}
         self._graph: OpGraph | None = None
         self._names = _Names(self, ())
 
-    def __getstate__(self) -> ModuleNode:
+    def __reduce__(self) -> tuple[type[ModuleTree], tuple[ModuleNode]]:
         """Leave out the cache, which is valid in this process only."""
-        return self._root
-
-    def __setstate__(self, root: ModuleNode) -> None:
-        """Start with an empty cache."""
-        self._root = root
-        self._begin()
+        return ModuleTree, (self._root,)
 
     def path_of(self, graph: OpGraph, op: Op) -> str | None:
         """

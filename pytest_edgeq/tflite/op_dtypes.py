@@ -134,27 +134,22 @@ class OpDtypeMap:
     def to_dict(self) -> dict[str, Any]:
         """Return a sorted, JSON-able dict: `inputs`, `outputs` and `ops` in execution order."""
         return {
-            "inputs": [
-                io_tensor for s in self._graph.signatures for io_tensor in _io_tensors(s, "inputs")
-            ],
+            "inputs": self._io_tensors("inputs"),
             "ops": [entry.to_dict() for entry in self._entries],
-            "outputs": [
-                io_tensor for s in self._graph.signatures for io_tensor in _io_tensors(s, "outputs")
-            ],
+            "outputs": self._io_tensors("outputs"),
         }
 
-
-def _io_tensors(signature: Any, side: str) -> list[dict[str, Any]]:
-    # A file may have several signatures, distinguished by key.
-    return [
-        {
-            "dtype": io_tensor.tensor.dtype,
-            "name": io_tensor.name,
-            "shape": list(io_tensor.tensor.shape_signature),
-            "signature": signature.key,
-        }
-        for io_tensor in getattr(signature, side)
-    ]
+    def _io_tensors(self, side: str) -> list[dict[str, Any]]:
+        return [
+            {
+                "dtype": io_tensor.tensor.dtype,
+                "name": io_tensor.name,
+                "shape": list(io_tensor.tensor.shape_signature),
+                "signature": signature.key,
+            }
+            for signature in self._graph.signatures
+            for io_tensor in getattr(signature, side)
+        ]
 
 
 def entry_of(graph: OpGraph, op: Op, modules: ModulePaths | None = None) -> OpDtypes:

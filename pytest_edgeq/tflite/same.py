@@ -87,12 +87,6 @@ def op_differences(origin: OpGraph, other: OpGraph, names: OpDtypeMap) -> list[s
     return found
 
 
-def _raw(graph: OpGraph) -> Any:
-    from ai_edge_litert import schema_py_generated as schema
-
-    return schema.Model.GetRootAs(graph.buffer, 0)
-
-
 def _wiring(
     origin: OpGraph, other: OpGraph, one: Op, two: Op, known: dict[int, int]
 ) -> Iterator[str]:
@@ -139,7 +133,7 @@ def changed_options(
     origin: OpGraph, other: OpGraph, one: Op, two: Op
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yield the differing options: the schema's names, and both values."""
-    ours, theirs = (_fields(_raw(graph), op) for graph, op in ((origin, one), (other, two)))
+    ours, theirs = _fields(origin, one), _fields(other, two)
     for key in sorted(ours.keys() | theirs.keys()):
         expected, got = ours.get(key), theirs.get(key)
         if expected == got:
@@ -152,10 +146,10 @@ def changed_options(
         yield key, expected, got
 
 
-def _fields(model: Any, op: Op) -> dict[str, Any]:
+def _fields(graph: OpGraph, op: Op) -> dict[str, Any]:
     from ai_edge_litert import schema_py_generated as schema
 
-    raw = schema.OperatorT.InitFromObj(model.Subgraphs(op.subgraph).Operators(op.index))
+    raw = schema.OperatorT.InitFromObj(graph.operator(op))
     fields = {} if raw.builtinOptions is None else vars(raw.builtinOptions)
     if raw.customOptions is not None:
         fields = {**fields, "options": bytes(bytearray(raw.customOptions))}

@@ -213,7 +213,7 @@ class Isolation:
 
 
 class IsolatedConversion:
-    """Runs native steps of a conversion in the child, as `litert.Native` says."""
+    """Runs native steps of a conversion in the child."""
 
     def __init__(
         self, name: str, process: LocalWorker, seconds: float, note: Callable[[str], None]
