@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,8 +13,11 @@ from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import replaced
 from pytest_edgeq.litert.exported import inline_contexts
 from pytest_edgeq.litert.libraries import converter_module
-from pytest_edgeq.litert.native import Native, lowered_by
+from pytest_edgeq.litert.native import lowered_by
 from pytest_edgeq.litert.pt2e_graphs import pt2e_preset
+
+if TYPE_CHECKING:
+    from pytest_edgeq.litert.native import Native
 
 # The name of a file's only entry point.
 SIGNATURE = "serving_default"
