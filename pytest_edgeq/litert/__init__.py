@@ -5,8 +5,7 @@ Nothing outside this folder imports litert_torch, torchao or ai_edge_quantizer, 
 releases affect one place. Each shim names the versions and the symptom, and has a test in
 `tests/litert/` that fails when it is no longer needed.
 
-- `libraries` has their names; `converter` exports and converts; `extensions` finds rules that other
-  code has registered.
+- `libraries` has their names, and rules that others have registered; `converter` converts.
 - PT2E quantizers: `pt2e_graphs`, `configs`, `annotations`, `simulated`. Training: `qat`,
   `patterns`. FX mode: `fx`. torchao's `quantize_`: `ao`, `weights`. Recipes: `recipes`, `rules`.
 - `graphs` and `node_metadata` store torch graphs without pickles, `digest` hashes them.
@@ -18,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from pytest_edgeq.litert.chatter import quiet as quiet
 from pytest_edgeq.litert.configs import NODE_METADATA as NODE_METADATA
 from pytest_edgeq.litert.configs import RefusedError as RefusedError
-from pytest_edgeq.litert.extensions import registered_by_others as registered_by_others
 from pytest_edgeq.litert.libraries import converter_module as converter_module
 from pytest_edgeq.litert.libraries import load_exporter as load_exporter
+from pytest_edgeq.litert.libraries import registered_by_others as registered_by_others
 from pytest_edgeq.litert.libraries import require_converter as require_converter
 from pytest_edgeq.litert.recipes import calibrate_recipe as calibrate_recipe
 from pytest_edgeq.litert.recipes import load_recipe as load_recipe

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import replaced
-from pytest_edgeq.litert.extensions import registered_by_others
-from pytest_edgeq.litert.libraries import recipe_module
+from pytest_edgeq.litert.libraries import recipe_module, registered_by_others
 from pytest_edgeq.litert.rules import check_rules
 from pytest_edgeq.names import PRESETS
 

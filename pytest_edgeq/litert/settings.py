@@ -14,6 +14,11 @@ from pytest_edgeq.litert.pt2e_graphs import is_pt2e_quantizer
 
 _LIBRARIES = ("torch", "torchao", "litert_torch")
 
+_ATOMS = (
+    *(bool, int, float, str, enum.Enum, torch.dtype, torch.qscheme, torch.layout),
+    *(torch._ops.OpOverload, torch._ops.OpOverloadPacket),
+)
+
 
 def settings_of(quantizer: Any) -> dict[str, str]:
     """Return the settings of a quantizer by their path, `global_config.weight.qscheme`."""
@@ -44,27 +49,18 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _text(value: Any) -> str:
-    if value is None or isinstance(value, _atoms()):
+    if value is None or isinstance(value, _ATOMS):
         return str(value)
     if isinstance(value, type) and _is_known(value):
         return value.__name__
     if isinstance(value, functools.partial):
-        arguments = (
-            *map(_text, value.args),
-            *(f"{k}={_text(v)}" for k, v in value.keywords.items()),
-        )
+        keywords = (f"{key}={_text(each)}" for key, each in value.keywords.items())
+        arguments = (*map(_text, value.args), *keywords)
         return f"{_text(value.func)}({', '.join(arguments)})"
     if type(value).__name__ == "PartialWrapper":  # of torchao: a partial and further callables
-        return _text(value.p) if not value.callable_args else _text(None)
+        return "None" if value.callable_args else _text(value.p)
     raise _UnknownSettingError
 
 
 def _is_known(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in _LIBRARIES
-
-
-@functools.cache
-def _atoms() -> tuple[type, ...]:
-    # Imported here: files are compared where there is no torch.
-    named = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
-    return (bool, int, float, str, enum.Enum, torch.dtype, torch.qscheme, torch.layout, *named)

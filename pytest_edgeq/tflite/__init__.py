@@ -1,7 +1,7 @@
 """
 Read, name, compare and write `.tflite` files.
 
-- `source` and `containers` open a file, `verify` checks it before any kernel sees it, `graph`,
+- `source` opens a file, `verify` checks it before any kernel sees it, `graph`,
   `subgraph`, `roles` and `sparse` read it; `modules` names ops after torch modules, `op_dtypes`
   maps their dtypes, `boundary` quantizes and dequantizes, `layout` permutes channels.
 - `ops` is the table of facts of each op, `conformance` checks a file against it.

@@ -15,25 +15,17 @@ import numpy.typing as npt
 from pytest_edgeq.numerics.arrays import contiguous
 from pytest_edgeq.tflite.subgraph import SignatureTensor, Tensor
 
-_NUMPY_DTYPES = {
-    "float32": np.float32,
-    "float64": np.float64,
-    "float16": np.float16,
-    "int8": np.int8,
-    "uint8": np.uint8,
-    "int16": np.int16,
-    "uint16": np.uint16,
-    "int32": np.int32,
-    "uint32": np.uint32,
-    "int64": np.int64,
-    "uint64": np.uint64,
-    "bool": np.bool_,
-}
+_NUMPY_DTYPES = frozenset(
+    (
+        *("float16", "float32", "float64", "int8", "int16", "int32", "int64"),
+        *("uint8", "uint16", "uint32", "uint64", "bool"),
+    )
+)
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any] | None:
     """Return the numpy dtype of a TFLite dtype; None if numpy has none."""
-    return np.dtype(_NUMPY_DTYPES[dtype]) if dtype in _NUMPY_DTYPES else None
+    return np.dtype(dtype) if dtype in _NUMPY_DTYPES else None
 
 
 def code_range(dtype: str) -> tuple[int, int]:
@@ -86,7 +78,7 @@ def encode(value: npt.NDArray[Any], io_tensor: SignatureTensor) -> npt.NDArray[A
     float.
     """
     tensor = io_tensor.tensor
-    target = _NUMPY_DTYPES.get(tensor.dtype)
+    target = numpy_dtype(tensor.dtype)
     if target is None:
         raise TypeError(
             f"input {io_tensor.name!r} is {tensor.dtype}, which cannot be given to a file here; "
@@ -108,7 +100,7 @@ def encode(value: npt.NDArray[Any], io_tensor: SignatureTensor) -> npt.NDArray[A
     if is_float:
         return _cast_floats(value, io_tensor, target)
     if value.dtype != target and value.size:
-        low, high = (0, 1) if target is np.bool_ else code_range(tensor.dtype)
+        low, high = (0, 1) if target == np.bool_ else code_range(tensor.dtype)
         if int(value.min()) < low or int(value.max()) > high:
             raise ValueError(
                 f"input {io_tensor.name!r} is {tensor.dtype} in the file and cannot hold the "
@@ -118,7 +110,7 @@ def encode(value: npt.NDArray[Any], io_tensor: SignatureTensor) -> npt.NDArray[A
 
 
 def _quantize(
-    value: npt.NDArray[Any], io_tensor: SignatureTensor, target: type[Any]
+    value: npt.NDArray[Any], io_tensor: SignatureTensor, target: np.dtype[Any]
 ) -> npt.NDArray[Any]:
     n_nan = int(np.count_nonzero(np.isnan(value)))
     if n_nan:
@@ -140,7 +132,7 @@ def _quantize(
 
 
 def _cast_floats(
-    value: npt.NDArray[Any], io_tensor: SignatureTensor, target: type[Any]
+    value: npt.NDArray[Any], io_tensor: SignatureTensor, target: np.dtype[Any]
 ) -> npt.NDArray[Any]:
     with np.errstate(over="ignore"):
         cast = contiguous(value.astype(target, copy=False))

@@ -17,39 +17,24 @@ from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.same import ratio_text, unexpected_qparams
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 
+# Ops that do not rescale have the same scale and zero point at input and output.
 SAME_SCALE = "same_scale"
-"""Ops that do not rescale have the same scale and zero point at input and output."""
-
+# Kernels of some ops write a fixed scale and zero point, whatever the file says.
 OUTPUT_SCALE = "output_scale"
-"""Kernels of some ops write a fixed scale and zero point, whatever the file says."""
-
-WEIGHT_ZERO_POINT = "weight_zero_point"
-"""A weight is symmetric: its zero point is 0."""
-
-INT16_ZERO_POINT = "int16_zero_point"
-"""int16 activations are symmetric: their zero point is 0."""
-
+# A weight is symmetric, and so are int16 activations: their zero point is 0.
+WEIGHT_ZERO_POINT, INT16_ZERO_POINT = "weight_zero_point", "int16_zero_point"
+# If all int16 scales are powers of two, kernels shift, and one shift must be zero.
 POWER_OF_TWO = "power_of_two"
-"""If all int16 scales are powers of two, kernels shift, and one shift must be zero."""
-
+# The scale of a bias is input scale × weight scale, and its zero point 0.
 BIAS_SCALE = "bias_scale"
-"""The scale of a bias is input scale × weight scale, and its zero point 0."""
-
+# A per-channel weight is quantized along the axis that the kernels read.
 CHANNEL_AXIS = "channel_axis"
-"""A per-channel weight is quantized along the axis that the kernels read."""
-
+# Some kernel supports the dtypes of the operands and outputs together.
 DTYPES = "dtypes"
-"""Some kernel supports the dtypes of the operands and outputs together."""
 
 RULE_NAMES = (
-    SAME_SCALE,
-    OUTPUT_SCALE,
-    WEIGHT_ZERO_POINT,
-    INT16_ZERO_POINT,
-    POWER_OF_TWO,
-    BIAS_SCALE,
-    CHANNEL_AXIS,
-    DTYPES,
+    *(SAME_SCALE, OUTPUT_SCALE, WEIGHT_ZERO_POINT, INT16_ZERO_POINT),
+    *(POWER_OF_TWO, BIAS_SCALE, CHANNEL_AXIS, DTYPES),
 )
 
 # Relative: the furthest code of int8 moves by 1/8 LSB. The scale of a bias may also be that of
@@ -63,10 +48,10 @@ class RuleViolation:
     """A violation of one rule by one op."""
 
     rule: str  # one of `RULE_NAMES`
-    op: Op  # the op
+    op: Op
     symptom: str  # the file's parameters and the expected ones, in one clause
     cause: str  # how the kernels treat it
-    fix: str  # how to fix it
+    fix: str
     is_warning: bool = False  # whether TFLite's CPU kernels compute it as the file says
 
     def finding(self, module: str | None = None) -> Finding:
@@ -110,12 +95,11 @@ def violations_of(graph: OpGraph, op: Op) -> Iterator[RuleViolation]:
 def _data(graph: OpGraph, op: Op) -> list[tuple[str, Tensor]]:
     """Return the data operands and the outputs, each with its name."""
     inputs_of_op = {tensor.index for tensor in roles_of(graph, op).inputs}
-    places = [
-        (place, index)
+    inputs = [
+        (_operand(graph, op, place), graph.tensor(op, index))
         for place, index in enumerate(op.inputs)
-        if index >= 0 and index in inputs_of_op
+        if index in inputs_of_op
     ]
-    inputs = [(_operand(graph, op, place), graph.tensor(op, index)) for place, index in places]
     several = len(op.outputs) > 1
     outputs = [
         (f"output {place}" if several else "its output", graph.tensor(op, index))
@@ -194,8 +178,7 @@ def _same_scale(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleViolatio
         outputs = [qparams(graph.tensor(op, index)) for index in op.outputs]
         # TOPK_V2's second output counts, and has no scale.
         wrong = next((each for each in outputs if each and _differ(actual, each, rules)), None)
-        text = wrong and unexpected_qparams("its output", wrong, actual, whose)
-        if text:
+        if wrong and (text := unexpected_qparams("its output", wrong, actual, whose)):
             yield RuleViolation(SAME_SCALE, op, text, cause, _SAME_FIX)
         return
     for place, actual in by_place.items():
@@ -357,13 +340,12 @@ def _of_constants(graph: OpGraph, op: Op) -> bool:
         while left:
             each = left.pop()
             maker = subgraph.producer.get(each)
-            if maker is None and not subgraph.tensors[each].is_constant:
+            if maker is not None:
+                operands = [i for i in maker.inputs if i >= 0 and i not in seen]
+                left += operands
+                seen.update(operands)
+            elif not subgraph.tensors[each].is_constant:
                 return False
-            operands = (
-                [] if maker is None else [i for i in maker.inputs if i >= 0 and i not in seen]
-            )
-            left += operands
-            seen.update(operands)
         return True
 
     return any(is_fixed(index) for index in op.inputs if index >= 0)
@@ -422,19 +404,14 @@ def _weight(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleViolation]:
 
 def _asymmetric(graph: OpGraph, op: Op, weight: Tensor, *, is_warning: bool) -> RuleViolation:
     point = int(weight.zero_points[weight.zero_points != 0][0])
-    symptom = f"its weight has zero point {point}, expected 0".replace("-", "−")
-    if is_warning:
-        return RuleViolation(
-            WEIGHT_ZERO_POINT,
-            op,
-            symptom,
-            "TFLite's CPU kernels compute it, but the specification demands 0, so accelerators may "
-            "refuse the file or leave it out",
-            "quantize the weight symmetrically",
-            is_warning=True,
-        )
+    cause = "its kernels take 0 whatever the file says, or refuse the file"
     fix = "quantize the weight symmetrically"
-    if op.name == "EMBEDDING_LOOKUP":
+    if is_warning:
+        cause = (
+            "TFLite's CPU kernels compute it, but the specification demands 0, so accelerators may "
+            "refuse the file or leave it out"
+        )
+    elif op.name == "EMBEDDING_LOOKUP":
         fix = (
             "dynamic PT2E quantization writes such tables: quantize the model by a recipe "
             "(recipe_dynamic_wi8_afp32), or leave the embedding in float"
@@ -444,13 +421,8 @@ def _asymmetric(graph: OpGraph, op: Op, weight: Tensor, *, is_warning: bool) -> 
             "the weight is computed, and has the range of an activation: hold it in a buffer of "
             "the module, which is quantized as a weight, or leave the op in float"
         )
-    return RuleViolation(
-        WEIGHT_ZERO_POINT,
-        op,
-        symptom,
-        "its kernels take 0 whatever the file says, or refuse the file",
-        fix,
-    )
+    symptom = f"its weight has zero point {point}, expected 0".replace("-", "−")
+    return RuleViolation(WEIGHT_ZERO_POINT, op, symptom, cause, fix, is_warning)
 
 
 def _bias(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleViolation]:

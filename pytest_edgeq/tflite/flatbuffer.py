@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -101,25 +100,20 @@ def has_data(model: Any, tensor: Any, file_bytes: int) -> bool:
     return bool(buffer.Size())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Quantization:
-    """Quantization parameters, with the fields of `Tensor` in `subgraph`."""
-
-    axis: int = 0
-    scales: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
-    zero_points: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    block_size: int = 0
-    block_scales: int = -1
-    block_zero_points: int = -1
-
-
-def read_quantization(raw: Any, n_tensors: int) -> Quantization:
-    """Read a `QuantizationParameters` table, or its absence."""
+def read_quantization(raw: Any, n_tensors: int) -> dict[str, Any]:
+    """Read a `QuantizationParameters` table, or its absence, as fields of `Tensor`."""
     from ai_edge_litert import schema_py_generated as schema
 
+    fields: dict[str, Any] = {
+        "quantized_dimension": 0 if raw is None else raw.QuantizedDimension(),
+        "scales": np.empty(0, np.float32),
+        "zero_points": np.empty(0, np.int64),
+        "block_size": 0,
+        "block_scales": -1,
+        "block_zero_points": -1,
+    }
     if raw is None:
-        return Quantization()
-    axis = raw.QuantizedDimension()
+        return fields
     kinds = schema.QuantizationDetails
     if raw.DetailsType() in (kinds.BlockwiseQuantization, kinds.MultiAxisQuantization):
         by_block = raw.DetailsType() == kinds.BlockwiseQuantization
@@ -129,27 +123,19 @@ def read_quantization(raw: Any, n_tensors: int) -> Quantization:
         scales = checked("tensor", details.Scales(), n_tensors)
         zero_points = checked("tensor", details.ZeroPoints(), n_tensors, least=-1)
         shape = integers(details.BlockShapeAsNumpy()) if by_block else ()
-        return Quantization(
-            axis,
-            block_size=details.BlockSize() or (math.prod(shape) if shape else 0),
-            block_scales=scales,
-            # Both fields are 0 where they were left out: one tensor cannot be both.
-            block_zero_points=-1 if zero_points == scales else zero_points,
-        )
-    if not raw.ScaleLength():
-        return Quantization(axis)
-    stored_scales = np.array(raw.ScaleAsNumpy(), np.float32)
-    # A file may leave the zero points out if all are 0, or store one for all channels.
-    offsets = (
-        np.array(raw.ZeroPointAsNumpy(), np.int64)
-        if raw.ZeroPointLength()
-        else np.zeros(1, np.int64)
-    )
-    return Quantization(
-        axis,
-        stored_scales,
-        np.repeat(offsets, len(stored_scales)) if len(offsets) == 1 else offsets,
-    )
+        fields["block_size"] = details.BlockSize() or (math.prod(shape) if shape else 0)
+        fields["block_scales"] = scales
+        # Both fields are 0 where they were left out: one tensor cannot be both.
+        fields["block_zero_points"] = -1 if zero_points == scales else zero_points
+    elif raw.ScaleLength():
+        stored = np.array(raw.ScaleAsNumpy(), np.float32)
+        # A file may leave the zero points out if all are 0, or store one for all channels.
+        points = np.zeros(1, np.int64)
+        if raw.ZeroPointLength():
+            points = np.array(raw.ZeroPointAsNumpy(), np.int64)
+        fields["scales"] = stored
+        fields["zero_points"] = np.repeat(points, len(stored)) if len(points) == 1 else points
+    return fields
 
 
 def aligned_buffer(content: npt.NDArray[Any]) -> Any:

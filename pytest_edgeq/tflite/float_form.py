@@ -8,7 +8,6 @@ Weights keep the values to which the file rounds them; activations are not round
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,75 +34,81 @@ def write_in_float(
     Raises:
         UnreadableError: A constant whose values cannot be read, such as one in a file of its own.
     """
-    return _FloatFormWriter(graph, constants or {}).write()
+    from ai_edge_litert import schema_py_generated as schema
 
-
-@dataclass(slots=True, eq=False)
-class _FloatFormWriter:
-    graph: OpGraph
-    constants: Mapping[tuple[int, int], npt.NDArray[Any]]
-    model: Any = field(init=False)
-
-    def write(self) -> bytes:
-        from ai_edge_litert import schema_py_generated as schema
-
-        self.model = unpacked(self.graph)
-        self.model.metadata, self.model.metadataBuffer = None, None
-        self.model.buffers = [schema.BufferT()]
-        written = [self._write(subgraph) for subgraph in self.graph.subgraphs]
-        for signature in self.model.signatureDefs or ():
-            sources = written[signature.subgraphIndex]
-            for entry in signature.outputs or ():
-                entry.tensorIndex = sources.get(entry.tensorIndex, entry.tensorIndex)
-        return packed(self.model)
-
-    def _write(self, subgraph: Subgraph) -> dict[int, int]:
-        """Write a subgraph; return the input of each removed cast, by its output."""
-        raw = self.model.subgraphs[subgraph.index]
-        sources: dict[int, int] = {}
-        operators: list[Any] = []
-        for op in subgraph.ops:
-            operator = raw.operators[op.index]
-            operator.inputs = [sources.get(index, index) for index in op.inputs]
-            operator.debugMetadataIndex = -1
-            if not is_cast(self.graph, op):
-                operators.append(operator)
-            else:
-                source = op.inputs[0]
-                sources[op.outputs[0]] = sources.get(source, source)
+    model = unpacked(graph)
+    model.metadata, model.metadataBuffer = None, None
+    model.buffers = [schema.BufferT()]
+    sources = [_without_casts(graph, model, subgraph) for subgraph in graph.subgraphs]
+    for subgraph in graph.subgraphs:
         for tensor in subgraph.tensors:
-            self._write_tensor(subgraph, tensor, raw.tensors[tensor.index])
-        raw.operators = operators
-        raw.outputs = [sources.get(index, index) for index in subgraph.outputs]
-        return sources
+            floats = _floats(graph, subgraph, tensor, constants or {})
+            _write_tensor(graph, model, subgraph, tensor, floats)
+    for signature in model.signatureDefs or ():
+        known = sources[signature.subgraphIndex]
+        for entry in signature.outputs or ():
+            entry.tensorIndex = known.get(entry.tensorIndex, entry.tensorIndex)
+    return packed(model)
 
-    def _write_tensor(self, subgraph: Subgraph, tensor: Tensor, record: Any) -> None:
-        from ai_edge_litert import schema_py_generated as schema
 
-        values = None
-        if tensor.is_constant:
-            values = self._floats(subgraph, tensor)
-            content = np.asarray(self.graph.constant(tensor)) if values is None else values
-            self.model.buffers.append(aligned_buffer(content))
-            record.buffer = len(self.model.buffers) - 1
-            record.sparsity = None
+def _without_casts(graph: OpGraph, model: Any, subgraph: Subgraph) -> dict[int, int]:
+    """Remove the casts of a subgraph; return the input of each, by its output."""
+    raw = model.subgraphs[subgraph.index]
+    sources: dict[int, int] = {}
+    operators: list[Any] = []
+    for op in subgraph.ops:
+        operator = raw.operators[op.index]
+        operator.inputs = [sources.get(index, index) for index in op.inputs]
+        operator.debugMetadataIndex = -1
+        if not is_cast(graph, op):
+            operators.append(operator)
         else:
-            record.buffer = 0
-        if values is not None or tensor.is_quantized:
-            record.type, record.quantization = schema.TensorType.FLOAT32, None
+            source = op.inputs[0]
+            sources[op.outputs[0]] = sources.get(source, source)
+    raw.operators = operators
+    raw.outputs = [sources.get(index, index) for index in subgraph.outputs]
+    return sources
 
-    def _floats(self, subgraph: Subgraph, tensor: Tensor) -> npt.NDArray[np.float32] | None:
-        """Dequantize a constant; return None if it is not quantized."""
-        values = self.constants.get((subgraph.index, tensor.index))
-        if values is not None:
-            return contiguous(values, np.float32)
-        scales = bias_scales(self.graph, subgraph, tensor)
-        if scales is not None:
-            codes = self.graph.constant(tensor).view(np.dtype(tensor.dtype))
-            return (codes * scales).astype(np.float32)
-        if not (tensor.is_quantized or _is_half_constant(subgraph, tensor)):
-            return None
-        return dequantized(self.graph, subgraph.index, tensor).astype(np.float32)
+
+def _write_tensor(
+    graph: OpGraph,
+    model: Any,
+    subgraph: Subgraph,
+    tensor: Tensor,
+    floats: npt.NDArray[np.float32] | None,
+) -> None:
+    from ai_edge_litert import schema_py_generated as schema
+
+    record = model.subgraphs[subgraph.index].tensors[tensor.index]
+    record.buffer = 0
+    if tensor.is_constant:
+        content = np.asarray(graph.constant(tensor)) if floats is None else floats
+        model.buffers.append(aligned_buffer(content))
+        record.buffer = len(model.buffers) - 1
+        record.sparsity = None
+    if floats is not None or tensor.is_quantized:
+        record.type, record.quantization = schema.TensorType.FLOAT32, None
+
+
+def _floats(
+    graph: OpGraph,
+    subgraph: Subgraph,
+    tensor: Tensor,
+    constants: Mapping[tuple[int, int], npt.NDArray[Any]],
+) -> npt.NDArray[np.float32] | None:
+    """Dequantize a constant; return None for other tensors, and if it is not quantized."""
+    if not tensor.is_constant:
+        return None
+    values = constants.get((subgraph.index, tensor.index))
+    if values is not None:
+        return contiguous(values, np.float32)
+    scales = bias_scales(graph, subgraph, tensor)
+    if scales is not None:
+        codes = graph.constant(tensor).view(np.dtype(tensor.dtype))
+        return (codes * scales).astype(np.float32)
+    if not (tensor.is_quantized or _is_half_constant(subgraph, tensor)):
+        return None
+    return dequantized(graph, subgraph.index, tensor).astype(np.float32)
 
 
 def is_cast(graph: OpGraph, op: Op) -> bool:

@@ -211,19 +211,13 @@ def _read_tensor(model: Any, subgraph: Any, index: int, file_bytes: int) -> Tens
     raw = subgraph.Tensors(index)
     shape = integers(raw.ShapeAsNumpy())
     signature = integers(raw.ShapeSignatureAsNumpy())
-    quantization = read_quantization(raw.Quantization(), subgraph.TensorsLength())
     return Tensor(
         index=index,
         name=text(raw.Name()),
         dtype=enum_names("TensorType").get(raw.Type(), f"unknown_{raw.Type()}").lower(),
         shape=shape,
         shape_signature=signature if len(signature) == len(shape) else shape,
-        scales=quantization.scales,
-        zero_points=quantization.zero_points,
-        quantized_dimension=quantization.axis,
-        block_size=quantization.block_size,
-        block_scales=quantization.block_scales,
-        block_zero_points=quantization.block_zero_points,
+        **read_quantization(raw.Quantization(), subgraph.TensorsLength()),
         is_constant=has_data(model, raw, file_bytes),
         is_sparse=raw.Sparsity() is not None,
         is_variable=bool(raw.IsVariable()),

@@ -6,14 +6,16 @@ A file is mapped, never read whole; bytes are not copied.
 
 from __future__ import annotations
 
+import io
 import os
 import stat
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from pytest_edgeq.errors import UnrunnableError
-from pytest_edgeq.tflite.containers import container_text
+from pytest_edgeq.names import printable
 from pytest_edgeq.tflite.mapped import Buffer, MappedFile
 
 TflitePath: TypeAlias = "str | os.PathLike[str]"
@@ -21,6 +23,8 @@ TflitePath: TypeAlias = "str | os.PathLike[str]"
 _IDENTIFIER = b"TFL3"
 # Root offset (4 bytes) and file identifier (4 bytes): the least that a flatbuffer can hold.
 _HEADER_BYTES = 8
+
+_LISTED = 8
 
 # Errors of the interpreter for an undamaged file that is newer than its kernels, or has custom
 # ops: the graph can be read nevertheless, and a runtime reports missing kernels when it runs it.
@@ -118,7 +122,7 @@ def _check(buffer: Buffer, where: str, build: Callable[[Buffer], None]) -> None:
         )
     identifier = bytes(buffer[4:8])
     if identifier != _IDENTIFIER:
-        if container := container_text(buffer):
+        if container := _container(buffer):
             raise ValueError(f"{where}: not a .tflite file: {container}")
         raise ValueError(
             f"{where}: not a .tflite file: file identifier {identifier!r}, expected {_IDENTIFIER!r}"
@@ -156,3 +160,37 @@ def _guess_format(head: bytes) -> str:
         if head.startswith(magic):
             return f" (it looks like {meaning})"
     return ""
+
+
+def _container(buffer: Buffer) -> str:
+    """Describe a zip archive or a LiteRT-LM file; empty for others."""
+    head = bytes(buffer[:8])
+    if head == b"LITERTLM":
+        return "it is a LiteRT-LM file (.litertlm)"
+    if not head.startswith(b"PK\x03\x04"):
+        return ""
+    try:
+        return f"it is {_zip_text(buffer)}"
+    except Exception:  # whatever a damaged directory makes the reader raise
+        return "it is a zip archive, whose directory cannot be read"
+
+
+def _zip_text(buffer: Buffer) -> str:
+    source = buffer.path if isinstance(buffer, MappedFile) else io.BytesIO(buffer)
+    with zipfile.ZipFile(source) as archive:
+        names = archive.namelist()
+    if any(name.rpartition("/")[2] == "data.pkl" for name in names):
+        return "a zip archive, a torch checkpoint"
+    models = [name for name in names if name.endswith((".tflite", ".task"))]
+    if models:
+        return (
+            f"a zip archive of models, as MediaPipe's .task files are, with "
+            f"{_listed(models)}: unpack it, and give one of these"
+        )
+    return f"a zip archive with {_listed(names)}"
+
+
+def _listed(names: list[str]) -> str:
+    shown = [printable(name) for name in names[:_LISTED]]
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(shown) + more
