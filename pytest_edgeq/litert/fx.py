@@ -168,19 +168,15 @@ def _exported_like(decomposed: torch.fx.GraphModule, model: Any) -> torch.fx.Gra
             name: torch.zeros([int(length) for length in value.shape], dtype=value.dtype)
             for name, value in values.items()
         }
+        auto = torch.export.Dim.AUTO
         free = {
-            name: {
-                i: torch.export.Dim.AUTO
-                for i, length in enumerate(value.shape)
-                if isinstance(length, torch.SymInt)
-            }
+            name: {i: auto for i, n in enumerate(value.shape) if isinstance(n, torch.SymInt)}
             for name, value in values.items()
         }
         exported = torch.export.export(decomposed, (), examples, dynamic_shapes=free)
-        graph = exported.module()
-        assert isinstance(graph, torch.fx.GraphModule), "unreachable: torch.export gives no other"
+        graph: Any = exported.module()
         graph.graph.eliminate_dead_code()
-        return graph
+    return graph  # type: ignore[no-any-return] # torch.export gives no other
 
 
 def _placeholders(graph: torch.fx.GraphModule) -> list[Any]:
@@ -206,12 +202,7 @@ class _Matcher:
         self._uses: dict[Any, dict[Any, list[_Params]]] = {}
 
     def annotate(self) -> None:
-        """
-        Annotate the graph.
-
-        Raises:
-            RefusedError: The graphs differ, or a quantization is impossible in a `.tflite`.
-        """
+        """Annotate the graph, or refuse graphs that differ and what a `.tflite` cannot have."""
         by_name = {node.target: node for node in _placeholders(self._ours)}
         self._pairs = {node: by_name[node.target] for node in _placeholders(self._theirs)}
         theirs, ours = list(_computation(self._theirs)), list(_computation(self._ours))
@@ -293,9 +284,9 @@ class _Matcher:
 
     def _params(self, quantize: Any) -> _Params:
         per_channel = "per_channel" in str(quantize.target)
-        _, scales, zero_points, *rest = (
+        scales, zero_points, *rest = (
             operator.attrgetter(value.target)(self._theirs) if hasattr(value, "op") else value
-            for value in quantize.args
+            for value in quantize.args[1:]
         )
         dtype = rest[-1]
         if dtype not in (torch.uint8, torch.int8):
