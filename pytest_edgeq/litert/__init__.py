@@ -8,7 +8,7 @@ releases affect one place. Each shim names the versions and the symptom, and has
 - `libraries` has their names, and rules that others have registered; `converter` converts.
 - PT2E quantizers: `pt2e_graphs`, `configs`, `annotations`, `simulated`. Training: `qat`,
   `patterns`. FX mode: `fx`. torchao's `quantize_`: `ao`, `weights`. Recipes: `recipes`, `rules`.
-- `graphs` and `node_metadata` store torch graphs without pickles, `digest` hashes them.
+- `graphs` stores torch graphs without pickles, `digest` hashes them.
 """
 
 import importlib
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.litert.pt2e_graphs import needs_data as needs_data
     from pytest_edgeq.litert.pt2e_graphs import prepare_pt2e as prepare_pt2e
     from pytest_edgeq.litert.pt2e_graphs import pt2e_preset as pt2e_preset
+    from pytest_edgeq.litert.pt2e_graphs import settings_of as settings_of
     from pytest_edgeq.litert.pt2e_graphs import uncalibrated as uncalibrated
     from pytest_edgeq.litert.qat import finish_own as finish_own
     from pytest_edgeq.litert.qat import finish_qat as finish_qat
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.litert.qat import prepare_qat as prepare_qat
     from pytest_edgeq.litert.qat import trains_quantization as trains_quantization
     from pytest_edgeq.litert.qat import unseen as unseen
-    from pytest_edgeq.litert.settings import settings_of as settings_of
     from pytest_edgeq.litert.simulated import activation_scales as activation_scales
     from pytest_edgeq.litert.simulated import constants_of as constants_of
     from pytest_edgeq.litert.simulated import copied_to_run as copied_to_run
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.litert.simulated import quantized_weights as quantized_weights
     from pytest_edgeq.litert.simulated import without_rounding as without_rounding
 
-_WITH_TORCH = ("ao", "converter", "exported", "fx", "pt2e_graphs", "qat", "settings", "simulated")
+_WITH_TORCH = ("ao", "converter", "exported", "fx", "pt2e_graphs", "qat", "simulated")
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -33,13 +32,11 @@ def is_ao_config(thing: object) -> bool:
 
 def holds_ao_weights(model: torch.nn.Module) -> bool:
     """Return whether a model's weights are torchao's quantized tensors."""
-    return any(True for _ in _quantized_parameters(model))
+    return bool(_quantized_parameters(model))
 
 
-def _quantized_parameters(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    for name, parameter in model.named_parameters():
-        if _is_quantized(parameter):
-            yield name, parameter
+def _quantized_parameters(model: torch.nn.Module) -> list[tuple[str, Any]]:
+    return [(name, each) for name, each in model.named_parameters() if _is_quantized(each)]
 
 
 def _is_quantized(parameter: torch.nn.Parameter) -> bool:
@@ -123,9 +120,7 @@ def ao_weights(quantized: torch.nn.Module, name: str) -> list[QuantizedWeight]:
             raise ValueError(
                 f"{where} is a {type(tensor).__name__}, which no .tflite can hold; {_INSTEAD}"
             )
-        if any(
-            getattr(tensor, each, None) is not None for each in ("act_quant_scale", "act_pre_scale")
-        ):
+        if _has_any(tensor, "act_quant_scale", "act_pre_scale"):
             raise ValueError(
                 f"{where} multiplies or quantizes its activations by fixed scales and leaves its "
                 "output in float, which no .tflite op does; for static int8 use "
@@ -147,8 +142,11 @@ def _is_integer(tensor: Any) -> bool:
 
 def _is_dynamic(tensor: Any) -> bool:
     # Each of the two kinds of tensor has one of the two attributes.
-    kinds = ("activation_quantization", "act_quant_kwargs")
-    return any(getattr(tensor, kind, None) is not None for kind in kinds)
+    return _has_any(tensor, "activation_quantization", "act_quant_kwargs")
+
+
+def _has_any(tensor: Any, *names: str) -> bool:
+    return any(getattr(tensor, name, None) is not None for name in names)
 
 
 def _stored_bits(tensor: Any) -> int:
@@ -160,21 +158,21 @@ def _stored_bits(tensor: Any) -> int:
 
 def _read(path: str, tensor: Any) -> QuantizedWeight:
     codes = tensor.qdata.detach().numpy()
-    blocks = [size // b for size, b in zip(codes.shape, tensor.block_size, strict=True)]
-    split = [axis for axis, count in enumerate(blocks) if count > 1]
+    sizes = zip(codes.shape, tensor.block_size, strict=True)
+    split = [axis for axis, (size, block) in enumerate(sizes) if size // block > 1]
     last = codes.ndim - 1
     axis, block = (split[0] if split else None), 0
     if last in split and tensor.block_size[last] > 1:
         axis, block = last, tensor.block_size[last]
-    zero_points = tensor.zero_point
     scales = tensor.scale.detach().float().numpy().reshape(-1)
+    zero_points = np.zeros(scales.shape, np.int64)
+    if tensor.zero_point is not None:
+        zero_points = tensor.zero_point.detach().long().numpy().reshape(-1)
     return QuantizedWeight(
         name=path,
         codes=codes,
         scales=scales,
-        zero_points=np.zeros(scales.shape, np.int64)
-        if zero_points is None
-        else zero_points.detach().long().numpy().reshape(-1),
+        zero_points=zero_points,
         values=tensor.dequantize().detach().float().numpy(),
         bits=_stored_bits(tensor),
         axis=axis,

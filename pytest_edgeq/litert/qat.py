@@ -169,15 +169,15 @@ def _restore_batch_norms(graph: torch.fx.GraphModule, settings: dict[str, Any]) 
         eps = _settle(node, settings)
         for user in list(node.args[_VARIANCE].users):
             if user.target is torch.ops.aten.add.Tensor:
-                # running_std = sqrt(running_var + eps) of the pattern
-                user.args = (user.args[0], eps)
+                user.update_arg(1, eps)  # running_std = sqrt(running_var + eps) of the pattern
     graph.recompile()
 
 
 def _settle(norm: Any, settings: dict[str, Any]) -> float:
     """Restore momentum and eps of one batch norm, and return the eps."""
     momentum, eps = settings[norm.args[_MEAN].target]
-    norm.args = (*norm.args[:_MOMENTUM], momentum, eps, *norm.args[_EPS + 1 :])
+    norm.update_arg(_MOMENTUM, momentum)
+    norm.update_arg(_EPS, eps)
     return float(eps)
 
 
@@ -200,10 +200,10 @@ def _make_switchable(graph: torch.fx.GraphModule) -> None:
 def _switch(graph: torch.fx.GraphModule, *, training: bool) -> None:
     torch.nn.Module.train(graph, training)
     for node in _batch_norms(graph):
-        node.args = (*node.args[:_TRAINING], training, *node.args[_TRAINING + 1 :])
+        node.update_arg(_TRAINING, training)
     for node in graph.graph.nodes:
         if op_name(node) in DROPOUTS:
-            node.args = (*node.args[:2], training)
+            node.update_arg(2, training)
     graph.recompile()
 
 

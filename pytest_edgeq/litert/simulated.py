@@ -39,18 +39,14 @@ _ROUNDED = "_rounded"
 
 def fold_constants(simulated: torch.fx.GraphModule) -> None:
     """
-    Replace quantized constants by rounded ones where the converter chooses codes.
-
-    The values that the graph computes with stay the same, to the bit.
+    Replace quantized constants by equal rounded ones where the converter chooses codes.
 
     litert-torch 0.10.0 cannot write a bias that the graph quantizes to int32 (`Failed to export
     flatbuffer`), but assigns each bias of an op that it quantizes the scale input × weight, the
-    only one that kernels support. And it reverses the weight of a transposed convolution twice,
-    which it cannot do with a quantized one, so that the op silently stays in float; a weight that
-    is a plain constant it quantizes itself, with a scale for each output channel.
-
-    Raises:
-        RefusedError: A bias with another scale than input × weight.
+    only one that kernels support: a bias with another scale is refused. And it reverses the weight
+    of a transposed convolution twice, which it cannot do with a quantized one, so that the op
+    silently stays in float; a weight that is a plain constant it quantizes itself, with a scale for
+    each output channel.
     """
     for node in list(simulated.graph.nodes):
         if _family(node) is None:
@@ -108,14 +104,13 @@ def share_scales(simulated: torch.fx.GraphModule) -> None:
     If the shape changes, a RESHAPE stays in the file, and a QUANTIZE behind it.
     """
     for node in simulated.graph.nodes:
-        if not _is_dequantized(node) or not _changes_nothing(node.args[0].args[0]):
-            continue
-        source = node.args[0].args[0]
+        source = before = node.args[0].args[0] if _is_dequantized(node) else None
         while _changes_nothing(source):
             source = source.args[0]
         # Of one dtype and one range of codes, per tensor.
         if (
-            _is_dequantized(source)
+            source is not before
+            and _is_dequantized(source)
             and _quantized_shape(source) == _quantized_shape(node)
             and source.target is node.target
             and op_name(node) == "dequantize_per_tensor"
@@ -135,8 +130,10 @@ def _quantized_shape(dequantize: Any) -> tuple[int, ...] | None:
 def _changes_nothing(node: Any) -> bool:
     if op_name(node) == "pad":
         return not any(node.args[1])
+    if op_name(node) not in _SAME_VALUES:
+        return False
     dtypes = [each for each in node.args[1:] if isinstance(each, torch.dtype)]
-    return op_name(node) in _SAME_VALUES and all(each is torch.float32 for each in dtypes)
+    return all(each is torch.float32 for each in dtypes)
 
 
 def isolate_float_ops(simulated: torch.fx.GraphModule) -> None:
@@ -152,27 +149,20 @@ def isolate_float_ops(simulated: torch.fx.GraphModule) -> None:
     of tensors with different scales are isolated as well: the converter would use the scale of the
     first for all, and clip the others.
     """
-    with quiet():
-        optimization_barrier_op = converter_module(
-            "backend.optimization_barrier"
-        ).optimization_barrier_op
+    barriers = converter_module("backend.optimization_barrier")
     for node in list(simulated.graph.nodes):
-        if not (
-            node.meta.get(LEFT_IN_FLOAT)
-            or _has_weight_alone(node)
-            or _has_float_weight(node)
-            or _joins_scales(node)
-        ):
-            continue
-        for operand in node.all_input_nodes:
+        checks = (_has_weight_alone, _has_float_weight, _joins_scales)
+        isolated = node.meta.get(LEFT_IN_FLOAT) or any(check(node) for check in checks)
+        for operand in node.all_input_nodes if isolated else ():
             if _is_dequantized(operand) and not _is_quantized_constant(operand):
                 with simulated.graph.inserting_before(node):
                     # It cannot read the result of a barrier for one tensor.
-                    both = ([operand, operand],)
-                    barrier = simulated.graph.call_function(optimization_barrier_op, both)
-                    isolated = simulated.graph.call_function(operator.getitem, (barrier, 0))
-                isolated.meta.update(operand.meta)
-                node.replace_input_with(operand, isolated)
+                    both = simulated.graph.call_function(
+                        barriers.optimization_barrier_op, ([operand, operand],)
+                    )
+                    first = simulated.graph.call_function(operator.getitem, (both, 0))
+                first.meta.update(operand.meta)
+                node.replace_input_with(operand, first)
     simulated.recompile()
 
 
@@ -273,13 +263,13 @@ def in_float(simulated: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 def activation_scales(simulated: torch.fx.GraphModule) -> set[tuple[float, int]]:
     """Return scale and zero point of each tensor quantized per tensor."""
-    nodes = [node for node in simulated.graph.nodes if op_name(node) == "quantize_per_tensor"]
     found = set()
-    for node in nodes:
-        scale, zero_point = (
-            _value(simulated, each) if hasattr(each, "op") else each for each in node.args[1:3]
-        )
-        found.add((float(scale), int(zero_point)))
+    for node in simulated.graph.nodes:
+        if op_name(node) == "quantize_per_tensor":
+            scale, zero_point = (
+                _value(simulated, each) if hasattr(each, "op") else each for each in node.args[1:3]
+            )
+            found.add((float(scale), int(zero_point)))
     return found
 
 
@@ -319,11 +309,7 @@ def _plain(value: Any) -> Any:
 
 
 def is_static(simulated: torch.fx.GraphModule) -> bool:
-    """
-    Return whether a quantized graph rounds any activation.
-
-    Such a graph must be converted in the converter's STATIC mode; DYNAMIC is for weights.
-    """
+    """Return whether a graph rounds any activation, which the converter's STATIC mode is for."""
     return any(_is_quantize(n) and not is_constant(n.args[0]) for n in simulated.graph.nodes)
 
 

@@ -92,8 +92,8 @@ class _Use:
 def _constants(model: Any) -> Iterator[_Use]:
     qtyping = recipe_module("qtyping")
     get_tensor_data = recipe_module("utils.tfl_flatbuffer_utils").get_tensor_data
-    codes = vars(qtyping.BuiltinOperator)
-    names = {code: name for name, code in codes.items() if isinstance(code, int)}
+    codes = vars(qtyping.BuiltinOperator).items()
+    names = {code: name for name, code in codes if isinstance(code, int)}
     for subgraph in model.subgraphs:
         for index, op in enumerate(subgraph.operators):
             kind = names.get(model.operatorCodes[op.opcodeIndex].builtinCode, "")

@@ -26,17 +26,17 @@ class Layouts:
     """The inputs and outputs of a file whose channel axis differs from the reference's."""
 
     def __init__(self, layout: LayoutArgument, signatures: Sequence[Signature]) -> None:
-        io_tensors = [
-            io_tensor for each in signatures for io_tensor in (*each.inputs, *each.outputs)
+        shapes = [
+            (each.name, each.tensor.shape_signature)
+            for signature in signatures
+            for each in (*signature.inputs, *signature.outputs)
         ]
         self._words: dict[tuple[str, int], str] = {}
-        if layout is None:
-            return
         if isinstance(layout, Mapping):
             for name, word in layout.items():
-                self._words |= _of_name(name, word, io_tensors)
-            return
-        self._words = _of_rank(_known(layout, "layout"), io_tensors)
+                self._words |= _of_name(name, word, shapes)
+        elif layout is not None:
+            self._words = _of_rank(_known(layout, "layout"), shapes)
 
     def of(self, io_tensor: SignatureTensor) -> str | None:
         """Return the file's layout of an input or output; None if the reference's."""
@@ -70,17 +70,18 @@ UNTURNED = Layouts(None, ())
 """File and reference agree."""
 
 
-def _of_name(name: str, word: Any, io_tensors: Sequence[SignatureTensor]) -> dict[Any, str]:
-    names = list(dict.fromkeys(io_tensor.name for io_tensor in io_tensors))
+_Shapes: TypeAlias = Sequence[tuple[str, tuple[int, ...]]]
+
+
+def _of_name(name: str, word: Any, known: _Shapes) -> dict[Any, str]:
+    names = list(dict(known))
     if name not in names:
         raise ValueError(
             f"layout: the file has no input or output {name!r}{nearest(str(name), names)}; it has "
             f"{names}"
         )
     word = _known(word, f"layout of {name!r}")
-    shapes = [
-        io_tensor.tensor.shape_signature for io_tensor in io_tensors if io_tensor.name == name
-    ]
+    shapes = [shape for each, shape in known if each == name]
     if all(len(shape) != len(word) for shape in shapes):
         raise ValueError(
             f"layout: {word!r} has {len(word)} dimensions, and {name!r} has "
@@ -89,16 +90,10 @@ def _of_name(name: str, word: Any, io_tensors: Sequence[SignatureTensor]) -> dic
     return {(name, len(word)): word}
 
 
-def _of_rank(word: str, io_tensors: Sequence[SignatureTensor]) -> dict[Any, str]:
-    found = {
-        (io_tensor.name, len(word)): word
-        for io_tensor in io_tensors
-        if len(io_tensor.tensor.shape_signature) == len(word)
-    }
+def _of_rank(word: str, known: _Shapes) -> dict[Any, str]:
+    found = {(name, len(word)): word for name, shape in known if len(shape) == len(word)}
     if not found:
-        shapes = {
-            io_tensor.name: list(io_tensor.tensor.shape_signature) for io_tensor in io_tensors
-        }
+        shapes = {name: list(shape) for name, shape in known}
         raise ValueError(
             f"layout: no input or output of the file has the {len(word)} dimensions of {word!r}: "
             f"{shapes}"

@@ -154,9 +154,8 @@ def _count_problem(op: Op) -> str:
     facts = facts_of(op.name)
     if facts.least is None:
         return ""
-    for noun, operands, least in zip(
-        ("input", "output"), (op.inputs, op.outputs), facts.least, strict=True
-    ):
+    sides = ("input", op.inputs, facts.least[0]), ("output", op.outputs, facts.least[1])
+    for noun, operands, least in sides:
         if len(operands) < least:
             plural = "" if len(operands) == 1 else "s"
             return f"it has {len(operands)} {noun}{plural}, expected {least}"
@@ -186,11 +185,10 @@ def _dtype_problem(op: Op, tensors: Sequence[Tensor]) -> str:
     if facts.dtype_of is None:
         return ""
     expected = tensors[op.inputs[facts.dtype_of]].dtype
+    others = facts.other_dtypes if expected in ("int8", "uint8", "int4", "int2") else ()
     for index in op.outputs:
         dtype = tensors[index].dtype
-        if dtype != expected and not (
-            expected in ("int8", "uint8", "int4", "int2") and dtype in facts.other_dtypes
-        ):
+        if dtype not in (expected, *others):
             return f"its output, tensor {index}, is {dtype}, and its input {expected}"
     return ""
 
