@@ -91,13 +91,11 @@ def accept_none(module: ModuleType) -> None:
     of `set_module_name` as `Optional[QuantizationConfig]`, and raise there
     `quantization_config == None is not supported yet`. `configs_as_set` applies configs of None.
     """
-    for name in ("PT2EQuantizer", "XNNPACKQuantizer"):
-        kind = vars(module).get(name)
-        if kind is not None and not hasattr(kind.set_module_name, "__wrapped__"):
-            kind.set_module_name = _accepting_none(kind.set_module_name)
+    kind: Any = vars(module).get("PT2EQuantizer") or vars(module).get("XNNPACKQuantizer")
+    method = getattr(kind, "set_module_name", None)
+    if method is None or hasattr(method, "__wrapped__"):
+        return
 
-
-def _accepting_none(method: Any) -> Any:
     @functools.wraps(method)
     def set_module_name(self: Any, module_name: str, quantization_config: Any) -> Any:
         if quantization_config is not None:
@@ -105,7 +103,7 @@ def _accepting_none(method: Any) -> Any:
         self.module_name_config[module_name] = None
         return self
 
-    return set_module_name
+    kind.set_module_name = set_module_name
 
 
 @contextlib.contextmanager
@@ -149,7 +147,7 @@ def _annotate(quantizer: Any, model: Any) -> Any:
             if config is not None:
                 mode = "dynamic" if _is_dynamic(config) else "static"
                 annotate = getattr(quantizer, f"_annotate_all_{mode}_patterns")
-                annotate(model, config, functools.partial(_has, keys, key))
+                annotate(model, config, lambda node, key=key: key in keys[node])
         if len(configs) == 1 and not others:
             # A single config is applied by the quantizer alone, with the ops that it skips.
             break
@@ -193,10 +191,6 @@ def op_name(node: Any) -> str:
 
 def _is_dynamic(config: Any) -> bool:
     return config.input_activation is None or bool(config.input_activation.is_dynamic)
-
-
-def _has(keys: Mapping[Any, set[_Key]], key: _Key, node: Any) -> bool:
-    return key in keys[node]
 
 
 def _keys(model: Any, configs: Mapping[_Key, Any]) -> dict[Any, set[_Key]]:

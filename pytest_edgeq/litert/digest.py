@@ -164,23 +164,17 @@ def feed_graph(hasher: Any, module: torch.fx.GraphModule, metadata: Sequence[str
             if key in node.meta:
                 _feed_metadata(hasher, key, node.meta[key])
         if node.op == "get_attr":
-            _feed_attribute(hasher, module, str(node.target), metadata)
+            value = operator.attrgetter(str(node.target))(module)
+            if isinstance(value, torch.fx.GraphModule):
+                feed_graph(hasher, value, metadata)
+            else:
+                feed(hasher, value)
         elif node.op == "call_module":
             called = module.get_submodule(str(node.target))
             if isinstance(called, torch.fx.GraphModule):
                 feed_graph(hasher, called, metadata)
             else:
                 _feed_module(hasher, called)
-
-
-def _feed_attribute(
-    hasher: Any, module: torch.fx.GraphModule, path: str, metadata: Sequence[str]
-) -> None:
-    value = operator.attrgetter(path)(module)
-    if isinstance(value, torch.fx.GraphModule):
-        feed_graph(hasher, value, metadata)
-    else:
-        feed(hasher, value)
 
 
 def _feed_metadata(hasher: Any, key: str, value: Any) -> None:

@@ -223,7 +223,9 @@ def _fusing_annotated() -> Iterator[None]:
     def only_annotated(original: Callable[..., bool]) -> Callable[..., bool]:
         def matches(match: Any, *graphs: Any) -> bool:
             convs = [n for n in match.nodes_map.values() if _is_conv(n)]
-            return all(map(_has_quantized_weight, convs)) and original(match, *graphs)
+            specs = [(_annotation(n), n.args[1]) for n in convs]
+            quantized = [a is not None and a.input_qspec_map.get(weight) for a, weight in specs]
+            return all(quantized) and original(match, *graphs)
 
         return matches
 
@@ -284,11 +286,6 @@ def _is_conv(node: Any) -> bool:
 
 def _annotation(node: Any) -> Any:
     return node.meta.get("quantization_annotation")
-
-
-def _has_quantized_weight(conv: Any) -> bool:
-    annotation = _annotation(conv)
-    return annotation is not None and annotation.input_qspec_map.get(conv.args[1]) is not None
 
 
 @contextlib.contextmanager

@@ -42,9 +42,9 @@ class Rule:
     place: str  # for texts: `rule 2 of 3`
 
     @property
-    def text(self) -> str:
-        """The rule itself, for texts."""
-        return f"  rule: {json.dumps(self.content)}"
+    def json(self) -> str:
+        """The rule itself, as hashable text."""
+        return json.dumps(self.content)
 
     @property
     def quantizes(self) -> bool:
@@ -136,7 +136,7 @@ def _check_rule(rule: Rule) -> None:
     except (TypeError, ValueError) as error:
         raise _refused(rule, f"op_config: {error}") from error
     operation = rule.content["operation"]
-    supported = _operations(json.dumps(rule.content))
+    supported = _operations(rule.json)
     if not supported or operation not in (_ALL, *supported):
         raise _unsupported(rule, operation)
 
@@ -195,7 +195,7 @@ def _check_enum(rule: Rule, name: str, entries: Mapping[str, Any], words: Any) -
 
 
 def _refused(rule: Rule, why: str) -> ValueError:
-    return ValueError(f"{rule.place}: {why}\n{rule.text}")
+    return ValueError(f"{rule.place}: {why}\n  rule: {rule.json}")
 
 
 def match_rules(rules: Sequence[Rule], ops: Sequence[ScopedOp]) -> list[int | None]:
@@ -213,7 +213,7 @@ def match_rules(rules: Sequence[Rule], ops: Sequence[ScopedOp]) -> list[int | No
         for index, rule in enumerate(rules):
             if rule.matches(op):
                 matched[index].append(op)
-                if _supports(rule, op):
+                if not rule.quantizes or _library_name(op.name) in _operations(rule.json):
                     supported[index] = True
                     winner = index
         winners.append(winner)
@@ -226,19 +226,11 @@ def match_rules(rules: Sequence[Rule], ops: Sequence[ScopedOp]) -> list[int | No
     return winners
 
 
-def _supports(rule: Rule, op: ScopedOp) -> bool:
-    """Return whether the library can apply a rule to an op."""
-    if not rule.quantizes:
-        return True
-    return _library_name(op.name) in _operations(json.dumps(rule.content))
-
-
 def _unsupported(rule: Rule, what: str) -> ValueError:
     """Return the error for a rule whose config the library does not support."""
-    content = json.dumps(rule.content)
-    supported = ", ".join(_operations(content)) or "no operation"
+    supported = ", ".join(_operations(rule.json)) or "no operation"
     # FULLY_CONNECTED is supported with most configs, and so has the most specific errors.
-    words = _refusal(content, what if rule.names_an_operation else "FULLY_CONNECTED")
+    words = _refusal(rule.json, what if rule.names_an_operation else "FULLY_CONNECTED")
     # The policy's own message is a dump of the config.
     reason = f"\n  {words}" if words and "was not found in the policy" not in words else ""
     return _refused(
@@ -328,17 +320,18 @@ def _no_match(rule: Rule, ops: Sequence[ScopedOp]) -> ValueError:
         why = "matches no op: its regex is found in the scope of none"
     elif scoped:
         why += f", only of {_counted(scoped)}"
-    likely = sorted(named, key=lambda op: -_likeness(regex, op))
+    scopes = difflib.SequenceMatcher(b=regex.lower(), autojunk=False)
+
+    def unlikeness(op: ScopedOp) -> int:
+        scopes.set_seq1(op.scope.lower())
+        return -scopes.find_longest_match().size
+
+    likely = sorted(named, key=unlikeness)
     return _refused(
         rule,
         f"{why}\n  It is searched in the names of an op's outputs; those of the last op are the "
         f"model's own. There are:\n{listed_ops(likely)}",
     )
-
-
-def _likeness(regex: str, op: ScopedOp) -> float:
-    matcher = difflib.SequenceMatcher(None, regex.lower(), op.scope.lower(), autojunk=False)
-    return matcher.find_longest_match().size / max(len(regex), 1)
 
 
 def listed_ops(ops: Sequence[ScopedOp]) -> str:

@@ -228,17 +228,9 @@ def _quantize_in_place(
 
 
 def _dequantize_in_place(
-    codes: torch.Tensor,
-    scale: float,
-    zero_point: int,
-    low: int,
-    high: int,
-    dtype: torch.dtype,
-    *,
-    out_dtype: torch.dtype | None = None,
+    codes: torch.Tensor, scale: float, zero_point: int, *_: Any, out_dtype: Any = None
 ) -> torch.Tensor:
     """Compute `quantized_decomposed.dequantize_per_tensor`, in the same steps."""
-    del low, high, dtype
     return codes.to(out_dtype or torch.float32).sub_(zero_point).mul_(scale)
 
 

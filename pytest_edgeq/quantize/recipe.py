@@ -195,7 +195,7 @@ def _check_applied(
             "\n".join(
                 [
                     f"{rule.place}: {done} of the {len(applied)} ops that it applies to",
-                    rule.text,
+                    f"  rule: {rule.json}",
                     litert.listed_ops(shown),
                     "  The library passes over ops that have nothing to quantize by this rule: a "
                     "dynamic or weight-only rule needs a constant weight, a static one floating-"

@@ -52,7 +52,9 @@ def read_constant(graph: OpGraph, op: Op, stored: StoredTensor) -> Constant:
     parts = [values, *(_spread_parameters(graph, subgraph, tensor) if tensor.is_quantized else ())]
     try:
         for name, argument in _carriers(graph, op, stored):
-            parts = [_carry(np.broadcast_to(each, values.shape), name, argument) for each in parts]
+            spread = [np.broadcast_to(each, values.shape) for each in parts]
+            change = np.reshape if name == "RESHAPE" else np.transpose
+            parts = [change(each, argument) for each in spread]
             values = parts[0]
     except ValueError as error:
         raise UnreadableError(f"tensor {tensor.name!r}: {error}") from error
@@ -145,7 +147,3 @@ def _carriers(graph: OpGraph, op: Op, stored: StoredTensor) -> list[tuple[str, t
             found.append((carrier.name, tuple(order.tolist())))
         index = carrier.inputs[0]
     return found[::-1]
-
-
-def _carry(values: Array, name: str, argument: tuple[int, ...]) -> Array:
-    return values.reshape(argument) if name == "RESHAPE" else values.transpose(argument)

@@ -6,7 +6,6 @@ An explanation is named only if every element of the constant agrees with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -66,6 +65,7 @@ def pair_of(
         high = limits[1] - stored.zero_points.astype(np.float64)
     channels = [i for i, length in enumerate(np.shape(unit)) if length > 1]
     axes = _axis_names(op_name, len(shape))
+    named = next((i for i, name in enumerate(axes) if name in ("output channel", "channel")), 0)
     return ComparedConstant(
         actual=steps.astype(np.float64),
         target=target,
@@ -74,7 +74,7 @@ def pair_of(
         high=np.broadcast_to(high, shape),
         unit=np.broadcast_to(unit, shape),
         axes=axes,
-        channel_axis=channels[0] if len(channels) == 1 else _channel_axis(axes),
+        channel_axis=channels[0] if len(channels) == 1 else named,
         quantized=stored.scales is not None,
     )
 
@@ -87,36 +87,21 @@ def _axis_names(op_name: str, ndim: int) -> tuple[str, ...]:
     return (*(f"index of axis {i}" for i in range(ndim - 1)), "channel")
 
 
-def _channel_axis(names: tuple[str, ...]) -> int:
-    """Return the axis of the output channels."""
-    return next((i for i, name in enumerate(names) if name in ("output channel", "channel")), 0)
-
-
 def explain(pair: ComparedConstant) -> str:
     """Explain how a constant differs from its reference."""
-    ways: tuple[Callable[[ComparedConstant], str | None], ...] = (
-        _nonfinite,
-        _all_zero,
-        _one_element,
-        _negated,
-        _by_channel,
-        _scaled,
-    )
-    return next(filter(None, (way(pair) for way in ways)), None) or _at_large(pair)
+    if strange := int((~np.isfinite(pair.actual)).sum()):
+        return f"{strange} of {pair.actual.size} are NaN or infinite"
+    if not pair.actual.any():
+        return f"all {pair.actual.size} are zero"
+    one = _one_element(pair)
+    if one is None and pair.fits(-pair.target).all():
+        return "negated"
+    return one or _by_channel(pair) or _scaled(pair) or _at_large(pair)
 
 
 def _count(pair: ComparedConstant) -> str:
     wrong, total = int((~pair.holds).sum()), pair.actual.size
     return f"{wrong} of {total} {'differ' if wrong != 1 else 'differs'}"
-
-
-def _nonfinite(pair: ComparedConstant) -> str | None:
-    wrong = int((~np.isfinite(pair.actual)).sum())
-    return f"{wrong} of {pair.actual.size} are NaN or infinite" if wrong else None
-
-
-def _all_zero(pair: ComparedConstant) -> str | None:
-    return None if pair.actual.any() else f"all {pair.actual.size} are zero"
 
 
 def _one_element(pair: ComparedConstant) -> str | None:
@@ -133,10 +118,6 @@ def _one_element(pair: ComparedConstant) -> str | None:
     nearest = int(np.rint(wanted))
     sign = " (its sign)" if actual == -nearest else ""
     return f"{_count(pair)}: {index} is {actual} where the reference gives {nearest}{sign}"
-
-
-def _negated(pair: ComparedConstant) -> str | None:
-    return "negated" if pair.fits(-pair.target).all() else None
 
 
 def _slice(axis: int, index: int) -> tuple[Any, ...]:

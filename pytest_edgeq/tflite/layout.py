@@ -131,7 +131,10 @@ def mismatch_hint(reference: Sequence[int], file: Sequence[int]) -> str:
         word
         for word in LAYOUTS
         if len(word) == len(reference) == len(file)
-        and _fits(_permuted(reference, *_move(word)), file)
+        and all(
+            length in (-1, actual)
+            for length, actual in zip(file, _permuted(reference, *_move(word)), strict=True)
+        )
     ]
     if not words:
         return ""
@@ -141,7 +144,3 @@ def mismatch_hint(reference: Sequence[int], file: Sequence[int]) -> str:
         for word in words
     )
     return f"; only the place of the channels differs, and nothing is turned unasked: pass {ways}"
-
-
-def _fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
-    return all(length in (-1, actual) for length, actual in zip(wanted, shape, strict=True))

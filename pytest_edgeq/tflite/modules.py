@@ -163,7 +163,6 @@ class _Names:
         self._tree = tree
         self._known: dict[str, ModuleNode | None] = {}
         self._called: set[str] = set()
-        self._uses: dict[tuple[int, int], int] | None = None
         stacks = {stack for name in names for stack in _stacks(name)}
         ways = {stack: tree.readings(stack.split("/")) for stack in stacks}
         for readings in ways.values():
@@ -249,27 +248,17 @@ class _Names:
         A constant that two layers share has the name of one of them. PT2E's weights are named after
         the export's wrapper, and are ignored.
         """
-        uses = self._uses_of(graph)
+        consumers = graph.subgraphs[op.subgraph].consumers
         names = [
             stored.tensor.name
             for stored in operands
-            if uses.get((op.subgraph, stored.tensor.index), 0) < 2
+            if len({each.index for each in consumers[stored.tensor.index]}) < 2
         ]
         return self._read(
-            name for name in names if any(self._knows_root(stack) for stack in _stacks(name))
+            name
+            for name in names
+            if any(self._tree.readings(stack.split("/")[:1]) for stack in _stacks(name))
         )
-
-    def _knows_root(self, stack: str) -> bool:
-        return bool(self._tree.readings(stack.split("/")[:1]))
-
-    def _uses_of(self, graph: OpGraph) -> dict[tuple[int, int], int]:
-        if self._uses is None:
-            self._uses = {}
-            for user in graph.ops:
-                for index in set(user.inputs):
-                    key = (user.subgraph, index)
-                    self._uses[key] = self._uses.get(key, 0) + 1
-        return self._uses
 
 
 def _stacks(name: str) -> list[str]:

@@ -179,7 +179,8 @@ def _joined(kinds: Any) -> str | None:
 
 def _scheme(graph: OpGraph, op: Op, roles: Roles) -> str:
     activations = [*roles.inputs, *roles.outputs]
-    quantized = {_activation(tensor) for tensor in activations if tensor.is_quantized}
+    dtypes = {tensor.dtype for tensor in activations if tensor.is_quantized}
+    quantized = {"int16x8" if dtype == "int16" else dtype for dtype in dtypes}
     # Between two of them (a requantize) the first in this order.
     first = next((scheme for scheme in _QUANTIZED if scheme in quantized), None)
     if op.name == "DEQUANTIZE" and op.inputs:
@@ -191,10 +192,6 @@ def _scheme(graph: OpGraph, op: Op, roles: Roles) -> str:
             return first
         return _float_scheme(op, activations, roles)
     return first or min(quantized, default="integer")
-
-
-def _activation(tensor: Tensor) -> str:
-    return "int16x8" if tensor.dtype == "int16" else tensor.dtype
 
 
 def _float_scheme(op: Op, activations: list[Tensor], roles: Roles) -> str:

@@ -68,8 +68,9 @@ def roles_of(graph: OpGraph, op: Op) -> Roles:
         else:
             weights.append(stored)
     biases = [
-        stored_constant(subgraph, index) or _computed(subgraph.tensors[index])
-        for index in _present(op, facts_of(op.name).biases)
+        stored_constant(subgraph, i)
+        or StoredTensor(subgraph.tensors[i], False, subgraph.tensors[i])
+        for i in _present(op, facts_of(op.name).biases)
     ]
     outputs = tuple(subgraph.tensors[i] for i in op.outputs if i >= 0)
     return Roles(tuple(inputs), tuple(weights), tuple(biases), outputs)
@@ -82,10 +83,6 @@ def role_of(graph: OpGraph, op: Op, tensor: int) -> str | None:
         if any(stored.operand.index == tensor for stored in each):
             return name
     return None
-
-
-def _computed(tensor: Tensor) -> StoredTensor:
-    return StoredTensor(tensor, False, tensor)
 
 
 def _present(op: Op, positions: tuple[int, ...]) -> list[int]:

@@ -30,7 +30,11 @@ def io_differences(origin: OpGraph, other: OpGraph) -> list[str]:
     for ours, theirs in _signatures(origin, other):
         for side in ("inputs", "outputs"):
             expected, got = (
-                [_io_tensor(b) for b in getattr(each, side)] for each in (ours, theirs)
+                [
+                    f"{each.name} {each.tensor.dtype} {list(each.tensor.shape_signature)}"
+                    for each in getattr(signature, side)
+                ]
+                for signature in (ours, theirs)
             )
             if expected != got:
                 found.append(f"{side}: expected {'; '.join(expected)}, got {'; '.join(got)}")
@@ -45,11 +49,6 @@ def _signatures(origin: OpGraph, other: OpGraph) -> Iterator[tuple[Signature, Si
     for ours in origin.signatures:
         if ours.key in by_key:
             yield ours, by_key[ours.key]
-
-
-def _io_tensor(io_tensor: Any) -> str:
-    tensor = io_tensor.tensor
-    return f"{io_tensor.name} {tensor.dtype} {list(tensor.shape_signature)}"
 
 
 def op_differences(origin: OpGraph, other: OpGraph, names: OpDtypeMap) -> list[str]:
