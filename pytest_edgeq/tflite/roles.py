@@ -67,11 +67,10 @@ def roles_of(graph: OpGraph, op: Op) -> Roles:
             inputs.append(subgraph.tensors[index])
         else:
             weights.append(stored)
-    biases = [
-        stored_constant(subgraph, i)
-        or StoredTensor(subgraph.tensors[i], False, subgraph.tensors[i])
-        for i in _present(op, facts_of(op.name).biases)
-    ]
+    biases = []
+    for index in _present(op, facts_of(op.name).biases):
+        tensor = subgraph.tensors[index]
+        biases.append(stored_constant(subgraph, index) or StoredTensor(tensor, False, tensor))
     outputs = tuple(subgraph.tensors[i] for i in op.outputs if i >= 0)
     return Roles(tuple(inputs), tuple(weights), tuple(biases), outputs)
 
