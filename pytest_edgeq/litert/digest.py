@@ -55,12 +55,7 @@ def digest_of(*values: Any) -> str:
 
 
 def feed(hasher: Any, value: Any) -> None:
-    """
-    Add a value to a hash: its type, its length and its content.
-
-    Raises:
-        UnhashableError: Its state cannot be read.
-    """
+    """Add a value to a hash: its type, its length and its content."""
     if value is None or isinstance(value, (bool, int, float, complex, str)):
         _add(hasher, type(value).__name__, repr(value).encode("utf-8", "surrogatepass"))
     elif isinstance(value, (bytes, bytearray, memoryview)):
@@ -148,12 +143,7 @@ def _feed_named(hasher: Any, value: Any) -> None:
 
 
 def feed_graph(hasher: Any, module: torch.fx.GraphModule, metadata: Sequence[str] = ()) -> None:
-    """
-    Add a graph to a hash: nodes, the metadata read, and constants.
-
-    Raises:
-        UnhashableError: A node calls an unknown function.
-    """
+    """Add a graph to a hash: nodes, the metadata read, and constants."""
     _refuse_hooks(module)
     for node in module.graph.nodes:
         if checks_shapes(node):

@@ -59,12 +59,7 @@ def inline_contexts(exported: torch.fx.GraphModule, *, trains: bool = False) -> 
 
 
 def drop_dropouts(exported: torch.fx.GraphModule) -> None:
-    """
-    Remove the dropouts of a model in eval mode.
-
-    The annotators of litert-torch 0.10.0 have no pattern with a dropout in it, such as convolution,
-    dropout, ReLU.
-    """
+    """Remove dropouts in eval mode, which no pattern of litert-torch 0.10.0's annotators has."""
     for node in list(exported.graph.nodes):
         if op_name(node) in DROPOUTS and node.args[2] is False:
             node.replace_all_uses_with(node.args[0])
@@ -77,12 +72,7 @@ def checks_shapes(node: Any) -> bool:
 
 
 def drop_guards(exported: torch.fx.GraphModule) -> None:
-    """
-    Remove the call that checks the shapes of the inputs.
-
-    For it torch 2.13 inserts a module of generated code (`GuardsFn`) into the graph, which cannot
-    be stored. Samples are checked before they reach a graph.
-    """
+    """Remove the call of generated code that checks shapes; samples are checked before."""
     for node in list(exported.graph.nodes):
         if checks_shapes(node):
             exported.graph.erase_node(node)

@@ -102,7 +102,7 @@ def decode_graph(parts: Mapping[str, bytes]) -> torch.fx.GraphModule:
         _place(root, path, content["kinds"][path], tensor)
     graph = torch.fx.Graph()
     nodes: dict[str, torch.fx.Node] = {}
-    formats = _Formats()
+    formats = _FakeTensors()
     for each in content["nodes"]:
         target = each["target"]
         if each["op"] == "call_function":
@@ -121,12 +121,7 @@ def decode_graph(parts: Mapping[str, bytes]) -> torch.fx.GraphModule:
 
 
 def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> tuple[list[dict[str, Any]], bytes]:
-    """
-    Return a table of tensors, and their memory; equal memory is written once.
-
-    Raises:
-        UnhashableError: Not a plain tensor on the CPU.
-    """
+    """Return a table of tensors, and their memory; equal memory is written once."""
     table: list[dict[str, Any]] = []
     pieces: list[bytes] = []
     known: dict[tuple[Any, ...], int] = {}
@@ -314,34 +309,31 @@ def _encode_value(value: Any) -> Any:
     return None
 
 
-class _Formats:
-    """Fake tensors, shared by nodes with equal dtype, shape and strides."""
+class _FakeTensors(dict[str, torch.Tensor]):
+    """Fake tensors by dtype, shape and strides as JSON, shared by the nodes of a graph."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._mode = FakeTensorMode()
-        self._made: dict[str, torch.Tensor] = {}
 
-    def tensor(self, encoded: Sequence[Any]) -> torch.Tensor:
-        """Return the fake tensor of a dtype's name, a shape and strides."""
-        key = repr(encoded)
-        if key not in self._made:
-            dtype, shape, stride = encoded
-            with self._mode:
-                self._made[key] = torch.empty_strided(shape, stride, dtype=getattr(torch, dtype))
-        return self._made[key]
+    def __missing__(self, key: str) -> torch.Tensor:
+        dtype, shape, stride = json.loads(key)
+        with self._mode:
+            self[key] = torch.empty_strided(shape, stride, dtype=getattr(torch, dtype))
+        return self[key]
 
 
-def _decode_value(encoded: Mapping[str, Any], formats: _Formats) -> Any:
+def _decode_value(encoded: Mapping[str, Any], formats: _FakeTensors) -> Any:
     ((kind, content),) = encoded.items()
     if kind == "tensor":
-        return formats.tensor(content)
+        return formats[json.dumps(content)]
     if kind == "none":
         return None
     values = [_decode_value(each, formats) for each in content]
     return values if kind == "list" else tuple(values)
 
 
-def _decode_metadata(encoded: Mapping[str, Any], formats: _Formats) -> dict[str, Any]:
+def _decode_metadata(encoded: Mapping[str, Any], formats: _FakeTensors) -> dict[str, Any]:
     """Return the metadata that `_encode_metadata` has written."""
     meta: dict[str, Any] = {}
     if "nn_module_stack" in encoded:

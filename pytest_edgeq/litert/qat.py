@@ -70,21 +70,14 @@ def trains_quantization(prepared: torch.fx.GraphModule) -> bool:
     FakeQuantizeBase = pt2e_module("fake_quantize").FakeQuantizeBase
     FixedQParamsFakeQuantize = pt2e_module("fake_quantize").FixedQParamsFakeQuantize
     return any(
-        isinstance(module, FakeQuantizeBase) and not isinstance(module, FixedQParamsFakeQuantize)
-        for module in prepared.modules()
+        isinstance(each, FakeQuantizeBase) and not isinstance(each, FixedQParamsFakeQuantize)
+        for _, each in _observers(prepared)
     )
 
 
 def not_finite(prepared: torch.fx.GraphModule) -> list[str]:
     """Return the names of a trained graph's tensors with NaN or invalid infinities."""
-    FakeQuantizeBase = pt2e_module("fake_quantize").FakeQuantizeBase
-    ObserverBase = pt2e_module("observer").ObserverBase
-    watching = {
-        id(buffer)
-        for module in prepared.modules()
-        if isinstance(module, (FakeQuantizeBase, ObserverBase))
-        for buffer in module.buffers()
-    }
+    watching = {id(buffer) for _, each in _observers(prepared) for buffer in each.buffers()}
     return [
         name
         for name, tensor in (*prepared.named_parameters(), *prepared.named_buffers())

@@ -64,12 +64,7 @@ def read_constant(graph: OpGraph, op: Op, stored: StoredTensor) -> Constant:
 
 
 def dequantized(graph: OpGraph, subgraph: int, tensor: Tensor) -> Array:
-    """
-    Return the dequantized values of a constant, float64, in its stored shape.
-
-    Raises:
-        UnreadableError: As `read_constant`.
-    """
+    """Return the dequantized values of a constant, float64, in its stored shape."""
     values = _decoded(graph, tensor)
     if not tensor.is_quantized:
         return values.astype(np.float64)

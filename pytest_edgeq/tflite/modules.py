@@ -108,12 +108,7 @@ class ModuleTree:
         return ModuleTree, (self._root,)
 
     def path_of(self, graph: OpGraph, op: Op) -> str | None:
-        """
-        Return an op's module path: `""` for the model itself, None if unknown.
-
-        A module that is reached under several attributes has its first path, as in
-        `named_modules()`.
-        """
+        """Return an op's module path, the first of several, as in `named_modules()`."""
         if graph is not self._graph:
             names = (tensor.name for subgraph in graph.subgraphs for tensor in subgraph.tensors)
             self._graph, self._names = graph, _Names(self, names)

@@ -117,10 +117,5 @@ class Signature:
 
     @property
     def has_free_shapes(self) -> bool:
-        """
-        Whether an axis of an input has any length.
-
-        The file stores 1 for it, which its ops may refuse, so tensors are allocated for the shapes
-        of a sample.
-        """
+        """Whether an axis of an input has any length, stored as 1, which ops may refuse."""
         return any(-1 in each.tensor.shape_signature for each in self.inputs)
