@@ -276,14 +276,13 @@ def _several_scales(op: Op, name: str, tensor: Tensor) -> RuleViolation:
 
 
 def _weighted_dtypes(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleViolation]:
+    if op.name == "EMBEDDING_LOOKUP":
+        return  # its input counts rows, and its output may be float
     data, weight = (graph.tensor(op, op.inputs[i]) for i in (rules.inputs[0], rules.weights[0]))
     output = graph.tensor(op, op.outputs[0])
     bias = _bias_of(graph, op, rules)
-    operands = [("input", data), ("weight", weight), ("its output", output)]
-    if bias is not None:
-        operands.insert(2, ("bias", bias))
-    if op.name == "EMBEDDING_LOOKUP":
-        return  # its input counts rows, and its output may be float
+    biases = [] if bias is None else [("bias", bias)]
+    operands = [("input", data), ("weight", weight), *biases, ("its output", output)]
     if data.is_floating_point:
         if weight.is_quantized and weight.dtype not in rules.dynamic and weight.dtype != "int2":
             yield RuleViolation(
@@ -511,9 +510,8 @@ def _shifts(graph: OpGraph, op: Op) -> Iterator[RuleViolation]:
     tensors = [graph.tensor(op, index) for index in (*op.inputs[:2], op.outputs[0])]
     parameters = [qparams(tensor) for tensor in tensors if tensor.dtype == "int16"]
     scales = [each[0] for each in parameters if each is not None]
-    if len(scales) < 3 or not all(map(is_power_of_two, scales)):
-        return
-    if not graph.option(op, "PotScaleInt16", False):
+    shifts = len(scales) == 3 and all(map(is_power_of_two, scales))
+    if not shifts or not graph.option(op, "PotScaleInt16", False):
         return
     first, second, output = (round(math.log2(scale)) for scale in scales)
     if max(first, second) == output:

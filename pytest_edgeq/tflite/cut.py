@@ -23,7 +23,7 @@ from pytest_edgeq.tflite.flatbuffer import aligned_buffer
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.model_objects import packed, unpacked
 from pytest_edgeq.tflite.ops import MOVING, facts_of
-from pytest_edgeq.tflite.subgraph import Op, Subgraph
+from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 
 # The offsets of a flatbuffer are signed, of 32 bits; all but the data fits into the rest.
 _MOST_BYTES = 2**31 - 2**26
@@ -143,13 +143,13 @@ class _Cutter:
         self.inputs: dict[str, int] = {}
         self.consumers: dict[str, Op] = {}
         self.outputs: list[tuple[Op, int]] = []
-        self.output_names: list[str] = []
         self.ops: list[Op] = []
         self._fixed: dict[int, int] = {}
         self._buffers: dict[int, int] = {}
         self._opcodes: dict[int, int] = {}
         self._n_bytes = 0
         self.raw = _unpacked(graph)
+        self.source = self.raw.subgraphs[subgraph.index]
         self.model = schema.ModelT()
         self.model.version = self.raw.version
         self.model.description = "ops standing alone"
@@ -167,7 +167,7 @@ class _Cutter:
         computed = {i for i in self.subgraph.inputs if not self.subgraph.tensors[i].is_constant}
         computed |= {tensor.index for tensor in self.subgraph.tensors if tensor.is_variable}
         for op in self.subgraph.ops:
-            raw = self.raw.subgraphs[self.subgraph.index].operators[op.index]
+            raw = self.source.operators[op.index]
             cause = self._why_not_isolated(op, raw, computed)
             is_fixed = op.name in _PREPARES and not any(index in computed for index in op.inputs)
             if cause or not is_fixed:
@@ -176,14 +176,8 @@ class _Cutter:
                 left_out.append((op, cause))
             elif self.wanted is None or op.index in (needed if is_fixed else self.wanted):
                 self._add(op, raw, computed, is_fixed=is_fixed)
-        return Cut(
-            self._content(),
-            self.inputs,
-            self.consumers,
-            tuple(self.outputs),
-            tuple(left_out),
-            tuple(self.ops),
-        )
+        outputs, ops = tuple(self.outputs), tuple(self.ops)
+        return Cut(self._content(), self.inputs, self.consumers, outputs, tuple(left_out), ops)
 
     def _needed(self) -> set[int]:
         """Return the ops that may prepare constants of the wanted ops."""
@@ -242,11 +236,9 @@ class _Cutter:
             if is_fixed:
                 tensor = self._fixed[index] = self._tensor(index)
             else:
-                name = f"out_{op.index}_{index}"
-                tensor = self._tensor(index, name)
+                tensor = self._tensor(index, f"out_{op.index}_{index}")
                 self.main.outputs.append(tensor)
                 self.outputs.append((op, index))
-                self.output_names.append(name)
             isolated.outputs.append(tensor)
         self.main.operators.append(isolated)
         self.ops.append(op)
@@ -271,7 +263,7 @@ class _Cutter:
         from ai_edge_litert import schema_py_generated as schema
 
         index = op.inputs[position]
-        tensor = copy.copy(self.raw.subgraphs[self.subgraph.index].tensors[index])
+        tensor = copy.copy(self.source.tensors[index])
         tensor.name = f"constant_{index}_of_{op.index}"
         tensor.type, tensor.quantization = schema.TensorType.FLOAT32, None
         tensor.sparsity = None
@@ -283,9 +275,9 @@ class _Cutter:
     def _tensor(self, index: int, name: str = "") -> int:
         """Copy a tensor of the subgraph, with its own and its referenced constants."""
         tensor = self.subgraph.tensors[index]
-        copied = copy.copy(self.raw.subgraphs[self.subgraph.index].tensors[index])
+        copied = copy.copy(self.source.tensors[index])
         copied.name = name or f"constant_{index}"
-        copied.buffer = self._buffer(tensor.buffer, index) if tensor.is_constant else 0
+        copied.buffer = self._buffer(tensor) if tensor.is_constant else 0
         if tensor.block_scales >= 0:
             copied.quantization = copy.copy(copied.quantization)
             details = copied.quantization.details = copy.copy(copied.quantization.details)
@@ -296,11 +288,11 @@ class _Cutter:
         self.main.tensors.append(copied)
         return len(self.main.tensors) - 1
 
-    def _buffer(self, buffer: int, index: int) -> int:
-        if buffer not in self._buffers:
-            content = np.asarray(self.graph.stored(self.subgraph.tensors[index]))
-            self._buffers[buffer] = self._add_buffer(content)
-        return self._buffers[buffer]
+    def _buffer(self, tensor: Tensor) -> int:
+        if tensor.buffer not in self._buffers:
+            content = np.asarray(self.graph.stored(tensor))
+            self._buffers[tensor.buffer] = self._add_buffer(content)
+        return self._buffers[tensor.buffer]
 
     def _add_buffer(self, content: npt.NDArray[np.uint8]) -> int:
         self._n_bytes += content.size
@@ -332,7 +324,8 @@ class _Cutter:
         signature = schema.SignatureDefT()
         signature.signatureKey, signature.subgraphIndex = "cut", 0
         signature.inputs = named(self.inputs, self.main.inputs)
-        signature.outputs = named(self.output_names, self.main.outputs)
+        names = (f"out_{op.index}_{index}" for op, index in self.outputs)
+        signature.outputs = named(names, self.main.outputs)
         self.model.signatureDefs = [signature]
         return packed(self.model, self._n_bytes + _SMALL_PARTS)
 
