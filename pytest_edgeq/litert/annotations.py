@@ -50,7 +50,7 @@ def normalize_annotations(model: Any) -> None:
         RefusedError: A spec that no `.tflite` kernel, or not the converter, supports.
     """
     annotated = [n for n in model.graph.nodes if n.meta.get("quantization_annotation") is not None]
-    constructors: dict[int, tuple[Any, Any]] = {}
+    constructors: dict[Any, Any] = {}
     dropped: set[Any] = set()
     for node in annotated:
         annotation = node.meta["quantization_annotation"]
@@ -103,11 +103,16 @@ def _unshared(node: Any, operand: Any, spec: Any) -> Any:
 
 def _drops(model: Any, node: Any, spec: Any) -> bool:
     """Return whether a graph cannot hold a spec for a node's output."""
-    if spec is None:
-        return False
-    if _is_dynamic(spec) or getattr(spec, "dtype", None) is torch.float32:
-        return True
-    return not _is_floating_point(model, node)
+    if spec is None or _is_dynamic(spec) or getattr(spec, "dtype", None) is torch.float32:
+        return spec is not None
+    value = node.meta.get("val")
+    if value is None and node.op == "get_attr":
+        value = operator.attrgetter(node.target)(model)
+    if isinstance(value, (tuple, list)):
+        value = value[0]
+    if value is None:
+        return False  # a node that the quantizer inserted
+    return not (isinstance(value, torch.Tensor) and value.dtype.is_floating_point)
 
 
 def _is_dynamic(spec: Any) -> bool:
@@ -132,28 +137,14 @@ def _drop_shares(annotated: list[Any], dropped: set[Any]) -> None:
                 dropped.add(node)
 
 
-def _is_floating_point(model: Any, node: Any) -> bool:
-    """Return whether the first result of a node is a floating-point tensor."""
-    value = node.meta.get("val")
-    if value is None and node.op == "get_attr":
-        value = operator.attrgetter(node.target)(model)
-    if isinstance(value, (tuple, list)):
-        value = value[0]
-    # A node that the quantizer inserted may have no value: keep its annotation.
-    return value is None or (isinstance(value, torch.Tensor) and value.dtype.is_floating_point)
-
-
 def is_constant(node: Any) -> bool:
     """Return whether a node is a parameter, a buffer, or computed only from such."""
     seen, left = {node}, [node]
     while left:
-        each = left.pop()
-        # A loop, as a graph may be deeper than Python's stack.
-        if each.op != "call_function":
-            if each.op != "get_attr":
-                return False
+        each = left.pop()  # a loop, as a graph may be deeper than Python's stack
+        if each.op == "get_attr":
             continue
-        if not each.all_input_nodes:
+        if each.op != "call_function" or not each.all_input_nodes:
             return False
         new = [n for n in each.all_input_nodes if n not in seen]
         seen.update(new)
@@ -161,7 +152,7 @@ def is_constant(node: Any) -> bool:
     return True
 
 
-def _normalized(spec: Any, constructors: dict[int, tuple[Any, Any]]) -> Any:
+def _normalized(spec: Any, constructors: dict[Any, Any]) -> Any:
     """Return a spec that torchao can use; equal ones stay equal, for sharing."""
     FixedQParamsFakeQuantize = pt2e_module("fake_quantize").FixedQParamsFakeQuantize
     FixedQParamsQuantizationSpec = pt2e_module("quantizer").FixedQParamsQuantizationSpec
@@ -169,10 +160,9 @@ def _normalized(spec: Any, constructors: dict[int, tuple[Any, Any]]) -> Any:
     if not isinstance(spec, QuantizationSpec):
         return spec
     constructor = spec.observer_or_fake_quant_ctr
-    if id(constructor) not in constructors:
-        # The constructor is kept alive, or another could get its id.
-        constructors[id(constructor)] = (constructor, _torchao_constructor(constructor))
-    own = constructors[id(constructor)][1]
+    if constructor not in constructors:
+        constructors[constructor] = _torchao_constructor(constructor)
+    own = constructors[constructor]
     if _parts(own)[0] is FixedQParamsFakeQuantize:
         fixed = own().activation_post_process
         return FixedQParamsQuantizationSpec(

@@ -166,11 +166,8 @@ def _check_keys(
     within = f"{place}: " if place else ""
     for key in entries:
         if key not in known:
-            raise _refused(
-                rule,
-                f"{within}unknown key {key!r}{nearest(str(key), known)}\n"
-                f"  known: {', '.join(known)}",
-            )
+            why = f"{within}unknown key {key!r}{nearest(str(key), known)}"
+            raise _refused(rule, f"{why}\n  known: {', '.join(known)}")
     missing = [key for key in required if key not in entries]
     if missing:
         raise _refused(rule, f"{within}{' and '.join(map(repr, missing))} missing")
