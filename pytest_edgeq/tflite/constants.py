@@ -68,9 +68,7 @@ def dequantized(graph: OpGraph, subgraph: int, tensor: Tensor) -> Array:
     values = _decoded(graph, tensor)
     if not tensor.is_quantized:
         return values.astype(np.float64)
-    scales, zero_points = _spread_parameters(graph, subgraph, tensor)
-    floats: Array = (values - zero_points) * scales
-    return floats
+    return Constant(tensor.dtype, values, *_spread_parameters(graph, subgraph, tensor)).floats
 
 
 _BITS = {"int4": (4, True), "uint4": (4, False), "int2": (2, True), "uint2": (2, False)}
