@@ -168,7 +168,7 @@ def _check_keys(
         if key not in known:
             why = f"{within}unknown key {key!r}{nearest(str(key), known)}"
             raise _refused(rule, f"{why}\n  known: {', '.join(known)}")
-    missing = [key for key in needed if key not in entries]
+    missing = [key for key in required if key not in entries]
     if missing:
         raise _refused(rule, f"{within}{' and '.join(map(repr, missing))} missing")
 
