@@ -68,7 +68,7 @@ def drop_dropouts(exported: torch.fx.GraphModule) -> None:
 
 def checks_shapes(node: Any) -> bool:
     """Return whether a node is torch's call that checks the shapes of inputs."""
-    return node.op == "call_module" and node.target == "_guards_fn"
+    return bool(node.op == "call_module" and node.target == "_guards_fn")
 
 
 def drop_guards(exported: torch.fx.GraphModule) -> None:

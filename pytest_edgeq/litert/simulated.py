@@ -104,7 +104,8 @@ def share_scales(simulated: torch.fx.GraphModule) -> None:
     If the shape changes, a RESHAPE stays in the file, and a QUANTIZE behind it.
     """
     for node in simulated.graph.nodes:
-        source = before = node.args[0].args[0] if _is_dequantized(node) else None
+        before: Any = node.args[0].args[0] if _is_dequantized(node) else None
+        source = before
         while _changes_nothing(source):
             source = source.args[0]
         # Of one dtype and one range of codes, per tensor.
