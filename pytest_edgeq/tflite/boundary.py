@@ -64,7 +64,9 @@ def _parameters(
             "and finite. The file is wrong; quantize again and look at the calibration data"
         )
     # In the array's own width: int64 zero points would promote everything to float64.
-    shape = shape_along(len(tensor.scales), len(tensor.shape), tensor.quantized_dimension)
+    # One scale fits an array of any rank.
+    ndim = len(tensor.shape) if len(tensor.scales) > 1 else 0
+    shape = shape_along(len(tensor.scales), ndim, tensor.quantized_dimension)
     scales, zero_points = (each.astype(dtype) for each in (tensor.scales, tensor.zero_points))
     return scales.reshape(shape), zero_points.reshape(shape)
 
