@@ -64,6 +64,7 @@ def _simulate(cache: ConversionCache, ran: list[str]) -> Any:
         ran.append("simulate")
         list(samples)
         graph: Any = _program().module()
+        litert.drop_guards(graph)  # as of every quantized graph
         return Simulation(lambda: graph, True, False, frozenset()), True
 
     made = cache.simulate("key", "net", _samples(), make, lambda: "key")
