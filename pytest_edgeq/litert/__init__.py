@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.litert.ao import holds_ao_weights as holds_ao_weights
     from pytest_edgeq.litert.ao import is_ao_config as is_ao_config
     from pytest_edgeq.litert.ao import quantize_ao as quantize_ao
-    from pytest_edgeq.litert.ao import second_pipeline as second_pipeline
     from pytest_edgeq.litert.converter import SIGNATURE as SIGNATURE
     from pytest_edgeq.litert.converter import Traced as Traced
     from pytest_edgeq.litert.converter import convert as convert

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from pytest_edgeq.litert.chatter import quiet
-from pytest_edgeq.litert.libraries import converter_module
 from pytest_edgeq.litert.weights import QuantizedWeight
 from pytest_edgeq.names import nearest
 
@@ -220,10 +219,3 @@ def dequantized(quantized: torch.nn.Module) -> torch.nn.Module:
                     values = torch.nn.Parameter(parameter.dequantize(), requires_grad=False)
                     setattr(module, name, values)
     return plain
-
-
-def second_pipeline() -> bool:
-    """Return whether the converter's second pipeline is available here."""
-    package = converter_module()
-    with quiet():
-        return hasattr(package, "converter_v2") and bool(package.converter_v2.is_supported())

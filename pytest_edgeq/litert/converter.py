@@ -68,7 +68,6 @@ def convert(
     signatures: Mapping[str, Traced],
     *,
     static: bool | None = None,
-    second_pipeline: bool = False,
     programs: Mapping[str, torch.export.ExportedProgram] | None = None,
     native: Native | None = None,
 ) -> bytes:
@@ -88,15 +87,14 @@ def convert(
                 dict(traced.kwargs) or None,
                 dynamic_shapes=traced.dynamic_shapes,
             )
-        pipeline = {"use_v2": True} if second_pipeline else {}
         exported = [(signatures[name].model, (programs or {}).get(name)) for name in signatures]
         with (
             true_constants(),
             graphs_compiled_on_call(),
             _exported_before(exported),
-            lowered_by(native, second_pipeline=second_pipeline),
+            lowered_by(native),
         ):
-            edge = converter.convert(quant_config=config, **pipeline)
+            edge = converter.convert(quant_config=config)
             content: bytes = edge.model_content()
         return content
 

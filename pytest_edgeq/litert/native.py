@@ -28,7 +28,7 @@ _EXTENSION = f"{_LIBRARY}._mlir_libs.converter_api_ext"
 
 
 @contextlib.contextmanager
-def lowered_by(native: Native | None, *, second_pipeline: bool) -> Iterator[None]:
+def lowered_by(native: Native | None) -> Iterator[None]:
     """
     Run the converter's passes, and write the file, in another process.
 
@@ -36,11 +36,6 @@ def lowered_by(native: Native | None, *, second_pipeline: bool) -> Iterator[None
     they end the process, as compilers do at a failed check.
     """
     if native is None:
-        yield
-        return
-    if second_pipeline:
-        what = "the pipeline by TensorFlow has no step that takes bytes and gives bytes"
-        native.runs_here("convert", what)
         yield
         return
     module = converter_module("_convert.litert_converter")

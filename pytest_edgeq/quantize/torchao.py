@@ -1,12 +1,8 @@
 """
 The `torchao` flow: `quantize_`, conversion in float, and quantized weights written back.
 
-The converter's first pipeline has no quantized tensors. So it converts the model with dequantized
-weights, and then codes, scales and zero points replace them in the file. If the converter has
-folded the weights into other values, its second pipeline is used, if TensorFlow is installed. It is
-the second choice because it converts fewer models to the same ops and numbers: no groups, GELU,
-embeddings or layers' names (litert-torch 0.10.0 with tf-nightly-cpu 2.22.0.dev20260905;
-`tests/litert/test_ao_shims.py` watches).
+The converter has no quantized tensors. So it converts the model with dequantized weights, and then
+codes, scales and zero points replace them in the file.
 """
 
 from __future__ import annotations
@@ -61,7 +57,15 @@ def quantize_torchao(request: Request, config: Any) -> QuantizedModel:
             weights += [weight for weight in each if weight.name not in unused]
         tflite, missing = litert.write_weights(float_tflite, weights)
     if missing:
-        tflite = _second_pipeline(request, simulated, missing)
+        raise ValueError(
+            f"{request.name}: the converter folds {', '.join(missing)} with its neighbours into "
+            "values that the codes do not give, or computes with it in another op than "
+            "FULLY_CONNECTED and EMBEDDING_LOOKUP. Fold a norm's weight into the layer before "
+            "quantizing (of a batch norm: torch.nn.utils.fusion.fuse_linear_bn_eval; of a "
+            "LayerNorm in front: linear.bias += linear.weight @ norm.bias, linear.weight *= "
+            "norm.weight, then bias 0 and weight 1), leave the layer in float by an FqnToConfig, "
+            "or take a recipe (recipe_dynamic_wi8_afp32)"
+        )
     edge = request.edge(tflite)
     _check_kept(request, edge, weights)
     models = [functools.partial(by_model.__getitem__, id(entry.model)) for entry in request.entries]
@@ -88,27 +92,6 @@ def _unused(traced: litert.Traced) -> set[str]:
         )
     names = program.graph_signature.inputs_to_parameters
     return {names[n.name] for n in program.graph.nodes if n.name in names and not n.users}
-
-
-def _second_pipeline(
-    request: Request, simulated: Sequence[torch.nn.Module], missing: Sequence[str]
-) -> bytes:
-    if not litert.second_pipeline():
-        raise ValueError(
-            f"{request.name}: the converter folds {', '.join(missing)} with its neighbours into "
-            "values that the codes do not give, or computes with it in another op than "
-            "FULLY_CONNECTED and EMBEDDING_LOOKUP. Fold a norm's weight into the layer before "
-            "quantizing (of a batch norm: torch.nn.utils.fusion.fuse_linear_bn_eval; of a "
-            "LayerNorm in front: linear.bias += linear.weight @ norm.bias, linear.weight *= "
-            "norm.weight, then bias 0 and weight 1), leave the layer in float by an FqnToConfig, "
-            "take a recipe (recipe_dynamic_wi8_afp32), or install tf-nightly-cpu in place of "
-            "tensorflow-cpu: with it the converter's second pipeline keeps the layer apart"
-        )
-    traced = {
-        entry.key: entry.traced(model)
-        for entry, model in zip(request.entries, simulated, strict=True)
-    }
-    return convert(request, traced, second_pipeline=True)
 
 
 def _check_kept(

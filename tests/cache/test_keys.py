@@ -251,26 +251,6 @@ def test_every_library_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _key(Reference()) == key
 
 
-def test_tensorflow_counts_where_it_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the second pipeline, whose files are others with another release; else not at all."""
-    made: list[Any] = []
-
-    def convert(*_: Any, **options: Any) -> bytes:
-        made.append(options)
-        return b"fileTFL3"
-
-    monkeypatch.setattr(litert, "convert", convert)
-    cache = ConversionCache(Store(tmp_path, pytest.fail))
-    signatures = {"serving_default": Traced(Reference().eval(), INPUT)}
-    for release in ("2.21.0", "2.22.0", "2.22.0"):
-        monkeypatch.setattr(environment, "second_pipeline", lambda r=release: {"tensorflow": r})
-        for second in (False, True):
-            assert cache.convert("Net", signatures, second_pipeline=second) == b"fileTFL3"
-    assert [options["second_pipeline"] for options in made] == [False, True, True]
-
-
 @pytest.mark.slow
 def test_no_other_conversion_imports_tensorflow() -> None:
     """So that it may be installed beside a cache that was filled without it."""

@@ -10,30 +10,19 @@ from tests.faults.json_mutations import dump, mutate_json, mutate_value
 from tests.faults.mutations import mutate_bytes, mutate_tflite
 from tests.faults.seeds import tflite_seeds
 
-__all__ = ["KINDS", "Case", "case_of"]
-
 KINDS = ("tflite", "baseline", "cache", "report")
 """What is damaged: a model, a baseline, an entry of the conversion cache, the record of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """
-    A damaged file.
-
-    Attributes:
-        number: Of the case.
-        origin: Name of the sound file.
-        damage: What was done to it.
-        content: What it holds now.
-        parts: What an entry of the cache holds now, where its own hashes are right.
-    """
+    """A damaged file."""
 
     number: int
-    origin: str
-    damage: str
+    origin: str  # name of the sound file
+    damage: str  # what was done to it
     content: bytes = b""
-    parts: dict[str, bytes] | None = None
+    parts: dict[str, bytes] | None = None  # of an entry of the cache, whose own hashes are right
 
 
 def case_of(kind: str, seed: str, number: int) -> Case:

@@ -17,8 +17,6 @@ from pathlib import Path
 from tests.faults.cases import KINDS, case_of
 from tests.faults.pool import Failure, try_cases
 
-__all__ = ["describe"]
-
 
 def describe(kind: str, seed: int, failure: Failure) -> str:
     """Return a line on a failed case: how to try it again, what was damaged, how it ended."""

@@ -10,8 +10,6 @@ from typing import Any
 
 from tests.faults.mutations import mutate_bytes
 
-__all__ = ["dump", "mutate_json", "mutate_value"]
-
 _HUGE = 10**400
 """A whole number of JSON that no float holds."""
 

@@ -1,17 +1,11 @@
-"""
-Kill processes at random moments, and look at what they leave.
-
-`python -m tests.faults.kills --seed 0 --count 50` does all four, as the slow lane does.
-"""
+"""Kill processes at random moments, and look at what they leave."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -44,24 +38,18 @@ for number in range(10**6):
 
 
 def kill_updates(folder: Path, seed: int, count: int) -> None:
-    """
-    Kill sessions that rewrite baselines.
-
-    Raises:
-        AssertionError, ValueError: A baseline is not whole, something is left in its folder, or
-            the session that follows is not right.
-    """
+    """Kill sessions that rewrite baselines: each is whole, and the next session is right."""
     _kill(Project(folder), seed, count, _killed)
 
 
 def kill_controllers(folder: Path, seed: int, count: int) -> None:
-    """Kill sessions under `-n 2`; their workers end, too. Raises as `kill_updates`."""
+    """Kill sessions under `-n 2`; their workers end, too."""
     _kill(Project(folder), seed, count, _killed, "-n", "2")
 
 
 def kill_workers(folder: Path, seed: int, count: int) -> None:
     """
-    Kill one of two workers of a session, which ends by itself. Raises as `kill_updates`.
+    Kill one of two workers of a session, which ends by itself.
 
     One that has begun with its tests: pytest-xdist 3.8 ends in an INTERNALERROR when a worker is
     killed before.
@@ -134,12 +122,7 @@ def _next_run_is_right(project: Project, scheme: str, *options: str) -> None:
 
 
 def kill_cache_writers(folder: Path, seed: int, count: int) -> None:
-    """
-    Kill processes that write one entry of the cache.
-
-    Raises:
-        AssertionError: The entry is not whole, or its lock stays.
-    """
+    """Kill processes that write one entry of the cache: it is whole, and not locked."""
     met = 0
     for number, moment in moments(seed, count, 0.05):
         with running(
@@ -168,21 +151,3 @@ ALL: dict[str, Callable[[Path, int, int], None]] = {
     "workers": kill_workers,
     "cache": kill_cache_writers,
 }
-
-
-def main() -> None:
-    """Do all, or those that are named."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="*", choices=[*ALL, []])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=50)
-    given = parser.parse_args()
-    for name in given.what or ALL:
-        started = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            ALL[name](Path(folder), given.seed, given.count)
-        print(f"{name}: passed in {time.perf_counter() - started:.0f} s")
-
-
-if __name__ == "__main__":
-    main()

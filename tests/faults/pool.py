@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -13,12 +12,10 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.waiting import SECONDS, line_of
-
-__all__ = ["Failure", "Report", "try_cases"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,20 +25,12 @@ _SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """
-    A case that ended in no result and in no error of the package.
-
-    Attributes:
-        number: Of the case.
-        kind: `died`, `hung` or `bare`.
-        stage: What was being done.
-        told: The signal with the last lines of stderr, or the error.
-    """
+    """A case that ended in no result and in no error of the package."""
 
     number: int
-    kind: str
-    stage: str
-    told: str
+    kind: str  # `died`, `hung` or `bare`
+    stage: str  # what was being done
+    told: str  # the signal with the last lines of stderr, or the error
 
 
 @dataclass(slots=True)
@@ -54,12 +43,10 @@ class Report:
 
 def try_cases(kind: str, seed: int, numbers: Iterable[int], workers: int = 2) -> Report:
     """Try each case of a kind once."""
-    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in numbers:
-        waiting.put(number)
+    shares = [list(numbers)[i::workers] for i in range(workers)]
     report, lock = Report(), threading.Lock()
     with ThreadPoolExecutor(workers) as pool:
-        working = [pool.submit(_work, kind, seed, waiting, report, lock) for _ in range(workers)]
+        working = [pool.submit(_work, kind, seed, share, report, lock) for share in shares]
     for each in working:
         each.result()  # of a worker that failed, its error
     report.failures.sort(key=lambda failure: failure.number)
@@ -67,40 +54,24 @@ def try_cases(kind: str, seed: int, numbers: Iterable[int], workers: int = 2) ->
 
 
 def _work(
-    kind: str,
-    seed: int,
-    waiting: queue.SimpleQueue[int],
-    report: Report,
-    lock: threading.Lock,
+    kind: str, seed: int, numbers: Iterable[int], report: Report, lock: threading.Lock
 ) -> None:
+    process = None
     with tempfile.TemporaryFile() as stderr:
-        process = None
-        while True:
-            try:
-                number = waiting.get_nowait()
-            except queue.Empty:
-                break
-            if process is None:
-                process = _start(kind, seed, stderr.fileno())
+        for number in numbers:
+            process = process or _start(kind, seed, stderr.fileno())
             stderr.seek(0)
             stderr.truncate()
             failure, outcome = _try(process, number)
-            if failure is not None:
-                if failure.kind != "bare":
-                    process = None
+            if failure is not None and failure.kind != "bare":
+                process = None
                 stderr.seek(0)
                 printed = stderr.read()[-600:].decode("utf-8", "replace").split("\n")
                 last = " / ".join(line for line in printed[-4:] if line.strip())
-                if failure.kind != "bare":
-                    failure = Failure(
-                        number, failure.kind, failure.stage, f"{failure.told}: {last}"
-                    )
+                failure = replace(failure, told=f"{failure.told}: {last}")
             with lock:
-                if failure is None:
-                    report.outcomes[outcome] += 1
-                else:
-                    report.outcomes[failure.kind] += 1
-                    report.failures.append(failure)
+                report.outcomes[outcome if failure is None else failure.kind] += 1
+                report.failures += [] if failure is None else [failure]
         if process is not None:
             _end(process)
 

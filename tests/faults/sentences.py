@@ -8,8 +8,6 @@ from types import TracebackType
 
 import pytest_edgeq
 
-__all__ = ["is_sentence"]
-
 _PACKAGE = str(Path(pytest_edgeq.__file__).parent)
 
 

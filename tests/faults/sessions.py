@@ -7,7 +7,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,17 +65,11 @@ def test_it(remember, number):
 """
 
 # Other plugins would take most of the time of a session that is killed.
-_PLUGINS = ("edgeq", "xdist")
+_PLUGINS = ("-p", "edgeq", "-p", "xdist")
 
 
 class Project:
-    """
-    A folder whose tests hold baselines, and nothing else.
-
-    Args:
-        folder: Empty.
-        count: How many tests there are.
-    """
+    """An empty folder that gets so many tests, which hold baselines, and nothing else."""
 
     def __init__(self, folder: Path, count: int = 30) -> None:
         self.folder = folder
@@ -90,7 +84,7 @@ class Project:
         with contextlib.suppress(OSError):  # a folder that is read-only
             (self.folder / "began").unlink(missing_ok=True)
         return subprocess.Popen(
-            [*(sys.executable, "-m", "pytest", "-q"), *_plugins(), *options],
+            [*(sys.executable, "-m", "pytest", "-q"), *_PLUGINS, *options],
             cwd=self.folder,
             env=environment(SCHEME=scheme),
             stdout=subprocess.PIPE,
@@ -106,22 +100,11 @@ class Project:
         return process.returncode, text
 
     def wait_until_it_writes(self, process: subprocess.Popen[str]) -> None:
-        """
-        Wait until the session has begun with its tests.
-
-        Raises:
-            AssertionError: It ended before, or does not begin.
-        """
+        """Wait until the session has begun with its tests."""
         wait_until((self.folder / "began").exists, process)
 
     def schemes(self) -> dict[str, str]:
-        """
-        Return what each baseline holds, by the name of its file.
-
-        Raises:
-            AssertionError: A file is of two sessions.
-            ValueError: A file is not whole.
-        """
+        """Return what each baseline, whole and of one session, holds, by its file's name."""
         found = {}
         for path in sorted(self.baselines.glob("*.json")):
             data = store.read(path, path.name).data
@@ -141,13 +124,13 @@ class Project:
 
 def environment(**variables: str) -> dict[str, str]:
     """Return the variables of a shell that is no CI, without the pytest around it."""
-    kept: Mapping[str, str] = os.environ
+    kept = [
+        name
+        for name in os.environ
+        if name not in CI_VARIABLES and not name.startswith(("PYTEST_", "COV_"))
+    ]
     return {
-        **{
-            name: value
-            for name, value in kept.items()
-            if name not in CI_VARIABLES and not name.startswith(("PYTEST_", "COV_"))
-        },
+        **{name: os.environ[name] for name in kept},
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTHONPATH": str(ROOT),
         **EXTRA,
@@ -155,20 +138,8 @@ def environment(**variables: str) -> dict[str, str]:
     }
 
 
-def _plugins() -> Iterator[str]:
-    for name in _PLUGINS:
-        yield from ("-p", name)
-
-
 def moments(seed: int, count: int, longest: float) -> Iterator[tuple[int, float]]:
-    """
-    Yield numbered moments, printed so that a failure can be repeated.
-
-    Args:
-        seed: Of the random generator.
-        count: How many.
-        longest: Seconds.
-    """
+    """Yield numbered moments within so many seconds, printed so that a failure can be repeated."""
     generator: Any = random.Random(seed)
     print(f"seed {seed}: {count} moments within {longest:.3g} s")
     for number in range(count):

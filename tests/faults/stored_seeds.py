@@ -15,8 +15,6 @@ from pytest_edgeq.baselines.session import SnapshotSession
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 
-__all__ = ["OWNER_TEST", "baseline_seeds", "cache_seeds", "measured", "report_seeds"]
-
 OWNER_TEST = "test_y"
 
 _KINDS = {"op_dtype_map": "op_dtypes", "errors": "errors"}

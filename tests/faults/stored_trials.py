@@ -11,8 +11,6 @@ from typing import Any
 from tests.faults.cases import Case
 from tests.faults.sentences import is_sentence
 
-__all__ = ["try_baseline", "try_cache", "try_report"]
-
 Stage = Callable[[str], None]
 
 _HTML_EACH = 40

@@ -21,7 +21,7 @@ COUNT = 50
 @pytest.mark.slow
 @pytest.mark.parametrize("what", kills.ALL)
 def test_a_kill_leaves_whole_files(what: str, tmp_path: Path) -> None:
-    """`python -m tests.faults.kills` has as many moments of each as one likes."""
+    """At 50 random moments of each."""
     kills.ALL[what](tmp_path, 0, COUNT)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fixtures.models import EmbeddingMean, ResidualNet, SelfAttention, normal, samples, seeded
-from pytest_edgeq import Edgeq, QuantizedModel, assert_op_counts, assert_op_dtypes, litert
+from pytest_edgeq import Edgeq, QuantizedModel, assert_op_dtypes, litert
 from pytest_edgeq.quantize.torchao import _check_kept
 
 with litert.quiet():
@@ -489,9 +489,7 @@ UNFOLDABLE = [("dynamic one scale", 1), ("weight-only int8", -1)]
 @pytest.mark.parametrize(("case", "sign"), UNFOLDABLE)
 def test_a_batch_norm_that_the_codes_cannot_take(maker: Edgeq, case: str, sign: int) -> None:
     """Refused, with three ways out."""
-    if litert.second_pipeline():
-        pytest.skip("the second pipeline is supported here and keeps the batch norm apart")
-    told = r"folds linear\.weight with.*fuse_linear_bn_eval.*FqnToConfig.*tf-nightly-cpu"
+    told = r"folds linear\.weight with.*fuse_linear_bn_eval.*FqnToConfig.*recipe_dynamic_wi8_afp32"
     with pytest.raises(ValueError, match=told):
         maker.quantize(_batch_normed(sign=sign), rows(1)[0], quantizer=PROMISES[case][0])
 
@@ -529,9 +527,8 @@ def test_a_layer_norm_folded_before(maker: Edgeq) -> None:
     """The way out that the refusal names, by its very words."""
     model, sample = seeded(_Normed), normal(3, 64, seed=0)
     config = PROMISES["weight-only int8"][0]
-    if not litert.second_pipeline():
-        with pytest.raises(ValueError, match=r"linear\.weight \*= norm\.weight"):
-            maker.quantize(model, sample, quantizer=config)
+    with pytest.raises(ValueError, match=r"linear\.weight \*= norm\.weight"):
+        maker.quantize(model, sample, quantizer=config)
     linear, norm, before = model.linear, model.norm, model(sample)
     with torch.no_grad():
         linear.bias.add_(torch.mv(linear.weight, norm.bias))
@@ -541,26 +538,6 @@ def test_a_layer_norm_folded_before(maker: Edgeq) -> None:
     torch.testing.assert_close(model(sample), before)
     quantized = maker.quantize(model, sample, quantizer=config)
     assert_op_dtypes(quantized, "FULLY_CONNECTED", scheme="weight_only", weight="int8", count=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "config",
-    [
-        WeightOnly(weight_dtype=INT8, granularity=PER_AXIS),
-        WeightOnly(weight_dtype=INT4, granularity=PER_AXIS),
-    ],
-    ids=["int8", "int4"],
-)
-def test_a_batch_norm_in_the_second_pipeline(maker: Edgeq, config: Any) -> None:
-    """The last way out: it keeps MUL and ADD behind the quantized layer."""
-    if not litert.second_pipeline():
-        pytest.skip("needs tf-nightly-cpu 2.22 in place of tensorflow-cpu")
-    quantized = maker.quantize(_batch_normed(sign=-1), rows(1)[0], quantizer=config)
-
-    assert_op_dtypes(quantized, "FULLY_CONNECTED", scheme="weight_only", count=2)
-    assert_op_counts(quantized, {"MUL": 1, "ADD": 1})
-    _near(maker, quantized, rows(8), FLOAT)
 
 
 def test_a_layer_that_came_out_in_float_is_noticed(

@@ -17,7 +17,6 @@ from torch import nn
 
 from fixtures.models import normal, seeded
 from pytest_edgeq import litert
-from pytest_edgeq.compare.reference import module_tree
 from pytest_edgeq.litert import weights as writer
 from pytest_edgeq.runtimes.edge import EdgeFile
 
@@ -152,48 +151,3 @@ def test_groups_behind_a_dequantize_are_still_not_known(monkeypatch: pytest.Monk
 
     # XNNPACK dies of it (SIGSEGV seen).
     assert not _sqnr_db(quantized, edge, "builtin") > 10
-
-
-def _in_the_second_pipeline(quantized: nn.Module) -> EdgeFile:
-    if not litert.second_pipeline():
-        pytest.skip("needs tf-nightly-cpu 2.22 in place of tensorflow-cpu")
-    traced = {litert.SIGNATURE: litert.Traced(quantized, INPUTS)}
-    return EdgeFile(litert.convert(traced, second_pipeline=True), modules=module_tree(quantized))
-
-
-def test_the_second_pipeline_still_forgets_names_and_the_lowest_code() -> None:
-    """tf-nightly-cpu 2.22.0.dev20260905: why it comes second in `quantize_torchao`."""
-    config = ao.Int8DynamicActivationIntxWeightConfig(
-        weight_dtype=torch.int8, weight_granularity=PER_AXIS
-    )
-    quantized = _quantized(config)
-    edge = _in_the_second_pipeline(quantized)
-
-    assert [op.module for op in edge.op_dtypes.ops("FULLY_CONNECTED")] == [None]
-    assert _sqnr_db(quantized, edge, "xnnpack") > 100
-    assert _sqnr_db(quantized, edge, "builtin") < 25
-
-
-def test_the_second_pipeline_still_refuses_composites() -> None:
-    """tf-nightly-cpu 2.22.0.dev20260905: GELU, and an embedding."""
-    config = ao.IntxWeightOnlyConfig(weight_dtype=torch.int8, granularity=PER_AXIS)
-    with pytest.raises(Exception, match=r"stablehlo\.custom_call"):
-        _in_the_second_pipeline(nn.Sequential(_quantized(config), nn.GELU()).eval())
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        ao.IntxWeightOnlyConfig(weight_dtype=INT4, granularity=GROUPS),
-        ao.Int8DynamicActivationIntxWeightConfig(weight_dtype=INT4, weight_granularity=GROUPS),
-        ao.Int8WeightOnlyConfig(),
-        ao.Int8DynamicActivationInt8WeightConfig(),
-    ],
-    ids=["groups", "dynamic groups", "int8", "dynamic int8"],
-)
-def test_the_second_pipeline_still_refuses(config: Any) -> None:
-    """tf-nightly-cpu 2.22.0.dev20260905: groups, and the classic int8 tensors."""
-    with pytest.raises(
-        Exception, match=r"blockwise weight|stablehlo\.reshape|tensor proto|aten\._int_mm"
-    ):
-        _in_the_second_pipeline(_quantized(config))

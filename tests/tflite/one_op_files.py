@@ -139,15 +139,7 @@ def write(
     parameters: Sequence[Parameters],
     constants: Mapping[int, Array] = {},
 ) -> bytes:
-    """
-    Write a file of one op.
-
-    Args:
-        op: Of `KINDS`.
-        dtypes: Of each data operand, and of the outputs.
-        parameters: Likewise.
-        constants: Operands that are constants, in codes or floats, by their number among the data.
-    """
+    """Write a file of one op: dtypes and parameters of each data operand, and of the outputs."""
     kind = KINDS[op]
     file = FileWriter()
     graph = file.graph()
@@ -195,14 +187,7 @@ def data_of(op: str) -> list[tuple[int, ...]]:
 
 
 def errors(op: str, dtype: str, parameters: Sequence[Parameters]) -> dict[str, float]:
-    """
-    Return how far kernels are from the op in float, in LSB, by runtime; ∞ where they refuse.
-
-    Args:
-        op: Of `KINDS`.
-        dtype: Of all data operands and outputs.
-        parameters: Of each data operand, and of the outputs.
-    """
+    """Return how far kernels are from the op in float, in LSB, by runtime; ∞ where they refuse."""
     draws = np.random.default_rng(7)
     values = []
     for shape, (scale, zero_point) in zip(data_of(op), parameters, strict=False):
@@ -273,22 +258,7 @@ def layer(
     """
     Write a file of one op with weights, and the same in float.
 
-    Args:
-        op: Of `LAYERS`.
-        data: Dtype of the input.
-        weight: Dtype of the weight.
-        bias: Dtype of the bias.
-        output: Dtype of the output, by default the input's.
-        scales: Of the weight.
-        point: Zero points of the weight.
-        axis: Of the weight's scales, by default that of the output channels.
-        bias_factor: Scale of the bias over the product of the input's and the weight's.
-        bias_point: Zero points of the bias.
-        fields: More options.
-        is_computed: The weight is an input.
-
-    Returns:
-        Both files, the input for each (None where rows are looked up), and the output's step.
+    Also return the input for each (None where rows are looked up), and the output's step.
     """
     options, own, taken, held, made, right, version = LAYERS[op]
     output = output or data

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from fixtures.tflite.writer import FileWriter
+from fixtures.tflite.writer import chain, constant
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.graft import Graft, write_with
 
 
 def _file(name: str, options: str, factor: float) -> bytes:
     """Write (x, x · factor) given to an op."""
-    file = FileWriter()
-    graph = file.graph()
-    x, product, out = (graph.tensor("float32") for _ in range(3))
-    constant = graph.tensor("float32", data=np.full((1, 4), factor, np.float32))
-    graph.op("MUL", [x, constant], [product], "MulOptions")
-    graph.op(name, [x, product], [out], options)
-    graph.borders([x], [out])
-    file.signature("main", [("x", x)], [("y", out)])
-    return file.content()
+    ops = ("MUL", "x factor", "product", "MulOptions"), (name, "x product", "y", options)
+    row = constant(np.full((1, 4), factor))
+    return chain(*ops, inputs="x", outputs="y", key="main", factor=row)
 
 
 def _run(content: bytes) -> float:

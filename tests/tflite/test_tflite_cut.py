@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from fixtures.tflite import make
-from fixtures.tflite.writer import FileWriter, GraphWriter, one_op, pack, unpack
+from fixtures.tflite.writer import FileWriter, GraphWriter, chain, constant
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.cut import Cut, cut_ops
 from pytest_edgeq.tflite.graph import OpGraph
@@ -75,31 +75,6 @@ def test_it_runs_on_every_runtime(runtime: str) -> None:
         assert np.abs(one.astype(int) - two).max() <= 1
 
 
-def test_a_changed_op_differs_alone() -> None:
-    """A scale of the second convolution ×2: it differs, and no op behind it does."""
-    path = make.CONVERTED / "called_one_by_one.int8.tflite"
-    edge = EdgeFile(path)
-    model = unpack(path.read_bytes())
-    convolutions = [op for op in edge.graph.ops if op.name == "CONV_2D"]
-    quantization = model.subgraphs[0].tensors[convolutions[1].outputs[0]].quantization
-    quantization.scale = np.asarray(quantization.scale) * 2
-    kept = edge.runner("builtin", keep=True)
-    kept.run(_inputs(edge))
-    # An output alone is changed; what reads it reads the parameters of its own input.
-    cut = cut_ops(OpGraph.read(pack(model)), 0)
-
-    given = {name: kept.tensor(tensor) for name, tensor in cut.inputs.items()}
-    got = EdgeFile(cut.content).runner("builtin").run(given)
-
-    differ = [
-        op.index
-        for (op, tensor), value in zip(cut.outputs, got, strict=True)
-        if not np.array_equal(value, kept.tensor(tensor))
-    ]
-    readers = [op.index for op in edge.graph.ops if convolutions[1].outputs[0] in op.inputs]
-    assert differ == [convolutions[1].index, *readers]
-
-
 def test_weights_behind_a_dequantize_stay_with_their_op() -> None:
     """As kernels treat them apart from activations; the DEQUANTIZE is no op to look at."""
     edge = EdgeFile(make.CONVERTED / "nested.recipe_weight_only_wi8_afp32.tflite")
@@ -121,40 +96,30 @@ def test_weights_behind_a_dequantize_stay_with_their_op() -> None:
 
 def test_what_is_computed_of_constants_is_an_op_to_look_at() -> None:
     """Else its error would be that of the op which takes it, as of a table of positions."""
-    file = FileWriter()
-    graph = file.graph()
-    x = graph.tensor("float32", (1, 4))
-    table = graph.tensor("float32", (1, 4), data=np.full((1, 4), 3, np.float32))
-    squared, laid_out = graph.tensor("float32", (1, 4)), graph.tensor("float32", (1, 4))
-    shape = graph.tensor("int32", (2,), data=np.array([1, 4], np.int32))
-    y = graph.tensor("float32", (1, 4))
-    graph.op("MUL", [table, table], [squared])
-    graph.op("RESHAPE", [squared, shape], [laid_out])
-    graph.op("ADD", [x, laid_out], [y])
-    graph.borders([x], [y])
+    ops = (
+        ("MUL", "table table", "squared"),
+        ("RESHAPE", "squared shape", "flat"),
+        ("ADD", "x flat", "y"),
+    )
+    tensors = {"table": constant([[3] * 4]), "shape": constant([1, 4], "int32")}
+    graph = OpGraph.read(chain(*ops, inputs="x", outputs="y", **tensors))
+    index = {tensor.name: tensor.index for tensor in graph.subgraphs[0].tensors}
 
-    cut = cut_ops(OpGraph.read(file.content()), 0)
+    cut = cut_ops(graph, 0)
 
     assert [op.name for op, _ in cut.outputs] == ["MUL", "RESHAPE", "ADD"]
-    assert sorted(cut.inputs.values()) == sorted([squared, laid_out, x])
+    assert sorted(cut.inputs.values()) == sorted(index[each] for each in ("squared", "flat", "x"))
     values = {name: np.full((1, 4), tensor, np.float32) for name, tensor in cut.inputs.items()}
     made = EdgeFile(cut.content).runner("builtin").run(values)
-    assert [value[0, 0] for value in made] == [9, squared, x + laid_out]
+    assert [value[0, 0] for value in made] == [9, index["squared"], index["x"] + index["flat"]]
 
 
 def test_a_tensor_that_an_op_takes_twice_is_one_input() -> None:
     """As of x · x; and a tensor that two ops read is an input of each."""
-    file = FileWriter()
-    graph = file.graph()
-    x = graph.tensor("float32", (1, 4))
-    y, z = graph.tensor("float32", (1, 4)), graph.tensor("float32", (1, 4))
-    graph.op("MUL", [x, x], [y])
-    graph.op("ADD", [x, y], [z])
-    graph.borders([x], [z])
+    ops = ("MUL", "x x", "y"), ("ADD", "x y", "z")
+    cut = cut_ops(OpGraph.read(chain(*ops, inputs="x", outputs="z")), 0)
 
-    cut = cut_ops(OpGraph.read(file.content()), 0)
-
-    assert cut.inputs == {"in_0_0": x, "in_1_0": x, "in_1_1": y}
+    assert cut.inputs == {"in_0_0": 0, "in_1_0": 0, "in_1_1": 1}
     values = {name: np.full((1, 4), 3 + tensor, np.float32) for name, tensor in cut.inputs.items()}
     made = EdgeFile(cut.content).runner("builtin").run(values)
     assert [value[0, 0] for value in made] == [9, 7]
@@ -189,28 +154,6 @@ def test_scales_of_blocks_come_along(by_recipe: Callable[[str], bytes]) -> None:
     assert scales(graph, blocks) == scales(edge.graph, before) != []
 
 
-def test_data_behind_the_flatbuffer_comes_along() -> None:
-    """Buffers of large files are an offset into the file; they are data again in the cut."""
-    whole = one_op(
-        "ADD",
-        [{"dtype": "float32"}, {"dtype": "float32", "data": np.full((1, 4), 7, np.float32)}],
-        [{"dtype": "float32"}],
-        "AddOptions",
-    )
-    model = unpack(whole)
-    [index] = [i for i, buffer in enumerate(model.buffers) if buffer.data is not None]
-    data, model.buffers[index].data = bytes(model.buffers[index].data), None
-    model.buffers[index].offset, model.buffers[index].size = 2, len(data)  # of the same width
-    model.buffers[index].offset = -(-len(pack(model)) // 16) * 16
-    head = pack(model)
-    content = head.ljust(model.buffers[index].offset, b"\0") + data
-
-    cut = cut_ops(OpGraph.read(content), 0)
-    [got] = EdgeFile(cut.content).runner("builtin").run({"in_0_0": np.ones((1, 4), np.float32)})
-
-    assert got.tolist() == [[8, 8, 8, 8]]
-
-
 def test_constants_stand_at_multiples_of_sixteen_bytes(by_recipe: Callable[[str], bytes]) -> None:
     """As the schema demands, and kernels of some processors need."""
     graph = OpGraph.read(cut_ops(OpGraph.read(by_recipe("static_wi8_ai8")), 0).content)
@@ -225,15 +168,10 @@ def test_constants_stand_at_multiples_of_sixteen_bytes(by_recipe: Callable[[str]
 
 def test_any_length_is_cut_at_the_length_that_ran() -> None:
     """A file stores 1 for it, which a convolution over 3 × 3 refuses."""
-    file = FileWriter()
-    graph = file.graph()
-    x = graph.tensor("float32", (1, 1, 1, 1), signature=(1, -1, -1, 1))
-    y = graph.tensor("float32", (1, 1, 1, 1), signature=(1, -1, -1, 1))
-    begin = graph.tensor("int32", (4,), data=np.array([0, 2, 2, 0], np.int32))
-    size = graph.tensor("int32", (4,), data=np.array([1, -1, -1, 1], np.int32))
-    graph.op("SLICE", [x, begin, size], [y], "SliceOptions")
-    graph.borders([x], [y])
-    whole = OpGraph.read(file.content())
+    free = {"shape": (1, 1, 1, 1), "signature": (1, -1, -1, 1)}
+    tensors = {"begin": constant([0, 2, 2, 0], "int32"), "size": constant([1, -1, -1, 1], "int32")}
+    slicing = ("SLICE", "x begin size", "y", "SliceOptions")
+    whole = OpGraph.read(chain(slicing, inputs="x", outputs="y", x=free, y=free, **tensors))
     value = np.arange(16, dtype=np.float32).reshape(1, 4, 4, 1)
 
     cut = cut_ops(whole, 0, lambda _: value.shape)

@@ -183,12 +183,6 @@ def test_a_file_of_another_model_has_no_modules() -> None:
     assert {entry.module for entry in OpDtypeMap(graph, tree)} == {None}
 
 
-def test_without_a_model_no_module_is_told() -> None:
-    """A loaded file without its torch model."""
-    graph = OpGraph.read(make.CONVERTED / "nested.float.tflite")
-    assert {entry.module for entry in OpDtypeMap(graph)} == {None}
-
-
 def test_one_tree_reads_several_files() -> None:
     """A recipe flow has two files of one model: nothing of the first is left in the second."""
     tree = module_tree(_model("nested"))
@@ -204,22 +198,6 @@ def test_one_tree_reads_several_files() -> None:
 
 def _node(path: str, class_name: str, *children: ModuleNode, kind: str | None = None) -> ModuleNode:
     return ModuleNode(path, path.rpartition(".")[2], class_name, kind, list(children))
-
-
-def test_labels_that_can_be_split_twice_tell_nothing() -> None:
-    """Class `A_b` as attribute `c` and class `A` as attribute `b_c` have one label: `A_b_c`."""
-    tree = ModuleTree(_node("", "Net", _node("c", "A_b"), _node("b_c", "A")))
-    assert len(tree.readings(["Net", "A_b_c"])) == 2
-    single = ModuleTree(_node("", "Net", _node("c", "A_b")))
-    assert [called[-1].path for called, _ in single.readings(["Net", "A_b_c"])] == ["c"]
-
-
-def test_below_a_sequential_only_its_own_children_are_called() -> None:
-    """The forward of torch's own Sequential calls its children; another class may call any."""
-    deep = _node("s.1", "Block", _node("s.1.0", "Linear"))
-    for container, ways in (("torch.nn.modules.container.Sequential", 1), ("Mine", 2)):
-        tree = ModuleTree(_node("", "Net", _node("s", container, _node("s.0", "Linear"), deep)))
-        assert len(tree.readings(["Net", f"{container}_s", "Linear_0"])) == ways
 
 
 _TORCH = "torch.nn.modules"

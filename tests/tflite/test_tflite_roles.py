@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fixtures.tflite.writer import FileWriter, one_op
+from fixtures.tflite.writer import chain, one_op
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap, OpDtypes
 from pytest_edgeq.tflite.roles import roles_of
@@ -88,18 +88,14 @@ def _behind(
     stored: Given, carriers: Sequence[str], read_as: str = "float32", op: str = "FULLY_CONNECTED"
 ) -> tuple[OpGraph, OpDtypes]:
     """An op on float32 whose weight reaches it through other ops."""
-    file = FileWriter()
-    graph = file.graph()
-    x, shape = graph.tensor("float32"), graph.tensor(**SHAPE)
-    last = graph.tensor(**stored)
-    for carrier in carriers:
-        made = graph.tensor(read_as, scales=(0.5,) if read_as == "int8" else ())
-        graph.op(carrier, [last, shape][: 2 if carrier in ("TRANSPOSE", "RESHAPE") else 1], [made])
-        last = made
-    y = graph.tensor("float32")
-    graph.op(op, [x, last, -1][: 2 if op == "BATCH_MATMUL" else 3], [y])
-    graph.borders([x], [y])
-    read = OpGraph.read(file.content())
+    made = {"dtype": read_as, "scales": (0.5,) if read_as == "int8" else ()}
+    ops = [
+        (name, f"w{i}" + " shape" * (name in ("TRANSPOSE", "RESHAPE")), f"w{i + 1}")
+        for i, name in enumerate(carriers)
+    ]
+    ops.append((op, f"x w{len(carriers)}" + " -" * (op != "BATCH_MATMUL"), "y"))
+    tensors = {f"w{i + 1}": made for i in range(len(carriers))}
+    read = OpGraph.read(chain(*ops, inputs="x", outputs="y", w0=stored, shape=SHAPE, **tensors))
     (entry,) = OpDtypeMap(read).ops(op)
     return read, entry
 
@@ -138,48 +134,9 @@ def test_a_weight_quantized_on_the_way_is_stored_in_float() -> None:
     assert not weight.dequantized
 
 
-def test_a_weight_of_two_ops_is_told_for_both() -> None:
-    """One constant, one DEQUANTIZE, two readers."""
-    file = FileWriter()
-    graph = file.graph()
-    x, y, z = graph.tensor("float32"), graph.tensor("float32"), graph.tensor("float32")
-    stored, weight = graph.tensor(**_constant("int8", 1)), graph.tensor("float32")
-    graph.op("DEQUANTIZE", [stored], [weight])
-    graph.op("FULLY_CONNECTED", [x, weight, -1], [y])
-    graph.op("FULLY_CONNECTED", [y, weight, -1], [z])
-    graph.borders([x], [z])
-    entries = OpDtypeMap(OpGraph.read(file.content())).ops("FULLY_CONNECTED")
-    assert [(e.weight, e.scheme) for e in entries] == [("int8", "weight_only")] * 2
-
-
-def test_an_op_on_constants_alone_keeps_its_roles() -> None:
-    """Left by a converter that did not fold it: the first operand is no weight."""
-    operands = (_constant("int8", 1), _constant("int8", 4), _constant("int32", 4))
-    (entry,) = OpDtypeMap(OpGraph.read(one_op("FULLY_CONNECTED", operands, [_x()])))
-    assert (entry.inputs, entry.weight, entry.bias) == (("int8",), "int8", "int32")
-
-
 def test_a_computed_weight_is_an_input() -> None:
     """A hypernetwork: nothing of it is stored, so nothing is told of it."""
-    file = FileWriter()
-    graph = file.graph()
-    x, w, y = graph.tensor("float32"), graph.tensor("float32"), graph.tensor("float32")
-    bias, computed = graph.tensor("float32"), graph.tensor("float32")
-    graph.op("NEG", [x], [computed])
-    graph.op("FULLY_CONNECTED", [x, computed, bias], [y])
-    graph.borders([x, w, bias], [y])
-    read = OpGraph.read(file.content())
+    ops = ("NEG", "x", "w"), ("FULLY_CONNECTED", "x w bias", "y")
+    read = OpGraph.read(chain(*ops, inputs="x bias", outputs="y"))
     entry = OpDtypeMap(read).ops("FULLY_CONNECTED")[0]
     assert (entry.inputs, entry.weight, entry.bias) == (("float32", "float32"), None, "float32")
-
-
-def test_a_circle_of_carriers_is_refused() -> None:
-    """A damaged file whose DEQUANTIZE reads its own result: to follow it would never end."""
-    file = FileWriter()
-    graph = file.graph()
-    x, w, y = graph.tensor("float32"), graph.tensor("float32"), graph.tensor("float32")
-    graph.op("DEQUANTIZE", [w], [w])
-    graph.op("FULLY_CONNECTED", [x, w], [y])
-    graph.borders([x], [y])
-    with pytest.raises(ValueError, match=r"DEQUANTIZE #0: it reads tensor 1 \('t1'\), which"):
-        OpGraph.read(file.content())

@@ -13,14 +13,11 @@ from torch import nn
 
 from fixtures.tflite import make, stacks
 from fixtures.tflite.kinds import free_shapes
-from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
-from pytest_edgeq import litert
+from fixtures.tflite.writer import FileWriter, chain, constant, one_op, pack, unpack
 from pytest_edgeq.compare.reference import module_tree
 from pytest_edgeq.errors import UnrunnableError
 from pytest_edgeq.names import RUNTIMES
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.runtimes.engines import InterpreterEngine
-from pytest_edgeq.runtimes.runner import BUILT_IN
 from pytest_edgeq.tflite.graph import OpGraph
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
@@ -31,31 +28,22 @@ INTERPRETERS = RUNTIMES[:3]
 LITERT = RUNTIMES[:4]
 
 
-def _unary(signature: bool = True, dynamic: bool = False) -> bytes:
+def _unary(key: str | None = "main", dynamic: bool = False) -> bytes:
     """Give twelve outputs, of which output i adds i."""
-    file = FileWriter()
-    graph = file.graph()
-    shape: dict[str, Any] = {"shape": (1, 4), "signature": (-1, 4) if dynamic else None}
-    x = graph.tensor("float32", **shape)
-    outputs = []
-    for i in range(12):
-        addend = graph.tensor("float32", (1,), data=np.array([i], np.float32))
-        outputs.append(graph.tensor("float32", **shape))
-        graph.op("ADD", [x, addend], [outputs[-1]], "AddOptions")
-    graph.borders([x], outputs)
-    if signature:
-        names = [f"output_{i}" for i in range(12)]
-        file.signature("main", [("x", x)], list(zip(names, outputs, strict=True)))
-    return file.content()
+    free = {"signature": (-1, 4) if dynamic else None}
+    outputs = " ".join(f"output_{i}" for i in range(12))
+    tensors = dict.fromkeys(["x", *outputs.split()], free)
+    tensors |= {f"addend{i}": constant([i]) for i in range(12)}
+    ops = [("ADD", f"x addend{i}", f"output_{i}", "AddOptions") for i in range(12)]
+    return chain(*ops, inputs="x", outputs=outputs, key=key, **tensors)
 
 
 @pytest.mark.parametrize("runtime", LITERT)
-@pytest.mark.parametrize("signature", [True, False])
-def test_twelve_outputs_come_in_the_models_order(runtime: str, signature: bool) -> None:
+@pytest.mark.parametrize("key", ["main", None])
+def test_twelve_outputs_come_in_the_models_order(runtime: str, key: str | None) -> None:
     """Not in the runner's alphabetical one, where output_10 comes before output_2."""
-    edge = EdgeFile(_unary(signature))
-    name = edge.signature.inputs[0].name
-    values = edge.decode(edge.run([name], [X], runtime))
+    edge = EdgeFile(_unary(key))
+    values = edge.decode(edge.run(["x"], [X], runtime))
     assert [float(value[0, 0]) for value in values] == [1.0 + i for i in range(12)]
 
 
@@ -99,41 +87,35 @@ def test_a_stored_shape_that_no_kernel_takes(runtime: str) -> None:
 
 
 @pytest.mark.parametrize("runtime", LITERT)
-@pytest.mark.parametrize("signature", [True, False])
-def test_dynamic_dimensions_take_any_length(runtime: str, signature: bool) -> None:
+@pytest.mark.parametrize("key", ["main", None])
+def test_dynamic_dimensions_take_any_length(runtime: str, key: str | None) -> None:
     """The interpreter is sized again when the length changes, and back."""
-    edge = EdgeFile(_unary(signature, dynamic=True))
-    name = edge.signature.inputs[0].name
+    edge = EdgeFile(_unary(key, dynamic=True))
     for rows in (1, 3, 1, 2, 2):
-        values = edge.run([name], [np.repeat(X, rows, 0)], runtime)
+        values = edge.run(["x"], [np.repeat(X, rows, 0)], runtime)
         assert {value.shape for value in values} == {(rows, 4)}
         assert values[11].tolist() == np.repeat(X + 11, rows, 0).tolist()
 
 
-@pytest.mark.parametrize("signature", [True, False])
 @pytest.mark.parametrize("shape", [(2, 4), (4,), (1, 4, 1), (4, 1), (1, 5), (), (0, 4)])
-def test_other_shapes_are_refused(signature: bool, shape: tuple[int, ...]) -> None:
+def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
     """The interpreter would size itself to whatever comes, without a word."""
-    edge = EdgeFile(_unary(signature))
-    name = edge.signature.inputs[0].name
-    with pytest.raises(ValueError, match=r"expects shape \[1, 4\], got"):
-        edge.run([name], [np.zeros(shape, np.float32)], "builtin")
-    dynamic = EdgeFile(_unary(signature, dynamic=True))
+    for key in ("main", None):
+        with pytest.raises(ValueError, match=r"expects shape \[1, 4\], got"):
+            EdgeFile(_unary(key)).run(["x"], [np.zeros(shape, np.float32)], "builtin")
     if len(shape) != 2 or shape[1] != 4:
         with pytest.raises(ValueError, match=r"expects shape \[-1, 4\], got"):
-            dynamic.run([name], [np.zeros(shape, np.float32)], "builtin")
+            EdgeFile(_unary(dynamic=True)).run(["x"], [np.zeros(shape, np.float32)], "builtin")
 
 
 def _subtract(names: tuple[str, str] | None) -> EdgeFile:
-    file = FileWriter()
-    graph = file.graph()
-    a, b, y = graph.tensor("float32"), graph.tensor("float32"), graph.tensor("float32")
-    graph.op("SUB", [a, b], [y], "SubOptions")
-    graph.borders([a, b], [y])
-    if names is not None:
-        # A signature lists its names in any order.
-        file.signature("main", [(names[1], b), (names[0], a)], [("y", y)])
-    return EdgeFile(file.content())
+    a, b = names or ("first", "second")
+    key = None if names is None else "main"
+    content = chain(("SUB", f"{a} {b}", "y", "SubOptions"), inputs=f"{a} {b}", outputs="y", key=key)
+    model = unpack(content)
+    for each in model.signatureDefs:
+        each.inputs.reverse()  # a signature lists its names in any order
+    return EdgeFile(pack(model))
 
 
 def test_inputs_are_matched_by_name() -> None:
@@ -157,35 +139,6 @@ def test_inputs_that_do_not_match_are_refused(names: list[str]) -> None:
         _subtract(("a", "b")).encode(names, [X] * len(names))
 
 
-def test_one_interpreter_a_runtime() -> None:
-    """Allocated once and used for every sample; each runtime has its own."""
-    edge = EdgeFile(_unary())
-    runners = {runtime: edge.runner(runtime) for runtime in INTERPRETERS}
-    assert len({id(runner) for runner in runners.values()}) == 3
-    engines = {runtime: runner._engine for runtime, runner in runners.items()}
-    interpreters = {}
-    for runtime, engine in engines.items():
-        assert isinstance(engine, InterpreterEngine)
-        interpreters[runtime] = engine._interpreter
-    edge.run(["x"], [X], "builtin")
-    for runtime, engine in engines.items():
-        assert edge.runner(runtime) is runners[runtime]
-        assert runners[runtime]._engine is engine
-        assert isinstance(engine, InterpreterEngine)
-        assert engine._interpreter is interpreters[runtime]
-
-
-def test_an_unknown_runtime_lists_the_known_ones() -> None:
-    """And the nearest, for a typo."""
-    with pytest.raises(
-        ValueError, match=r"unknown runtime 'xnnpak'.*xnnpack.*valid: xnnpack"
-    ) as caught:
-        BUILT_IN.check("xnnpak")
-    assert all(runtime in str(caught.value) for runtime in RUNTIMES)
-    with pytest.raises(ValueError, match="unknown runtime"):
-        EdgeFile(_unary()).runner("cuda")
-
-
 @pytest.mark.parametrize("runtime", LITERT)
 def test_a_path_and_its_content_run_alike(tmp_path: Path, runtime: str) -> None:
     """A mapped file is opened by the interpreter from its path."""
@@ -200,7 +153,8 @@ def test_a_path_and_its_content_run_alike(tmp_path: Path, runtime: str) -> None:
         assert np.array_equal(left, right)
 
 
-def test_the_first_signature_is_run_wherever_its_subgraph_stands() -> None:
+@pytest.mark.parametrize("runtime", LITERT)
+def test_the_first_signature_is_run_wherever_its_subgraph_stands(runtime: str) -> None:
     """The interpreter numbers tensors by subgraph: those of another must not be fed."""
     file = FileWriter()
     for op in ("NEG", "ABS"):
@@ -210,10 +164,11 @@ def test_the_first_signature_is_run_wherever_its_subgraph_stands() -> None:
         graph.borders([x], [y])
     file.signature("abs", [("x", 0)], [("y", 1)], subgraph=1)
     file.signature("neg", [("x", 0)], [("y", 1)], subgraph=0)
-    edge = EdgeFile(file.content()).at("abs")
-    assert edge.signature.key == "abs"
-    for _ in range(2):
-        assert edge.run(["x"], [X], "builtin")[0].tolist() == np.abs(X).tolist()
+    whole = EdgeFile(file.content())
+    for key, expected in (("abs", np.abs(X)), ("neg", -X), ("abs", np.abs(X))):
+        edge = whole.at(key)
+        assert edge.signature.key == key
+        assert edge.run(["x"], [X], runtime)[0].tolist() == expected.tolist()
 
 
 def test_a_quantized_file_runs_from_float_to_float() -> None:
@@ -288,37 +243,6 @@ class _Words(nn.Module):
         return torch.sin(self.words(ids))
 
 
-def test_a_table_that_is_not_symmetric_is_refused_with_its_module() -> None:
-    """What dynamic PT2E quantization does to nn.Embedding: a zero point other than 0."""
-    model = _Words().eval()
-    content = litert.convert({litert.SIGNATURE: litert.Traced(model, (torch.tensor([[1, 2]]),))})
-    raw = unpack(content)
-    graph = raw.subgraphs[0]
-    lookup = next(
-        op
-        for op in graph.operators
-        if len(op.inputs) == 2 and len(graph.tensors[op.inputs[1]].shape) == 2
-    )
-    table = graph.tensors[lookup.inputs[1]]
-    donor = (
-        unpack(
-            one_op(
-                "NEG",
-                [{"dtype": "int8", "scales": (0.1,), "zero_points": (3,)}],
-                [{"dtype": "int8"}],
-            )
-        )
-        .subgraphs[0]
-        .tensors[0]
-    )
-    table.type, table.quantization = donor.type, donor.quantization
-    raw.buffers[table.buffer].data = np.zeros(40, np.uint8)
-    edge = EdgeFile(pack(raw), modules=module_tree(model))
-    with pytest.raises(RuntimeError, match=r"EMBEDDING_LOOKUP #\d \(words\)") as caught:
-        edge.runner("builtin")
-    assert "its weight has zero point 3, expected 0" in str(caught.value)
-
-
 def test_what_xnnpack_refuses_is_told_by_op(by_recipe: Callable[[str], bytes]) -> None:
     """The delegate names itself as the node; int2 blocks run on no XNNPACK of today."""
     edge = EdgeFile(by_recipe("dynamic_wi2b32_afp32"))
@@ -365,13 +289,15 @@ def test_ops_of_two_subgraphs_with_one_number_are_not_confused() -> None:
         EdgeFile(pack(model), modules=modules).runner("builtin")
 
 
-def test_a_failing_run_is_told_as_such() -> None:
+@pytest.mark.parametrize("runtime", LITERT)
+def test_a_failing_run_is_told_as_such(runtime: str) -> None:
     """GATHER of a row that is not there: the kernels fail at the sample, not at loading."""
-    table = {"dtype": "float32", "shape": (4, 1), "data": np.ones((4, 1), np.float32)}
+    table = {"dtype": "float32", "shape": (4, 1), "data": np.arange(4, dtype=np.float32)[:, None]}
     ids, y = {"dtype": "int32", "shape": (1,)}, {"dtype": "float32", "shape": (1, 1)}
     edge = EdgeFile(one_op("GATHER", [table, ids], [y], "GatherOptions"))
     name = edge.signature.inputs[0].name
-    assert edge.run([name], [np.array([3])], "builtin")[0].tolist() == [[1]]
-    with pytest.raises(RuntimeError, match=r"the builtin runtime cannot run the \.tflite file"):
-        edge.run([name], [np.array([4])], "builtin")
-    assert edge.run([name], [np.array([0])], "builtin")[0].tolist() == [[1]]
+    assert edge.run([name], [np.array([3])], runtime)[0].tolist() == [[3]]
+    with pytest.raises(RuntimeError, match="gather index out of bounds") as caught:
+        edge.run([name], [np.array([4])], runtime)
+    assert str(caught.value).startswith(f"the {runtime} runtime cannot run the .tflite file: GATH")
+    assert edge.run([name], [np.array([2])], runtime)[0].tolist() == [[2]]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from litert_lm_builder import litertlm_builder
 
 from fixtures.tflite import make
-from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
+from fixtures.tflite.writer import FileWriter, chain, one_op, pack, unpack
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
@@ -140,7 +140,7 @@ def test_other_formats_are_recognized(
     assert str(caught.value).startswith(str(path) if as_path else f"{len(content)} bytes")
 
 
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.1, 0.5, 0.9, 0.99, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.99, 1.0])
 @pytest.mark.parametrize("as_path", [True, False])
 def test_a_truncated_file_is_refused(tmp_path: Path, share: float, as_path: bool) -> None:
     """Cut after the header, in the tables, in the data, and by its last byte."""
@@ -153,51 +153,29 @@ def test_a_truncated_file_is_refused(tmp_path: Path, share: float, as_path: bool
 
 
 @pytest.mark.parametrize(
-    ("where", "index"),
+    ("field", "value"),
     [
-        *(("op input", i) for i in (-2, 99, 2**30)),
-        *(("op output", i) for i in (-2, 99)),
-        *(("graph input", i) for i in (-1, 99)),
-        *(("graph output", i) for i in (-1, 99)),
-        *(("signature tensor", i) for i in (50, 99)),
-        *(("signature subgraph", i) for i in (1, 99)),
-        *(("operator code", i) for i in (1, 99)),
-        *(("buffer", i) for i in (5, 99)),
+        *(("operators[0].inputs", [i]) for i in (-2, 99, 2**30)),
+        *(("operators[0].outputs", [i]) for i in (-2, 99)),
+        *((field, [i]) for field in ("inputs", "outputs") for i in (-1, 99)),
+        *(("operators[0].opcodeIndex", i) for i in (1, 99)),
+        *(("tensors[0].buffer", i) for i in (5, 99)),
+        *(("signature.outputs[0].tensorIndex", i) for i in (50, 99)),
+        *(("signature.subgraphIndex", i) for i in (1, 99)),
     ],
 )
-def test_indices_that_point_at_nothing_are_refused(where: str, index: int) -> None:
+def test_indices_that_point_at_nothing_are_refused(field: str, value: Any) -> None:
     """The flatbuffer's verifier does not look at them, and Python's −1 is the last of a list."""
-    file = FileWriter()
-    graph = file.graph()
-    x, y = graph.tensor("float32"), graph.tensor("float32")
-    graph.op("NEG", [x], [y])
-    graph.borders([x], [y])
-    file.signature("main", [("x", x)], [("y", y)])
-    assert OpGraph.read(file.content()).ops[0].name == "NEG"
-    raw = file.model.subgraphs[0]
-    definition = file.model.signatureDefs[0]
-    at = np.array([index], np.int32)
-    match where:
-        case "op input":
-            raw.operators[0].inputs = at
-        case "op output":
-            raw.operators[0].outputs = at
-        case "graph input":
-            raw.inputs = at
-        case "graph output":
-            raw.outputs = at
-        case "signature tensor":
-            definition.outputs[0].tensorIndex = index
-        case "signature subgraph":
-            definition.subgraphIndex = index
-        case "operator code":
-            raw.operators[0].opcodeIndex = index
-        case "buffer":
-            raw.tensors[0].buffer = index
-    with pytest.raises(
-        ValueError, match=rf"{index} does not exist|out of range|opcode_index {index}"
-    ):
-        OpGraph.read(file.content())
+    model = unpack(chain(("NEG", "x", "y"), inputs="x", outputs="y", key="main"))
+    assert OpGraph.read(pack(model)).ops[0].name == "NEG"
+    path = field.removeprefix("signature.")
+    holder = model.signatureDefs[0] if "signature" in field else model.subgraphs[0]
+    *parts, name = path.replace("[0]", ".0").split(".")
+    for part in parts:
+        holder = holder[0] if part == "0" else getattr(holder, part)
+    setattr(holder, name, np.array(value, np.int32) if isinstance(value, list) else value)
+    with pytest.raises(ValueError, match=r"does not exist|out of range|opcode_index"):
+        OpGraph.read(pack(model))
 
 
 def test_a_file_without_a_subgraph_is_refused() -> None:
@@ -224,13 +202,11 @@ def test_a_file_for_other_kernels_is_read_all_the_same() -> None:
 
 
 def _with_escape_sequences() -> bytes:
-    file = FileWriter()
-    graph = file.graph()
-    x, y = (graph.tensor("float32", name=f"{each}\x1b[2J\nPASSED") for each in "xy")
-    graph.op("NEG", [x], [y])
-    graph.borders([x], [y])
-    file.signature("main\x9b", [("x\x1b]0;", x)], [("y\u202e", y)])
-    return file.content()
+    tensors = {each: {"name": f"{each}\x1b[2J\nPASSED"} for each in "xy"}
+    model = unpack(chain(("NEG", "x", "y"), inputs="x", outputs="y", key="main\x9b", **tensors))
+    [signature] = model.signatureDefs
+    signature.inputs[0].name, signature.outputs[0].name = "x\x1b]0;", "y\u202e"
+    return pack(model)
 
 
 @pytest.mark.parametrize("runtime", ["xnnpack", "builtin", "reference", "compiled"])
@@ -258,48 +234,3 @@ def test_escape_sequences_in_what_kernels_say_are_shown_as_text() -> None:
         edge.runner("builtin")
     assert r"unresolved custom op: a\x1b[2J" in str(refused.value)
     assert "\x1b" not in str(refused.value)
-
-
-_FUZZ = """
-import pathlib, random, sys
-from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
-content = pathlib.Path(sys.argv[1]).read_bytes()
-read = 0
-for seed in range(int(sys.argv[2])):
-    dice = random.Random(seed)
-    damaged = bytearray(content)
-    for _ in range(dice.choice((1, 2, 4, 16, 64))):
-        at = dice.randrange(8, len(damaged))
-        damaged[at] = dice.choice((0, 255, dice.randrange(256), damaged[at] ^ 1))
-    if dice.random() < 0.1:
-        at = dice.randrange(len(damaged))
-        del damaged[at : at + dice.randrange(1, 9)]
-    print(seed, flush=True)
-    try:
-        OpDtypeMap(OpGraph.read(bytes(damaged))).to_dict()
-        read += 1
-    except ValueError:
-        pass
-print("read", read)
-"""
-
-
-@pytest.mark.parametrize(
-    "file", ["activation_elsewhere.int8.tflite", "nested.recipe_weight_only_wi4_afp32.tflite"]
-)
-def test_random_damage_is_read_or_refused(file: str) -> None:
-    """1,000 files, the same in every run: a ValueError or a map, never a crash or a hang."""
-    done = subprocess.run(
-        [sys.executable, "-c", _FUZZ, str(make.CONVERTED / file), "1000"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    lines = done.stdout.split("\n")
-    assert done.returncode == 0, f"seed {lines[-2]}: exit {done.returncode}\n{done.stderr[-2000:]}"
-    # Damage in a constant changes no structure: were all refused, nothing would have been tried.
-    assert 20 < int(lines[-2].removeprefix("read ")) < 980

@@ -12,9 +12,10 @@ import pytest
 from ai_edge_litert import schema_py_generated as schema
 
 from fixtures.tflite import make
-from fixtures.tflite.writer import FileWriter, one_op, pack, sparse_row, unpack
+from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap, OpDtypes
+from tests.faults.seeds import tflite_seeds
 
 Recipes = Callable[[str], bytes]
 
@@ -121,23 +122,6 @@ def test_dtypes_and_operators_to_come_are_told_by_number() -> None:
     assert graph.subgraphs[0].tensors[0].dtype == "unknown_77"
 
 
-def test_a_sparse_tensor_is_told() -> None:
-    """Stored as sparse, whatever its dtype; the op reads it through DENSIFY."""
-    file = FileWriter()
-    graph = file.graph()
-    x = graph.tensor("float32", (1, 4))
-    stored = graph.tensor("float32", (1, 4), data=np.ones(1, np.float32))
-    graph.raw.tensors[stored].sparsity = sparse_row()
-    dense, y = graph.tensor("float32", (1, 4)), graph.tensor("float32", (1, 1))
-    graph.op("DENSIFY", [stored], [dense])
-    graph.op("FULLY_CONNECTED", [x, dense, -1], [y], "FullyConnectedOptions")
-    graph.borders([x], [y])
-    read = OpGraph.read(file.content())
-    assert [tensor.is_sparse for tensor in read.subgraphs[0].tensors] == [False, True, False, False]
-    entry = OpDtypeMap(read).ops("FULLY_CONNECTED")[0]
-    assert (entry.inputs, entry.weight, entry.bias) == (("float32",), "float32", None)
-
-
 def test_an_optional_input_left_out_is_no_tensor() -> None:
     """The index −1 must not become Python's "last of the list"."""
     content = one_op(
@@ -152,23 +136,9 @@ def test_an_optional_input_left_out_is_no_tensor() -> None:
         graph.tensor(graph.ops[0], -1)
 
 
-def _conditional() -> bytes:
-    file = FileWriter()
-    main = file.graph()
-    condition, x, y = main.tensor("bool", (1,)), main.tensor("float32"), main.tensor("float32")
-    main.op("IF", [condition, x], [y], "IfOptions", thenSubgraphIndex=1, elseSubgraphIndex=2)
-    main.borders([condition, x], [y])
-    for name, op in (("then", "NEG"), ("else", "ABS")):
-        branch = file.graph(name)
-        before, after = branch.tensor("float32"), branch.tensor("float32")
-        branch.op(op, [before], [after])
-        branch.borders([before], [after])
-    return file.content()
-
-
 def test_ops_of_every_subgraph_are_in_the_map() -> None:
     """A float op in a branch is a float op: nothing hides in a subgraph."""
-    graph = OpGraph.read(_conditional())
+    graph = OpGraph.read(tflite_seeds()["IF"])
     entries = OpDtypeMap(graph)
     assert [(e.subgraph, e.index, e.op) for e in entries] == [
         (0, 0, "IF"),
@@ -185,13 +155,11 @@ def test_signatures_have_their_own_subgraph_names_and_order() -> None:
     file = FileWriter()
     for _ in range(2):
         graph = file.graph()
-        x = graph.tensor("float32")
-        outputs = [graph.tensor("float32") for _ in range(12)]
+        x, *outputs = (graph.tensor("float32") for _ in range(13))
         for output in outputs:
             graph.op("NEG", [x], [output])
         graph.borders([x], outputs)
-    by_name = sorted(f"output_{i}" for i in range(12))
-    entries = [(name, 1 + int(name[7:])) for name in by_name]
+    entries = [(name, 1 + int(name[7:])) for name in sorted(f"output_{i}" for i in range(12))]
     file.signature("encode", [("x", 0)], entries)
     file.signature("decode", [("x", 0)], entries, subgraph=1)
     signatures = OpGraph.read(file.content()).signatures
@@ -199,24 +167,6 @@ def test_signatures_have_their_own_subgraph_names_and_order() -> None:
     for signature in signatures:
         assert [b.name for b in signature.outputs] == [f"output_{i}" for i in range(12)]
         assert [b.tensor.index for b in signature.outputs] == list(range(1, 13))
-
-
-def test_one_tensor_may_be_several_outputs() -> None:
-    """Given as often as the graph gives it, each time by another name, in order."""
-    file = FileWriter()
-    graph = file.graph()
-    x, y = graph.tensor("float32"), graph.tensor("float32")
-    graph.op("NEG", [x], [y])
-    graph.borders([x], [y, x, y])
-    unnamed = OpGraph.read(file.content()).signatures[0]
-    assert [b.tensor.index for b in unnamed.outputs] == [1, 0, 1]
-    assert len({b.name for b in unnamed.outputs}) == 3
-    file.signature("main", [("x", 0)], [("output_2", 1), ("output_10", 1), ("output_1", 0)])
-    named = OpGraph.read(file.content()).signatures[0]
-    assert [b.name for b in named.outputs] == ["output_2", "output_1", "output_10"]
-    # Fewer outputs in the graph than names: the interpreter gives all the names.
-    graph.borders([x], [y, x])
-    assert len(OpGraph.read(file.content()).signatures[0].outputs) == 3
 
 
 def test_a_file_without_signatures_goes_by_its_tensors() -> None:
@@ -234,17 +184,6 @@ def test_a_file_without_signatures_goes_by_its_tensors() -> None:
         tensor.name = ""
     stripped = OpGraph.read(pack(model)).signatures[0]
     assert [b.name for b in stripped.outputs] == ["output_0", "output_1", "output_2"]
-
-
-def test_dynamic_dimensions_are_minus_one() -> None:
-    """Stored as 1 in the shape and −1 in its signature."""
-    content = one_op(
-        "NEG",
-        [{"dtype": "float32", "shape": (1, 4), "signature": (-1, 4)}],
-        [{"dtype": "float32", "shape": (1, 4), "signature": (-1, 4)}],
-    )
-    tensor = OpGraph.read(content).subgraphs[0].tensors[0]
-    assert (tensor.shape, tensor.shape_signature) == ((1, 4), (-1, 4))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fixtures.tflite.writer import one_op
@@ -60,8 +61,38 @@ def _softmax(beta: float) -> bytes:
     return one_op("SOFTMAX", [given], [made], "SoftmaxOptions", beta=beta)
 
 
+def _sum(op: str, dtype: str, first: float, *, result: float = 1.0) -> bytes:
+    """Write an op on an input of one scale and a constant of scale 0.5."""
+    constant = _quantized(dtype, 0.5) | {"data": np.ones((1, 4), dtype)}
+    operands, made = [_quantized(dtype, first), constant], [_quantized(dtype, result)]
+    return one_op(op, operands, made, f"{op.title()}Options", potScaleInt16=False)
+
+
+LIMITS = {"int8": 2.0**19, "int16": 2.0**14}
+"""Ratio of an input's scale to the output's from which on kernels abort."""
+
 # A sound file, one that differs in what matters, the runtimes that it ends, what is told of it.
 CASES: dict[str, tuple[bytes, bytes, tuple[str, ...], str]] = {
+    **{
+        f"limit of {op} {dtype}": (
+            _sum(op, dtype, limit * 0.999),
+            _sum(op, dtype, limit),
+            RUNTIMES,
+            "the kernels would abort",
+        )
+        for op in ("ADD", "SUB")
+        for dtype, limit in LIMITS.items()
+    },
+    **{
+        # A mask of float32's least value, by which both sides are scaled.
+        f"mask of {dtype} beyond float32": (
+            _sum("ADD", dtype, scale * 0.999, result=scale * 0.999),
+            _sum("ADD", dtype, scale * 1.001, result=scale * 1.001),
+            RUNTIMES,
+            "an attention mask of -inf",
+        )
+        for dtype, scale in (("int8", 2.0**108), ("int16", 2.0**113))
+    },
     "no scale of ADD": (
         _pair("ADD", "int8", 0.5, 0.5, 0.5),
         _pair("ADD", "int8", 0.5, 0.5, None),
@@ -141,7 +172,8 @@ def test_kernels_still_end_the_process(codes: dict[str, list[list[int]]], name: 
 def test_they_are_refused_before(name: str) -> None:
     """On the runtimes that they end, with the op and the cause; the sound neighbour is loaded."""
     sound, wrong, ended, told = CASES[name]
-    for runtime in RUNTIMES:
+    ended = (*ended, "compiled") if ended == RUNTIMES else ended
+    for runtime in {*RUNTIMES, *ended}:
         EdgeFile(sound).runner(runtime)
         if runtime not in ended:
             EdgeFile(wrong).runner(runtime)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fixtures.tflite import make
-from fixtures.tflite.writer import FileWriter, one_op, pack, sparse_row, unpack
+from fixtures.tflite.writer import chain, one_op, pack, sparse_row, unpack
 from pytest_edgeq import assert_op_dtypes
 from pytest_edgeq.errors import UnreadableError
 from pytest_edgeq.tflite.graph import OpGraph
@@ -98,14 +98,7 @@ def _twice(model: Any) -> None:
 
 def _chain() -> bytes:
     """Return NEG and ABS, one behind the other."""
-    file = FileWriter()
-    graph = file.graph()
-    x, y, z = (graph.tensor("float32", name=name) for name in "xyz")
-    graph.op("NEG", [x], [y])
-    graph.op("ABS", [y], [z])
-    graph.borders([x], [z])
-    file.signature("main", [("x", x)], [("z", z)])
-    return file.content()
+    return chain(("NEG", "x", "y"), ("ABS", "y", "z"), inputs="x", outputs="z", key="main")
 
 
 def _sound(name: str) -> bytes:
@@ -248,23 +241,23 @@ def _sparse_blocks(size: int) -> bytes:
     block.format, block.denseSize = schema.DimensionType.DENSE, size
     sparsity.traversalOrder, sparsity.blockMap = _vector(0, 1, 2), _vector(1)
     sparsity.dimMetadata.append(block)
-    file = FileWriter()
-    graph = file.graph()
-    held = graph.tensor("float32", (1, 4), data=np.array([1, 2], np.float32))
-    dense = graph.tensor("float32", (1, 4))
-    graph.raw.tensors[held].sparsity = sparsity
-    graph.op("DENSIFY", [held], [dense], "DensifyOptions")
-    graph.borders([], [dense])
-    return file.content()
+    held = {"data": np.array([1, 2], np.float32)}
+    densify = ("DENSIFY", "held", "dense", "DensifyOptions")
+    model = unpack(chain(densify, inputs="", outputs="dense", held=held, dense={}))
+    held_index = int(_op(model).inputs[0])
+    _tensor(model, held_index).sparsity = sparsity
+    return pack(model)
 
 
 def test_a_sparse_constant_is_read_or_refused() -> None:
     """Its blocks must be as many as its values."""
     sound, damaged = (OpGraph.read(_sparse_blocks(size)) for size in (2, 3))
-    values = sound.constant(sound.subgraphs[0].tensors[0]).view(np.float32)
-    assert values.tolist() == [1, 2, 0, 0]
+    held, refused = (
+        graph.tensor(graph.ops[0], graph.ops[0].inputs[0]) for graph in (sound, damaged)
+    )
+    assert sound.constant(held).view(np.float32).tolist() == [1, 2, 0, 0]
     with pytest.raises(UnreadableError, match="its sparse layout does not fit its values"):
-        damaged.constant(damaged.subgraphs[0].tensors[0])
+        damaged.constant(refused)
 
 
 SIDES = st.sampled_from((-1, 0, 1, 2, 3, 4, 127, 65536, 2**31 - 1))

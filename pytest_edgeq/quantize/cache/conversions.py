@@ -142,14 +142,13 @@ class ConversionCache:
         *,
         simulations: Mapping[str, Simulation] | None = None,
         static: bool | None = None,
-        second_pipeline: bool = False,
         native: litert.Native | None = None,
     ) -> bytes:
         """Convert as `litert.convert`, or read the stored file."""
         programs: dict[str, torch.export.ExportedProgram] = {}
 
         def ingredients() -> Sequence[Any]:
-            found: list[Any] = [static, environment.second_pipeline() if second_pipeline else None]
+            found: list[Any] = [static]
             for key, traced in signatures.items():
                 if simulations is not None:
                     digest = simulations[key].digest
@@ -166,7 +165,6 @@ class ConversionCache:
             return litert.convert(
                 models,
                 static=static,
-                second_pipeline=second_pipeline,
                 programs=programs,
                 native=native,
             )

@@ -42,10 +42,7 @@ _DISTRIBUTIONS: Final = (
     "numpy",
 )
 
-_SECOND_PIPELINE: Final = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu")
-"""Packages that litert-torch 0.10.0 imports in its second pipeline only."""
-
-_MODULES: Final = {"absl-py": "absl", **dict.fromkeys(_SECOND_PIPELINE, "tensorflow")}
+_MODULES: Final = {"absl-py": "absl"}
 """Packages by distribution, where the two names differ in more than hyphens."""
 
 _VARIABLES: Final = (
@@ -218,16 +215,6 @@ def _source(file: str, time: int, size: int) -> str:
 def _packages(path: tuple[str, ...]) -> list[str]:
     """Return the sorted metadata folders of installed packages, which name versions."""
     return sorted({each.name for folder in path for each in Path(folder).glob("*.*-info")})
-
-
-def second_pipeline() -> dict[str, str]:
-    """
-    Return the versions of the libraries of the converter's second pipeline.
-
-    Raises:
-        UnhashableError: As `libraries`.
-    """
-    return _installed(_SECOND_PIPELINE, tuple(sys.path))
 
 
 def settings() -> dict[str, str]:
