@@ -48,9 +48,11 @@ def _by_torchao(graph: Any, quantizer: Any) -> Any:
         return litert.libraries.pt2e_module("quantize_pt2e").prepare_pt2e(graph, quantizer)
 
 
-def _xnnpacks() -> Any:
+def _xnnpacks() -> tuple[Any, Any]:
+    """Return torchao's quantizer, and a config for it."""
     with litert.quiet():
-        return importlib.import_module("torchao.testing.pt2e._xnnpack_quantizer")
+        module = importlib.import_module("torchao.testing.pt2e._xnnpack_quantizer")
+        return module.XNNPACKQuantizer(), module.get_symmetric_quantization_config()
 
 
 def test_integer_annotations_still_break_calibration() -> None:
@@ -175,9 +177,7 @@ def _strict(model: nn.Module, *args: torch.Tensor, strict: bool = True) -> Any:
 
 def test_operator_types_are_still_not_read() -> None:
     """litert-torch 0.10.0 and torchao 0.18.0; see `configs_as_set`."""
-    xnnpack = _xnnpacks()
-    pairs = [(xnnpack.XNNPACKQuantizer(), xnnpack.get_symmetric_quantization_config())]
-    for quantizer, config in [(_converters(), _config()), *pairs]:
+    for quantizer, config in ((_converters(), _config()), _xnnpacks()):
         graph = _strict(nn.Linear(4, 4), torch.ones(1, 4))
         quantizer.set_operator_type(torch.ops.aten.linear, config).annotate(graph)
         assert not _annotated(graph)
@@ -225,9 +225,8 @@ def test_a_convolution_called_twice_is_still_annotated_once() -> None:
             y: torch.Tensor = self.conv(x) - self.conv(2 * x)
             return y
 
-    xnnpack = _xnnpacks()
-    theirs = xnnpack.XNNPACKQuantizer().set_global(xnnpack.get_symmetric_quantization_config())
-    for quantizer in (_converters(_config()), theirs):
+    xnnpacks, config = _xnnpacks()
+    for quantizer in (_converters(_config()), xnnpacks.set_global(config)):
         bare, ours = (_strict(Twins(), torch.ones(1, 3, 6, 6)) for _ in range(2))
         quantizer.annotate(bare)
         with litert.configs.configs_as_set():
