@@ -8,7 +8,6 @@ import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 from pytest_edgeq.litert.chatter import quiet
@@ -62,6 +61,10 @@ class Rule:
         config = self.content.get("op_config", {})
         return self.quantizes and bool(config.get("min_weight_elements"))
 
+    def refused(self, why: str) -> ValueError:
+        """Return the error for the rule."""
+        return ValueError(f"{self.place}: {why}\n  rule: {self.json}")
+
     def matches(self, op: ScopedOp) -> bool:
         """Return whether an op is of the rule's kind and within its scope."""
         wanted = self.content["operation"]
@@ -108,91 +111,77 @@ def check_rules(recipe: Sequence[Mapping[str, Any]], where: str) -> list[Rule]:
 def _check_rule(rule: Rule) -> None:
     qtyping = recipe_module("qtyping")
     manager = recipe_module("recipe_manager")
-    known = ("regex", "operation", "algorithm_key", "op_config")
+    known: Sequence[str] = ("regex", "operation", "algorithm_key", "op_config")
     required = known[:3] if rule.content.get("algorithm_key") == _NO_QUANTIZE else known
-    _check_keys(rule, "", rule.content, known, required)
+    words = {"operation": qtyping.TFLOperationName, "algorithm_key": manager.AlgorithmName}
+    _check_entries(rule, "", rule.content, known, required, words)
     regex = rule.content["regex"]
     try:
         re.compile(regex)
     except (re.error, TypeError) as error:
-        raise _refused(rule, f"regex {regex!r} is none: {error}") from None
-    _check_enum(rule, "operation", rule.content, qtyping.TFLOperationName)
-    _check_enum(rule, "algorithm_key", rule.content, manager.AlgorithmName)
+        raise rule.refused(f"regex {regex!r} is none: {error}") from None
     if not rule.quantizes:
         return
     config = rule.content["op_config"]
-    if not isinstance(config, Mapping):
-        raise _refused(rule, f"op_config: expected a dict, got {config!r}")
     fields = [each.name for each in dataclasses.fields(qtyping.OpQuantizationConfig)]
-    # Without it the library raises a bare KeyError.
-    _check_keys(rule, "op_config", config, fields, ("weight_tensor_config",))
-    _check_flags(rule, "op_config", config, "explicit_dequantize", "skip_checks")
-    _check_enum(rule, "compute_precision", config, qtyping.ComputePrecision)
-    for tensor in ("weight_tensor_config", "activation_tensor_config"):
-        if tensor in config:
-            _check_tensor(rule, tensor, config[tensor], qtyping)
+    words = {"compute_precision": qtyping.ComputePrecision}
+    flags = ("explicit_dequantize", "skip_checks")
+    # Without a `weight_tensor_config` the library raises a bare KeyError.
+    _check_entries(rule, "op_config", config, fields, ("weight_tensor_config",), words, flags)
+    # `block_size` is the older way to write a blockwise granularity. The library treats unknown
+    # keys as parameters of the algorithm (0.6 to 0.11), so that a misspelt one has no effect.
+    fields = [each.name for each in dataclasses.fields(qtyping.TensorQuantizationConfig)]
+    words = {"granularity": qtyping.QuantGranularity, "dtype": qtyping.TensorDataType}
+    for name in ("weight_tensor_config", "activation_tensor_config"):
+        if name in config:
+            tensor = config[name]
+            known = (*fields, "block_size")
+            _check_entries(rule, name, tensor, known, ("num_bits",), words, ("symmetric",))
+            if type(tensor["num_bits"]) is not int:
+                got = repr(tensor["num_bits"])
+                raise rule.refused(f"{name}: num_bits: expected an integer, got {got}")
     try:
         qtyping.OpQuantizationConfig.from_dict(config)
     except (TypeError, ValueError) as error:
-        raise _refused(rule, f"op_config: {error}") from error
+        raise rule.refused(f"op_config: {error}") from error
     operation = rule.content["operation"]
     supported = _operations(rule.json)
     if not supported or operation not in (_ALL, *supported):
         raise _unsupported(rule, operation)
 
 
-def _check_tensor(rule: Rule, place: str, config: Any, qtyping: ModuleType) -> None:
-    if not isinstance(config, Mapping):
-        raise _refused(rule, f"{place}: expected a dict, got {config!r}")
-    fields = tuple(each.name for each in dataclasses.fields(qtyping.TensorQuantizationConfig))
-    # `block_size` is the older way to write a blockwise granularity. The library treats unknown
-    # keys as parameters of the algorithm (0.6 to 0.11), so that a misspelt one has no effect.
-    _check_keys(rule, place, config, (*fields, "block_size"), ("num_bits",))
-    bits = config["num_bits"]
-    if type(bits) is not int:
-        raise _refused(rule, f"{place}: num_bits: expected an integer, got {bits!r}")
-    _check_flags(rule, place, config, "symmetric")
-    _check_enum(rule, "granularity", config, qtyping.QuantGranularity)
-    _check_enum(rule, "dtype", config, qtyping.TensorDataType)
-
-
-def _check_keys(
+def _check_entries(
     rule: Rule,
     place: str,
-    entries: Mapping[str, Any],
+    entries: Any,
     known: Sequence[str],
     required: Sequence[str],
+    words: Mapping[str, Any],
+    flags: Sequence[str] = (),
 ) -> None:
+    """Check the keys of a dict, the words of its enumerations, and its flags."""
     within = f"{place}: " if place else ""
+    if not isinstance(entries, Mapping):
+        raise rule.refused(f"{within}expected a dict, got {entries!r}")
     for key in entries:
         if key not in known:
             why = f"{within}unknown key {key!r}{nearest(str(key), known)}"
-            raise _refused(rule, f"{why}\n  known: {', '.join(known)}")
-    missing = [key for key in required if key not in entries]
-    if missing:
-        raise _refused(rule, f"{within}{' and '.join(map(repr, missing))} missing")
-
-
-def _check_flags(rule: Rule, place: str, entries: Mapping[str, Any], *names: str) -> None:
-    for name in names:
+            raise rule.refused(f"{why}\n  known: {', '.join(known)}")
+    if missing := [key for key in required if key not in entries]:
+        raise rule.refused(f"{within}{' and '.join(map(repr, missing))} missing")
+    for name in flags:
         if not isinstance(entries.get(name, False), bool):
-            raise _refused(rule, f"{place}: {name}: expected true or false, got {entries[name]!r}")
-
-
-def _check_enum(rule: Rule, name: str, entries: Mapping[str, Any], words: Any) -> None:
-    known = [word.value for word in words]
-    if name not in entries or entries[name] in known:
-        return
-    word = str(entries[name])
-    # The schema's name where the library has one of its own: TRANSPOSE_CONV is CONV_2D_TRANSPOSE.
-    own = _library_names().get(word) if name == "operation" else None
-    near = nearest_op if name == "operation" else nearest
-    hint = f" (did you mean {own}?)" if own else near(word, known)
-    raise _refused(rule, f"unknown {name} {word!r}{hint}\n  known: {', '.join(known)}")
-
-
-def _refused(rule: Rule, why: str) -> ValueError:
-    return ValueError(f"{rule.place}: {why}\n  rule: {rule.json}")
+            raise rule.refused(f"{within}{name}: expected true or false, got {entries[name]!r}")
+    for name, enum in words.items():
+        valid = [word.value for word in enum]
+        if name in entries and entries[name] not in valid:
+            word = str(entries[name])
+            # The schema's name where the library has one of its own: TRANSPOSE_CONV is
+            # CONV_2D_TRANSPOSE.
+            own = _library_names().get(word) if name == "operation" else None
+            near = nearest_op if name == "operation" else nearest
+            hint = f" (did you mean {own}?)" if own else near(word, valid)
+            raise rule.refused(f"unknown {name} {word!r}{hint}\n  known: {', '.join(valid)}")
 
 
 def match_rules(rules: Sequence[Rule], ops: Sequence[ScopedOp]) -> list[int | None]:
@@ -230,8 +219,7 @@ def _unsupported(rule: Rule, what: str) -> ValueError:
     words = _refusal(rule.json, what if rule.names_an_operation else "FULLY_CONNECTED")
     # The policy's own message is a dump of the config.
     reason = f"\n  {words}" if words and "was not found in the policy" not in words else ""
-    return _refused(
-        rule,
+    return rule.refused(
         f"ai-edge-quantizer does not support this config for {what if what != _ALL else 'any op'}; "
         f"it does for {supported}{reason}",
     )
@@ -272,13 +260,15 @@ def _check_precedence(
     manager = recipe_module("recipe_manager").RecipeManager()
     with quiet():
         manager.load_quantization_recipe([rule.content for rule in rules])
-    configs = [_filed(rule, qtyping) for rule in rules]
+    read = qtyping.OpQuantizationConfig.from_dict
     for op, winner in zip(ops, winners, strict=True):
         name = _library_name(op.name)
         if name is None:
             continue
         actual = manager.get_quantization_configs(qtyping.TFLOperationName(name), op.scope)
-        expected = (_NO_QUANTIZE, None) if winner is None else configs[winner]
+        expected = _NO_QUANTIZE, None
+        if winner is not None and (rule := rules[winner]).quantizes:
+            expected = rule.content["algorithm_key"], read(rule.content["op_config"])
         if expected == actual or expected[0] == actual[0] == _NO_QUANTIZE:
             continue
         assert winner is not None  # the library applies no rule that does not match
@@ -289,8 +279,7 @@ def _check_precedence(
             if other is not rule and other.content["regex"] == rule.content["regex"]
         ]
         outcome = "leaves it in float" if actual[0] == _NO_QUANTIZE else "takes another"
-        raise _refused(
-            rule,
+        raise rule.refused(
             f"stands last among the rules for {op.where}, and ai-edge-quantizer {outcome}: it "
             f"files rules with one regex together ({' and '.join(twins)} has the same), and a rule "
             "for '*' throws the earlier ones with its regex away. Write this rule's regex "
@@ -299,19 +288,12 @@ def _check_precedence(
         )
 
 
-def _filed(rule: Rule, qtyping: ModuleType) -> tuple[str, Any]:
-    if not rule.quantizes:
-        return _NO_QUANTIZE, None
-    config = qtyping.OpQuantizationConfig.from_dict(rule.content["op_config"])
-    return rule.content["algorithm_key"], config
-
-
 def _no_match(rule: Rule, ops: Sequence[ScopedOp]) -> ValueError:
     regex, operation = rule.content["regex"], rule.content["operation"]
     scoped = [op for op in ops if re.search(regex, op.scope)]
     named = [op for op in ops if operation in (_ALL, _library_name(op.name))]
     if not named:
-        return _refused(rule, f"matches no op: there is no {operation} among {_counted(ops)}")
+        return rule.refused(f"matches no op: there is no {operation} among {_counted(ops)}")
     why = f"matches no op: its regex is found in the scope of no {operation}"
     if operation == _ALL:
         why = "matches no op: its regex is found in the scope of none"
@@ -324,8 +306,7 @@ def _no_match(rule: Rule, ops: Sequence[ScopedOp]) -> ValueError:
         return -scopes.find_longest_match().size
 
     likely = sorted(named, key=unlikeness)
-    return _refused(
-        rule,
+    return rule.refused(
         f"{why}\n  It is searched in the names of an op's outputs; those of the last op are the "
         f"model's own. There are:\n{listed_ops(likely)}",
     )

@@ -387,7 +387,7 @@ def _spec(made_by: Any, **changes: Any) -> Any:
 def _by_hand(*specs: Any, bias: Any = None, op: str = "linear") -> Any:
     """Annotate each layer: input, weight, output."""
 
-    class ByHand(quantizer_module.Quantizer):  # type: ignore[misc, name-defined] # it ships no types
+    class ByHand(quantizer_module.Quantizer):  # type: ignore[misc] # it ships no types
         def annotate(self, model: Any) -> Any:
             for node in model.graph.nodes:
                 if litert.configs.op_name(node) == op:

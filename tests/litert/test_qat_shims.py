@@ -90,16 +90,12 @@ def test_the_converters_patterns_are_still_refused() -> None:
             prepare_qat_pt2e(_exported(), _quantizer())
 
 
-def test_batch_norms_still_lose_their_settings(theirs: Any) -> None:
+def test_batch_norms_still_lose_their_settings(theirs: Any, ours: Any) -> None:
     """Torchao 0.18.0 puts its pattern's in their place; see `_restore_batch_norms`."""
-    assert _eps(theirs) == {1e-5}
-    assert [a[6] for a in _arguments(theirs, torch.ops.aten.batch_norm.default)] == [0.1]
-
-
-def test_batch_norms_keep_their_settings(ours: Any) -> None:
-    """Both in the batch norm itself and where its weights are scaled."""
-    assert _eps(ours) == {EPS}
-    assert [a[6] for a in _arguments(ours, torch.ops.aten.batch_norm.default)] == [MOMENTUM]
+    for graph, eps, momentum in ((theirs, 1e-5, 0.1), (ours, EPS, MOMENTUM)):
+        assert _eps(graph) == {eps}  # also where weights are scaled
+        norms = _arguments(graph, torch.ops.aten.batch_norm.default)
+        assert [args[6] for args in norms] == [momentum]
 
 
 def test_batch_norms_are_still_folded_with_another_eps() -> None:
@@ -145,34 +141,19 @@ def test_the_switch(ours: Any) -> None:
     assert seen == [evaluating, [True, (DROPOUT, True), (True, MOMENTUM, EPS)], evaluating]
 
 
-def _conv_not_annotated() -> Any:
-    class NoConv(type(_quantizer())):  # type: ignore[misc] # the class is the library's own
-        def annotate(self, model: Any) -> Any:
-            """Annotate nothing."""
-            return model
-
-    return NoConv()
-
-
 def test_pairs_in_float_still_get_the_training_pattern() -> None:
     """Torchao 0.18.0 makes it for each pair, and leaves it; see `_fusing_annotated`."""
-    divisions = [
-        _arguments(graph, torch.ops.aten.div.Tensor)
-        for graph in (
-            _by_torchao(_conv_not_annotated()),
-            litert.prepare_qat(_exported(), _conv_not_annotated()),
-        )
-    ]
 
-    assert len(divisions[0]) == 2
-    assert divisions[1] == []
+    class NoConv(type(_quantizer())):  # type: ignore[misc] # the class is the library's own
+        def annotate(self, model: Any) -> Any:
+            return model
 
+    theirs, ours = _by_torchao(NoConv()), litert.prepare_qat(_exported(), NoConv())
+    divisions = [_arguments(graph, torch.ops.aten.div.Tensor) for graph in (theirs, ours)]
+    assert list(map(len, divisions)) == [2, 0]
 
-def test_pairs_in_float_are_folded() -> None:
-    """As they are without training: no batch norm is left, and the numbers are the same."""
-    prepared = litert.prepare_qat(_exported(), _conv_not_annotated())
-    converted = litert.finish_qat(prepared)
-
+    # They are folded as without training: no batch norm is left, and the numbers are the same.
+    converted = litert.finish_qat(ours)
     assert _arguments(converted, torch.ops.aten.batch_norm.default) == []
     torch.testing.assert_close(converted(_images(1)), seeded(_Net)(_images(1)))
 
@@ -197,61 +178,32 @@ def test_patterns_of_absent_convolutions_are_still_traced(monkeypatch: pytest.Mo
     assert (theirs, len(traced) - theirs) == (12, 3)
 
 
-class _NormFirst(nn.Module):
-    """A batch norm that no convolution stands in front of."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm2d(2)
-        self.conv = nn.Conv2d(2, 4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise and convolve."""
-        y: Tensor = torch.relu(self.conv(self.norm(x)))
-        return y
-
-
 class _TracedError(Exception):
     """A pattern was exported."""
-
-
-def _refuse_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchao.quantization.pt2e import qat_utils
-
-    def refuse(*_args: Any, **_kwargs: Any) -> Any:
-        raise _TracedError
-
-    monkeypatch.setattr(qat_utils, "_get_aten_graph_module_for_pattern", refuse)
-
-
-def _norm_first() -> Any:
-    prepared = litert.prepare_pt2e(
-        _exported(seeded(_NormFirst)), litert.pt2e_preset("pt2e_static_int8")
-    )
-    prepared(_images())
-    return prepared
 
 
 def test_patterns_of_training_are_still_exported_for_every_batch_norm(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """96 of them, a minute long, for a graph that was never trained."""
-    prepared = _norm_first()
-    _refuse_patterns(monkeypatch)
-    with litert.quiet():
-        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
-    with pytest.raises(_TracedError):
-        convert_pt2e(prepared, fold_quantize=False)
-
-
-def test_patterns_of_training_are_looked_for_where_there_may_be_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Not in a graph that was calibrated; in one that was trained they are."""
-    prepared = _norm_first()
+    """96 of them, a minute long; ours only in a graph that was trained."""
+    model = nn.Sequential(nn.BatchNorm2d(2), nn.Conv2d(2, 4, 3), nn.ReLU()).eval()
+    calibrated = []
+    for _ in range(2):
+        preset = litert.pt2e_preset("pt2e_static_int8")
+        calibrated.append(litert.prepare_pt2e(_exported(model), preset))
+        calibrated[-1](_images())
     trained = litert.prepare_qat(_exported(), _quantizer())
-    _refuse_patterns(monkeypatch)
-    finished = litert.finish_pt2e(prepared)
-    assert torch.ops.aten.batch_norm.default in {node.target for node in finished.graph.nodes}
+    with litert.quiet():
+        from torchao.quantization.pt2e import qat_utils
+        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
+
+    def refuse(*_args: Any, **_kwargs: Any) -> Any:
+        raise _TracedError
+
+    monkeypatch.setattr(qat_utils, "_get_aten_graph_module_for_pattern", refuse)
+    with pytest.raises(_TracedError):
+        convert_pt2e(calibrated[0], fold_quantize=False)
     with pytest.raises(_TracedError):
         litert.finish_pt2e(trained)
+    finished = litert.finish_pt2e(calibrated[1])
+    assert torch.ops.aten.batch_norm.default in {node.target for node in finished.graph.nodes}

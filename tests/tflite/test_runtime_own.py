@@ -104,16 +104,14 @@ def test_it_is_used_wherever_a_runtime_is_named(bench: type[Bench], tmp_path: Pa
         model.run(SAMPLE)
 
 
-def test_a_quantized_model_knows_it(bench: type[Bench], tmp_path: Path) -> None:
+def test_a_file_in_memory_has_a_path(bench: type[Bench], tmp_path: Path) -> None:
     """A file in memory is written down for it, and taken away with the session."""
     maker = Edgeq(directory=tmp_path, runtimes={"bench": bench})
-    sample = (torch.ones(1, 4),)
-    model = maker.quantize(torch.nn.Linear(4, 2).eval(), sample, quantizer=None)
-    assert np.array_equal(
-        model.run(*sample, runtime="bench")["output_0"], model.run(*sample)["output_0"]
-    )
+    model = maker.load(PATH.read_bytes())
+    one, two = (model.run(SAMPLE, runtime=each)["output_0"] for each in ("bench", "xnnpack"))
+    assert np.array_equal(one, two)
     (session,) = bench.sessions
-    assert session.path.read_bytes() == model.tflite
+    assert session.path.read_bytes() == PATH.read_bytes()
     maker.close()
     assert not session.path.exists()
 
@@ -143,7 +141,6 @@ def test_an_unknown_name_lists_all_and_says_where_to_register(bench: type[Bench]
     [
         ({"xnnpack": Bench}, "'xnnpack' is the name of a built-in runtime"),
         ({"tensorflow": Bench}, "'tensorflow' is the name of a built-in runtime"),
-        ({"my phone": Bench}, "'my phone' is no name for a runtime"),
         ({"a,b": Bench}, "'a,b' is no name for a runtime"),
         ({"": Bench}, "'' is no name for a runtime"),
         ({3: Bench}, "expected a name, got 3"),
@@ -172,29 +169,19 @@ def _spoiled(spoil: Callable[[Inputs], Any]) -> Runtime:
     ("spoil", "said"),
     [
         (lambda o: list(o.values()), "gave list, expected a dict of arrays"),
-        (lambda o: None, "gave NoneType, expected a dict"),
         (lambda o: {"output_0": o["output_0"]}, "the outputs ['output_0'], the file has ['output"),
         (lambda o: o | {"output_2": o["output_0"]}, "'output_2'], the file has ['output_0', 'outp"),
-        (
-            lambda o: {f"StatefulPartitionedCall:{i}": o[name] for i, name in enumerate(o)},
-            "gave the outputs ['StatefulPartitionedCall:0', 'StatefulPartitionedCall:1'], the file",
-        ),
-        # The same number of elements, one that broadcasts, and too many.
+        # The same number of elements, and one that broadcasts.
         (lambda o: o | {"output_1": o["output_1"].T}, "expected int8 [2, 3], the runner gave int8"),
-        (lambda o: o | {"output_1": o["output_1"].ravel()}, "the runner gave int8 [6]"),
         (lambda o: o | {"output_1": o["output_1"][:1]}, "the runner gave int8 [1, 3]"),
-        (lambda o: o | {"output_0": o["output_0"][None]}, "the runner gave int8 [1, 2, 2]"),
-        # Swapped, decoded, widened, and of another byte order or sign.
+        # Swapped, decoded, widened, and of another sign.
         (lambda o: {"output_0": o["output_1"], "output_1": o["output_0"]}, "'output_0': expected"),
         (lambda o: o | {"output_0": o["output_0"] * np.float32(0.1)}, "the runner gave float32 "),
         (lambda o: o | {"output_0": o["output_0"].astype(np.int32)}, "the runner gave int32 [2, 2"),
         (lambda o: o | {"output_0": o["output_0"].view(np.uint8)}, "the runner gave uint8 [2, 2]"),
         # No arrays.
-        (lambda o: o | {"output_0": o["output_0"].tolist()}, "gave list, no numpy array"),
         (lambda o: o | {"output_0": torch.from_numpy(o["output_0"])}, "gave Tensor, no numpy"),
-        (lambda o: o | {"output_0": None}, "gave NoneType, no numpy array"),
         (lambda o: o | {"output_0": np.ma.masked_array(o["output_0"])}, "gave MaskedArray, no num"),
-        (lambda o: 1 / 0, "the runner raised ZeroDivisionError: division by zero"),
         (lambda o: o["output_7"], "the runner raised KeyError: 'output_7'"),
     ],
 )
@@ -241,28 +228,24 @@ def test_it_cannot_change_samples_or_results() -> None:
     assert given.tolist() == [[1.0] * 4]
 
 
-def test_opening_may_fail(tmp_path: Path) -> None:
-    """The runner's own error, or something that is no session."""
+def test_opening_may_fail() -> None:
+    """The runner's own error, something that is no session, or no device: a skip is a skip."""
 
-    def broken(path: Path, signature: str | None) -> RuntimeSession:
-        raise ConnectionError("no device")
+    def opening(error: BaseException) -> Runtime:
+        def raising(path: Path, signature: str | None) -> RuntimeSession:
+            raise error
+
+        return raising
 
     with pytest.raises(RuntimeError, match=r"load the \.tflite file: the runner raised Conn") as no:
-        _edge(broken).runner("bench")
+        _edge(opening(ConnectionError("no device"))).runner("bench")
     assert isinstance(no.value.__cause__, ConnectionError)
     nothing: Any = lambda path, signature: None  # noqa: E731 # the mistake at issue
     with pytest.raises(RuntimeError, match="the runner gave NoneType, expected a session"):
         _edge(nothing).runner("bench")
-
-
-def test_a_skip_is_a_skip() -> None:
-    """A runner may say that its device is not there."""
-
-    def absent(path: Path, signature: str | None) -> RuntimeSession:
-        pytest.skip("no phone is attached")
-
+    skip = pytest.skip.Exception("no phone is attached")
     with pytest.raises(pytest.skip.Exception):
-        _edge(absent).runner("bench")
+        _edge(opening(skip)).runner("bench")
 
 
 # --- when it is closed ------------------------------------------------------------------------
