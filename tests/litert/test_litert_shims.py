@@ -600,9 +600,7 @@ def test_graphs_are_compiled_when_they_are_called(*, lazy: bool) -> None:
     assert torch.equal(graph(torch.ones(2)), torch.full((2,), 2.0))
 
 
-def test_the_file_is_the_same_with_graphs_compiled_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_file_is_the_same_with_graphs_compiled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """To the byte."""
 
     def built() -> bytes:

@@ -83,15 +83,7 @@ def scaled(parameters: tuple[float, int], by: float = 1.5) -> tuple[float, int]:
     return parameters[0] * by, parameters[1]
 
 
-_HAS_UINT8 = set(OPS) - {
-    "ABS",
-    "EXP",
-    "LOG",
-    "NEG",
-    "RSQRT",
-    "SQRT",
-    "FLOOR_DIV",
-}
+_HAS_UINT8 = set(OPS) - {"ABS", "EXP", "LOG", "NEG", "RSQRT", "SQRT", "FLOOR_DIV"}
 _HAS_INT16 = set(OPS) - {
     *("DEPTH_TO_SPACE", "SPACE_TO_DEPTH", "HARD_SWISH", "LOG_SOFTMAX", "L2_NORMALIZATION"),
     *("RELU_0_TO_1", "RELU_N1_TO_1", "SCATTER_ND", "SQUARED_DIFFERENCE", "ELU", "BROADCAST_TO"),

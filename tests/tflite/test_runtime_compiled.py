@@ -87,8 +87,7 @@ def test_a_scalar_and_an_op_without_input() -> None:
     )
     constant = {"dtype": "float32", "data": X}
     _assert_same(
-        EdgeFile(one_op("NEG", [constant], [{"dtype": "float32"}])).runner("compiled").run({}),
-        [-X],
+        EdgeFile(one_op("NEG", [constant], [{"dtype": "float32"}])).runner("compiled").run({}), [-X]
     )
 
 

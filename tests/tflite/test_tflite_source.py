@@ -108,10 +108,7 @@ def _litertlm() -> bytes:
             "pose_landmarks_detector.tflite: unpack it, and give one of these",
         ),
         (_zip("a.tflite")[:60], "it is a zip archive, whose directory cannot be read"),
-        (
-            _litertlm(),
-            r"not a .tflite file: it is a LiteRT-LM file \(.litertlm\)$",
-        ),
+        (_litertlm(), r"not a .tflite file: it is a LiteRT-LM file \(.litertlm\)$"),
         (b"\x08\x08\x12\x07pytorch", "protocol buffers, such as ONNX"),
         (
             b"version https://git-lfs.github.com/spec/v1\noid",

@@ -39,10 +39,7 @@ def test_an_output_that_was_zero_in_calibration_is_told_from_a_mask() -> None:
 
 @pytest.mark.parametrize(
     "recipe",
-    [
-        "recipe_static_wi8_ai8",
-        pytest.param("recipe_static_wi8_ai16", marks=pytest.mark.slow),
-    ],
+    ["recipe_static_wi8_ai8", pytest.param("recipe_static_wi8_ai16", marks=pytest.mark.slow)],
 )
 def test_an_infinite_mask_under_a_static_recipe_is_refused(tmp_path: Path, recipe: str) -> None:
     """What brings such scales about: ai-edge-quantizer takes the clamped −inf for a range."""
