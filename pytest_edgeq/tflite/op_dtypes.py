@@ -64,17 +64,8 @@ class OpDtypes:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-able dict with sorted keys."""
-        return {
-            "bias": self.bias,
-            "granularity": self.granularity,
-            "inputs": list(self.inputs),
-            "module": self.module,
-            "op": self.op,
-            "outputs": list(self.outputs),
-            "scheme": self.scheme,
-            "subgraph": self.subgraph,
-            "weight": self.weight,
-        }
+        values = {name: getattr(self, name) for name in sorted(self.__slots__) if name != "index"}
+        return values | {"inputs": list(self.inputs), "outputs": list(self.outputs)}
 
 
 class OpDtypeMap:

@@ -8,7 +8,7 @@ in which a file from elsewhere is first run protects from immediate crashes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,57 +39,52 @@ _MOST_BYTES = 1 << 40
 def verify(model: Any, subgraphs: Sequence[Subgraph]) -> None:
     """Verify every tensor and every op of a file."""
     for subgraph in subgraphs:
-        for tensor in subgraph.tensors:
-            problem = (
-                _shape_problem(tensor)
-                or _data_problem(model, tensor)
-                or _quantization_problem(subgraph, tensor)
-            )
-            if problem:
-                raise _damaged(_tensor_place(subgraph, tensor), problem)
-        _verify_ops(subgraph)
-
-
-def _damaged(where: str, what: str) -> ValueError:
-    return ValueError(f"damaged .tflite file: {where}: {what}; build or download it again")
-
-
-def _tensor_place(subgraph: Subgraph, tensor: Tensor) -> str:
-    name = f" ({tensor.name[:_NAME_CHARACTERS]!r})" if tensor.name else ""
-    # Most files have one subgraph, which need not be named.
-    end = f" of subgraph {subgraph.index}" if subgraph.index else ""
-    return f"tensor {tensor.index}{name}{end}"
+        problem = next(_tensor_problems(model, subgraph), "") or next(_op_problems(subgraph), "")
+        if problem:
+            raise ValueError(f"damaged .tflite file: {problem}; build or download it again")
 
 
 def _op_place(op: Op) -> str:
     return str(op.place._replace(name=op.name[:_NAME_CHARACTERS]))
 
 
-def _shape_problem(tensor: Tensor) -> str:
-    if min(tensor.shape, default=0) < 0:
-        return f"its shape {list(tensor.shape)} has a negative dimension"
-    if math.prod(tensor.shape) * _BITS.get(tensor.dtype, 8) > _MOST_BYTES * 8:
-        return f"its shape {list(tensor.shape)} is of more elements than any memory holds"
-    return ""
+def _tensor_problems(model: Any, subgraph: Subgraph) -> Iterator[str]:
+    for tensor in subgraph.tensors:
+        problem = (
+            _shape_or_data_problem(model, tensor)
+            or _quantization_problem(subgraph, tensor)
+            or ("it is an input, and a constant" if _is_constant_input(subgraph, tensor) else "")
+        )
+        if problem:
+            name = f" ({tensor.name[:_NAME_CHARACTERS]!r})" if tensor.name else ""
+            # Most files have one subgraph, which need not be named.
+            end = f" of subgraph {subgraph.index}" if subgraph.index else ""
+            yield f"tensor {tensor.index}{name}{end}: {problem}"
 
 
-def _data_problem(model: Any, tensor: Tensor) -> str:
+def _is_constant_input(subgraph: Subgraph, tensor: Tensor) -> bool:
+    return tensor.is_constant and tensor.index in subgraph.inputs
+
+
+def _shape_or_data_problem(model: Any, tensor: Tensor) -> str:
+    shape, bits = list(tensor.shape), _BITS.get(tensor.dtype)
+    if min(shape, default=0) < 0:
+        return f"its shape {shape} has a negative dimension"
+    if math.prod(shape) * (bits or 8) > _MOST_BYTES * 8:
+        return f"its shape {shape} is of more elements than any memory holds"
     if tensor.is_external or not tensor.is_constant:
         return ""
     if tensor.is_variable:
         return "it is a variable, and has data"
-    bits = _BITS.get(tensor.dtype)
     if bits is None or tensor.is_sparse:
         return ""
     buffer = model.Buffers(tensor.buffer)
     size = buffer.Size() if buffer.DataIsNone() else buffer.DataLength()
-    expected = -(-math.prod(tensor.shape) * bits // 8)
-    if size != expected:
-        return (
-            f"{tensor.dtype} {list(tensor.shape)} needs {expected:,} bytes, its buffer "
-            f"{tensor.buffer} has {size:,}"
-        )
-    return ""
+    expected = -(-math.prod(shape) * bits // 8)
+    if size == expected:
+        return ""
+    needs = f"{tensor.dtype} {shape} needs {expected:,} bytes"
+    return f"{needs}, its buffer {tensor.buffer} has {size:,}"
 
 
 def _quantization_problem(subgraph: Subgraph, tensor: Tensor) -> str:
@@ -125,15 +120,9 @@ def _quantization_problem(subgraph: Subgraph, tensor: Tensor) -> str:
     return ""
 
 
-def _verify_ops(subgraph: Subgraph) -> None:
-    """Verify the operands of every op, in execution order."""
-    tensors = subgraph.tensors
-    for index in subgraph.inputs:
-        if tensors[index].is_constant:
-            raise _damaged(
-                _tensor_place(subgraph, tensors[index]), "it is an input, and a constant"
-            )
-    inputs = set(subgraph.inputs)
+def _op_problems(subgraph: Subgraph) -> Iterator[str]:
+    """Yield the problems of the operands of ops, in execution order."""
+    tensors, inputs = subgraph.tensors, set(subgraph.inputs)
     computed: dict[int, Op] = {}
     for op in subgraph.ops:
         problem = (
@@ -142,11 +131,20 @@ def _verify_ops(subgraph: Subgraph) -> None:
             or _dtype_problem(op, tensors)
         )
         if problem:
-            raise _damaged(_op_place(op), problem)
-        for index in op.outputs:
-            problem = _output_problem(op, tensors, inputs, computed, index)
+            yield f"{_op_place(op)}: {problem}"
+        for index in (i for i in op.outputs if i >= 0):
+            problem = ""
+            if tensors[index].is_constant:
+                problem = "is a constant"
+            elif tensors[index].is_variable:
+                problem = "is a variable"
+            elif index in inputs:
+                problem = "is an input of the graph"
+            elif index in computed:
+                problem = f"{_op_place(computed[index])} has written already"
             if problem:
-                raise _damaged(_op_place(op), problem)
+                name = repr(tensors[index].name[:_NAME_CHARACTERS])
+                yield f"{_op_place(op)}: it writes tensor {index} ({name}), which {problem}"
             computed[index] = op
 
 
@@ -190,21 +188,4 @@ def _dtype_problem(op: Op, tensors: Sequence[Tensor]) -> str:
         dtype = tensors[index].dtype
         if dtype not in (expected, *others):
             return f"its output, tensor {index}, is {dtype}, and its input {expected}"
-    return ""
-
-
-def _output_problem(
-    op: Op, tensors: Sequence[Tensor], inputs: set[int], computed: dict[int, Op], index: int
-) -> str:
-    if index < 0:
-        return ""
-    where = f"it writes tensor {index} ({tensors[index].name[:80]!r}), which"
-    if tensors[index].is_constant:
-        return f"{where} is a constant"
-    if tensors[index].is_variable:
-        return f"{where} is a variable"
-    if index in inputs:
-        return f"{where} is an input of the graph"
-    if index in computed:
-        return f"{where} {_op_place(computed[index])} has written already"
     return ""
