@@ -35,7 +35,6 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--case", type=int)
-    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--write", type=Path, help="write the file of --case here")
     given = parser.parse_args()
     numbers = range(given.first, given.first + given.count)
@@ -47,7 +46,7 @@ def main() -> int:
             given.write.write_bytes(case.content)
     print(f"seed {given.seed}, cases {numbers.start} to {numbers.stop - 1}", flush=True)
     start = time.monotonic()
-    report = try_cases(given.kind, given.seed, numbers, given.workers)
+    report = try_cases(given.kind, given.seed, numbers)
     for failure in report.failures:
         print(describe(given.kind, given.seed, failure))
     counts: Counter[str] = report.outcomes

@@ -35,7 +35,7 @@ def test_each_ends_in_a_result_or_a_sentence(kind: str, count: int, outcomes: se
     Kernels that crash do so in the child process, and the text names the signal and the op.
     """
     print(f"python -m tests.faults.files --kind {kind} --seed {SEED} --count {count}")
-    report = try_cases(kind, SEED, range(count), workers=1)
+    report = try_cases(kind, SEED, range(count))
     assert not report.failures, "\n".join(describe(kind, SEED, each) for each in report.failures)
     # Were all refused, or none, the damage would try nothing.
     assert outcomes <= set(report.outcomes)

@@ -1,8 +1,8 @@
 """
 What is tried with a damaged file, in a process of its own: see `pool`.
 
-`python -m tests.faults.trials KIND SEED` reads numbers of cases from its standard input, and writes
-lines: `ready`, once, `case N`, `stage WHAT` at each step, and `done OUTCOME TEXT`.
+`python -m tests.faults.trials KIND SEED FIRST LAST` writes lines: `stage WHAT` at each step, and
+`done OUTCOME TEXT`.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _say(protocol: int, text: str) -> None:
 
 def main() -> None:
     """Try each case that is asked for."""
-    kind, seed = sys.argv[1], sys.argv[2]
+    kind, seed, first, last = sys.argv[1:]
     with Path("/proc/self/statm").open() as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY_BYTES, now + MEMORY_BYTES))
@@ -126,12 +126,8 @@ def main() -> None:
     os.dup2(2, 1)
     with tempfile.TemporaryDirectory(prefix="edgeq-faults-") as folder:
         os.chdir(folder)
-        # The sound files are made once, and this process has imported what it needs.
-        case_of(kind, seed, 0)
-        _say(protocol, "ready")
-        for line in sys.stdin:
-            number = int(line)
-            _say(protocol, f"case {number}")
+        for number in range(int(first), int(last)):
+            _say(protocol, "stage start")
             case = case_of(kind, seed, number)
             try:
                 outcome = _TRIALS[kind](case, lambda what: _say(protocol, f"stage {what}"))
