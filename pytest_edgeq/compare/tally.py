@@ -17,16 +17,11 @@ _NOTHING = (math.inf, -math.inf)
 
 
 class Tally:
-    """
-    Counts of samples, of different ones, and of calibration samples; mergeable.
-
-    Attributes:
-        evaluated: Digests of the samples.
-        ranges: The least and the greatest finite value of each input.
-    """
+    """Counts of samples, of different ones, and of calibration samples; mergeable."""
 
     def __init__(self) -> None:
         self.evaluated = EvaluatedLedger()
+        # the least and the greatest finite value of each input
         self.ranges: list[tuple[float, float]] = []
         self._count = self._overlap = 0
 

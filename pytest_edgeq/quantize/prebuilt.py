@@ -40,12 +40,7 @@ def load_prebuilt(
     layout: LayoutArgument = None,
     float_tflite: TflitePath | bytes | None = None,
 ) -> QuantizedModel:
-    """
-    Open a file with its float file and its references.
-
-    Raises:
-        FileNotFoundError, ValueError, TypeError: As `Edgeq.load`.
-    """
+    """Open a file with its float file and its references."""
     build = session.runtimes.builder(foreign=True)
     graph = OpGraph.read(tflite, build)
 

@@ -19,6 +19,7 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.litert.digest import UnhashableError, digest_of
 from pytest_edgeq.quantize.cache import environment
+from pytest_edgeq.runtimes import process_state
 
 ROOT = Path(__file__).parent.parent.parent
 MKLDNN: Any = torch.backends.mkldnn
@@ -179,10 +180,10 @@ def test_the_model_of_cpu_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for number, values in enumerate([(0, "A", ""), (1, "A", ""), (0, "B", ""), (0, "A", "amx")]):
         file = tmp_path / str(number)
         file.write_text(told.format(*values))
-        monkeypatch.setattr(environment, "_CPU_INFO", file)
-        environment._cpu_model.cache_clear()
+        monkeypatch.setattr(process_state, "CPU_INFO", file)
+        process_state.cpu_model.cache_clear()
         made.append(_key())
-    environment._cpu_model.cache_clear()
+    process_state.cpu_model.cache_clear()
     assert made[0] == made[1]
     assert len(set(made)) == 3
 

@@ -15,9 +15,9 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from pytest_edgeq import Edgeq, QuantizedModel, assert_accuracy_drop
 from pytest_edgeq.check.assertions.scoring import metric
-from pytest_edgeq.compare.executors import chunks, worker
+from pytest_edgeq.compare.executors import chunks
 from pytest_edgeq.compare.failed_samples import attached_samples
-from tests.executors.conftest import AtOnce
+from tests.executors.conftest import AtOnce, forget
 
 Threads = Callable[[int], Executor]
 
@@ -147,7 +147,7 @@ def test_labels_of_a_test_module_travel(
 
     alone = _text(quantized, labelled, metric, None)
     assert _text(quantized, labelled, metric, _Elsewhere(2)) == alone
-    worker.forget()
+    forget()
 
 
 def test_a_label_that_cannot_travel_is_told(quantized: QuantizedModel, pairs: list[Any]) -> None:
@@ -155,7 +155,7 @@ def test_a_label_that_cannot_travel_is_told(quantized: QuantizedModel, pairs: li
     labelled = [*pairs[:2], (pairs[2][0], (each for each in [1]))]
     with pytest.raises(TypeError, match=r"sample 2, or its label, cannot travel to a worker: "):
         assert_accuracy_drop(quantized, labelled, lambda *_: True, 0.5, executor=AtOnce(2))
-    worker.forget()
+    forget()
 
 
 class _OwnError(Exception):
@@ -194,4 +194,4 @@ def test_what_the_users_code_raises_is_raised_here(
             (note,) = error.value.__notes__
             assert note.startswith("raised on a worker, of sample 7:\n")
             assert "in metric" in note
-    worker.forget()
+    forget()

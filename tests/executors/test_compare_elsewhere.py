@@ -17,11 +17,11 @@ from torch import nn
 from fixtures.models import ResidualNet, seeded
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel
 from pytest_edgeq.compare.comparer import compare
-from pytest_edgeq.compare.executors import chunks, worker
+from pytest_edgeq.compare.executors import chunks
 from pytest_edgeq.compare.executors.engines import SampleExecutor
 from pytest_edgeq.progress import Progress, Step
 from pytest_edgeq.report.journal import Journal
-from tests.executors.conftest import AtOnce, Near, figures
+from tests.executors.conftest import AtOnce, Near, figures, forget
 
 Threads = Callable[[int], Executor]
 
@@ -67,7 +67,7 @@ def test_figures_do_not_depend_on_the_order_of_arrival(
     alone = Near(figures(_with_points(quantized, given, None)))
     with _Shuffled(4) as executor:
         assert figures(_with_points(quantized, given, executor)) == alone
-    worker.forget()
+    forget()
 
 
 def test_the_first_sample_that_fails_is_told(

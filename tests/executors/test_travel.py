@@ -15,8 +15,7 @@ from torch import nn
 from fixtures.models import ResidualNet, seeded
 from fixtures.tflite import make, stacks
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.compare.executors import worker
-from tests.executors.conftest import AtOnce, Near, figures
+from tests.executors.conftest import AtOnce, Near, figures, forget
 
 Threads = Callable[[int], Executor]
 
@@ -63,7 +62,7 @@ def test_a_factory_or_runtime_that_cannot_travel_is_refused(
     with pytest.raises(TypeError, match="the runtime 'mine' cannot travel"):
         own.compare(loaded, given, runtime="mine", executor=executor)
     assert executor.count == count
-    worker.forget()
+    forget()
 
 
 def test_a_file_that_was_looked_at_here_travels(threads: Threads) -> None:
@@ -137,7 +136,7 @@ def test_workers_of_another_machine_are_sent_the_model_once(
     quantized: QuantizedModel, given: list[Any]
 ) -> None:
     """With the first chunk for which they say that they cannot read the client's file."""
-    worker.forget()
+    forget()
     sent: list[int] = []
 
     class Elsewhere(AtOnce):
@@ -150,7 +149,7 @@ def test_workers_of_another_machine_are_sent_the_model_once(
     alone = Near(figures(Edgeq().compare(quantized, given)))
     assert figures(Edgeq().compare(quantized, given, executor=Elsewhere(1))) == alone
     assert sum(sent) == 2 * 2  # two chunks were on their way
-    worker.forget()
+    forget()
 
 
 def test_a_view_travels_without_what_it_is_a_part_of(
@@ -168,7 +167,7 @@ def test_a_view_travels_without_what_it_is_a_part_of(
     alone = Near(figures(Edgeq().compare(quantized, parts)))
     assert figures(Edgeq().compare(quantized, parts, executor=Weighing(1))) == alone
     assert max(sizes) < 2 * parts[0].nbytes
-    worker.forget()
+    forget()
 
 
 def test_a_model_is_opened_once(quantized: QuantizedModel, given: list[Any]) -> None:
@@ -190,4 +189,4 @@ def test_a_model_is_opened_once(quantized: QuantizedModel, given: list[Any]) -> 
     found = session.compare(loaded, given[:2], executor=executor)
     assert len(set(keys)) == 2
     assert figures(found) == Near(figures(Edgeq().compare(loaded, given[:2])))
-    worker.forget()
+    forget()

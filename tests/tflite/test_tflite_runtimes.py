@@ -20,7 +20,7 @@ from pytest_edgeq.errors import UnrunnableError
 from pytest_edgeq.names import RUNTIMES
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.engines import InterpreterEngine
-from pytest_edgeq.runtimes.runner import BUILT_IN
+from pytest_edgeq.runtimes.registry import BUILT_IN
 from pytest_edgeq.tflite.graph import OpGraph
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]

@@ -86,12 +86,7 @@ class Chunks:
         return len(self.inputs) if isinstance(self.inputs, SampleSource) else None
 
     def take(self, size: int) -> Chunk | None:
-        """
-        Return the next chunk, of so many samples at the most; None where there are no more.
-
-        Raises:
-            CannotTravelError: A label cannot be pickled.
-        """
+        """Return the next chunk, of so many samples at the most; None where there are no more."""
         start = self.next_index
         if isinstance(self.inputs, SampleSource):
             stop = min(start + size, len(self.inputs))

@@ -31,7 +31,7 @@ class Shared(NamedTuple):
 
 
 class SampleExecutor:
-    """Any executor; workers of this machine read shared data from a private directory."""
+    """Any executor; workers of this machine read shared pickles from a private directory."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
@@ -77,7 +77,7 @@ class SampleExecutor:
 
 
 class DaskSampleExecutor(SampleExecutor):
-    """dask.distributed, which scatters shared data; the executor is `Client.get_executor()`."""
+    """dask.distributed, which scatters shared pickles; the executor is `Client.get_executor()`."""
 
     def __init__(self, executor: Any) -> None:
         super().__init__(executor)
@@ -87,12 +87,7 @@ class DaskSampleExecutor(SampleExecutor):
 
     @property
     def workers(self) -> int:
-        """
-        How many threads the cluster has.
-
-        Raises:
-            ExecutorError: There has been none for a minute, or the scheduler is gone.
-        """
+        """How many threads the cluster has, or raise an ExecutorError."""
         now = time.monotonic()
         if not self._workers or now - self._asked > _REFRESH_SECONDS:
             self._workers, self._asked = self._count(), now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.compare.executors.chunks import Chunk, Chunks, SampleError
 from pytest_edgeq.compare.executors.engines import SampleExecutor
-from pytest_edgeq.compare.executors.pickled import CannotTravelError, Pickled
+from pytest_edgeq.compare.executors.pickled import CannotTravelError, pickled
 from pytest_edgeq.compare.executors.stream import Stream
 from pytest_edgeq.compare.executors.tasks import Job
 from pytest_edgeq.compare.foreign import OnnxReference, is_keras
@@ -30,7 +31,7 @@ from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.workers.target import Target
 
-PickledReference = Pickled | dict[str, bytes]
+PickledReference = bytes | dict[str, bytes]
 """A reference as a pickle, or a torch graph in the format of the conversion cache."""
 
 
@@ -61,12 +62,12 @@ class _Parts:
     ledger: SampleLedger
     has_origin: bool
     runtime: str
-    own: Pickled | None
+    own: bytes | None
     target: tuple[str, tuple[str, ...], float] | None
 
     def opened(self) -> OpenModel:
         """Return the model with new interpreters."""
-        own = {} if self.own is None else {self.runtime: self.own.copy()}
+        own = {} if self.own is None else {self.runtime: pickle.loads(self.own)}
         targets = {} if self.target is None else {self.target[0]: Target(*self.target)}
         runtimes = Runtimes(own, targets=targets)
 
@@ -95,17 +96,7 @@ class _Parts:
 
 
 def pickled_model(quantized: QuantizedModel, runtime: str, first: Callable[[], Sample]) -> bytes:
-    """
-    Return the pickle of a model, whose `opened` a worker calls.
-
-    Args:
-        quantized: The model.
-        runtime: Kernels to run on.
-        first: Reads a sample, for a reference that can be exported alone.
-
-    Raises:
-        CannotTravelError: The reference, or a runtime of the user's own, cannot be pickled.
-    """
+    """Return the pickle of a model, whose `opened` a worker calls, or raise a CannotTravelError."""
     edge, simulated = quantized.edge, quantized.simulated
     own, target = edge.runtimes.own.get(runtime), edge.runtimes.target_of(runtime)
     fix = "write it as a function or a class that opens its device when it is called"
@@ -122,7 +113,7 @@ def pickled_model(quantized: QuantizedModel, runtime: str, first: Callable[[], S
         quantized.ledger,
         quantized.origin is not None,
         runtime,
-        None if own is None else Pickled(own, f"the runtime {runtime!r}", fix),
+        None if own is None else pickled(own, f"the runtime {runtime!r}", fix),
         None if target is None else (target.name, target.command, target.seconds),
     )
     return pickle.dumps(parts)
@@ -151,12 +142,7 @@ def _reference(quantized: QuantizedModel, first: Callable[[], Sample]) -> Pickle
 
 
 def pickled_reference(reference: Callable[..., Any]) -> PickledReference:
-    """
-    Return a graph in the format of the conversion cache, or anything else as a pickle.
-
-    Raises:
-        CannotTravelError: It cannot be pickled.
-    """
+    """Return a graph in the format of the conversion cache, or anything else as a pickle."""
     if isinstance(reference, torch.fx.GraphModule):
         try:
             return encode_graph(reference)
@@ -175,12 +161,12 @@ def pickled_reference(reference: Callable[..., Any]) -> PickledReference:
         "pass a torch module, or a function that opens files and sessions when it is called; or "
         "leave the executor out"
     )
-    return Pickled(reference, f"the reference {name}", fix)
+    return pickled(reference, f"the reference {name}", fix)
 
 
 def unpickled_reference(reference: PickledReference) -> Any:
     """Return a copy of the reference."""
-    return reference.copy() if isinstance(reference, Pickled) else decode_graph(reference)
+    return decode_graph(reference) if isinstance(reference, dict) else pickle.loads(reference)
 
 
 def _order_reason(quantized: QuantizedModel, first: Callable[[], Sample]) -> str:
@@ -214,25 +200,16 @@ class Reading:
         self._quantized = quantized
         self.source = inputs if isinstance(inputs, SampleSource) else None
         self._items, self._sample_of = items, sample_of
-        self._head: list[Any] = []
 
     def items(self) -> Iterator[Any]:
-        """Read the items that are left here."""
-        while self._head:
-            yield self._head.pop(0)
-        for item in self._items:  # noqa: UP028 # which would close it with this generator
-            yield item
+        """Return the items that are left here."""
+        return self._items
 
     def first(self) -> Sample:
-        """
-        Read the first sample; its item is left all the same.
-
-        Raises:
-            ValueError, TypeError: There is none, or it does not fit.
-        """
-        if not self._head:
-            self._head.append(next(self._items))
-        return self._sample_of(self._head[0])
+        """Read the first sample; its item is left all the same."""
+        item = next(self._items)
+        self._items = itertools.chain(iter([item]), self._items)
+        return self._sample_of(item)
 
     def samples_of(self, chunk: Chunk) -> Iterator[Sample]:
         """Read the evaluation samples of a chunk here."""
@@ -241,12 +218,7 @@ class Reading:
             yield spec.bind(item, f"evaluation sample {index}") if self.source is not None else item
 
     def pickled(self, runtime: str) -> bytes | None:
-        """
-        Pickle the model; None, with a warning, where it must be measured here, in order.
-
-        Raises:
-            CannotTravelError: The reference, or a runtime of the user's own, cannot be pickled.
-        """
+        """Pickle the model; None, with a warning, where it must be measured here, in order."""
         quantized = self._quantized
         if self.source is not None and not len(self.source):
             self.first()  # raises
@@ -271,13 +243,7 @@ class Reading:
         extra: Callable[[], Any] = lambda: None,
         keeps_chunk: bool = False,
     ) -> tuple[str, ...]:
-        """
-        Measure the samples that are left by an engine; return the machines that did.
-
-        Raises:
-            SampleError: Of the first sample that failed, where `keeps_chunk`.
-            Exception: What that sample raised, otherwise; and as `Stream.run` does.
-        """
+        """Measure the samples that are left by an engine; return the machines that did."""
         stream = Stream(engine, model, job, step)
         inputs = self.items() if self.source is None else self.source
         try:

@@ -23,12 +23,7 @@ _UNMERGED = 4
 
 
 class Stream:
-    """
-    One job on all samples.
-
-    Raises:
-        CannotTravelError: A factory or a metric of the user's cannot be pickled.
-    """
+    """One job on all samples."""
 
     def __init__(self, engine: SampleExecutor, model: bytes, job: Job, step: Step) -> None:
         fix = "let it open files when it is called, and hold paths, not handles or generators"
@@ -44,13 +39,7 @@ class Stream:
         merge: Callable[[Chunk, Any], None],
         extra: Callable[[], Any] = lambda: None,
     ) -> None:
-        """
-        Measure all samples, and merge the results in their order.
-
-        Raises:
-            SampleError: Of the first sample that failed.
-            ExecutorError: A chunk's worker died twice, or the engine fails.
-        """
+        """Merge the results of all samples in order, or raise a SampleError or an ExecutorError."""
         sent: deque[Chunk] = deque()
         try:
             while True:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
 import io
 import pickle
+import pkgutil
 import platform
 import sys
 import traceback
@@ -131,20 +130,12 @@ class _ErrorPickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type) and issubclass(obj, BaseException):
-            return _class_named, (obj.__module__, obj.__qualname__)
+            return pkgutil.resolve_name, (f"{obj.__module__}:{obj.__qualname__}",)
         return NotImplemented
 
 
-def _class_named(module: str, name: str) -> Any:
-    return functools.reduce(getattr, name.split("."), importlib.import_module(module))
-
-
 def unpacked(failure: Failure) -> BaseException:
-    """
-    Return the exception, with a note of where it was raised.
-
-    A RuntimeError of the same text if it cannot be unpickled here, as of a local class.
-    """
+    """Return the exception, with a note of where it was raised."""
     error: BaseException = RuntimeError(failure.text)
     if failure.error is not None:
         with contextlib.suppress(Exception):

@@ -43,20 +43,8 @@ class _Kept:
                 self._known.popitem(last=False)[1].close()
             return self._known[key]
 
-    def clear(self) -> None:
-        """Close all of them."""
-        with self._lock:
-            while self._known:
-                self._known.popitem()[1].close()
-
 
 _MODELS, _JOBS = _Kept(), _Kept()
-
-
-def forget() -> None:
-    """Close the open jobs and models of this process, which may be the client's own."""
-    _JOBS.clear()
-    _MODELS.clear()
 
 
 class _OpenJob:
@@ -81,12 +69,7 @@ class _OpenJob:
 
 
 def _opened(task: Task, model: bytes | str, job: bytes | str) -> _OpenJob:
-    """
-    Return the open job of a task.
-
-    Raises:
-        _LackingError: It is not known, and the file with it cannot be read here.
-    """
+    """Return the open job of a task."""
     opened = _MODELS.get(task.model, lambda: pickle.loads(_read(model)).opened())
     key = f"{task.model} {task.job}"
     found: _OpenJob = _JOBS.get(key, lambda: _OpenJob(pickle.loads(_read(job)), opened))
@@ -107,17 +90,7 @@ class _LackingError(Exception):
 
 
 def run_chunk(task: Task, model: bytes | str, job: bytes | str) -> Answer:
-    """
-    Measure a chunk of samples.
-
-    Args:
-        task: Which samples.
-        model: Pickle of the model, or a file with it.
-        job: The same of the job.
-
-    Raises:
-        RuntimeError: The worker has another release of pytest-edgeq or of Python.
-    """
+    """Measure a chunk of samples by the pickles of model and job, or files with them."""
     import torch
 
     from pytest_edgeq.compare.parallel import on_one_thread

@@ -14,9 +14,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
 
 from pytest_edgeq.baselines.regular_files import NotRegularError, open_regular
+from pytest_edgeq.errors import warn_user
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -40,6 +41,13 @@ _REFUSALS = (OSError, ValueError)
 Report = Callable[[str], None]
 
 
+class CacheLog(NamedTuple):
+    """Receivers of messages; not Python warnings in pytest, where a suite may make them errors."""
+
+    warn: Report = warn_user
+    note: Report = lambda text: None
+
+
 class _DamagedError(Exception):
     """The file of an entry has other content; the text has the reason."""
 
@@ -55,11 +63,7 @@ _HELD: Final = _Held()
 
 
 class Store:
-    """
-    Entries of named byte strings, one file each, below one directory.
-
-    Nothing here raises: an entry that cannot be read or written is a miss, and is reported.
-    """
+    """Entries of named byte strings, a file each; one that cannot be read or written is a miss."""
 
     def __init__(self, directory: Path, warn: Report, *, limit: int = DEFAULT_LIMIT) -> None:
         self.directory = directory
@@ -120,12 +124,10 @@ class Store:
     @contextlib.contextmanager
     def lock(self, kind: str, key: str) -> Iterator[None]:
         """
-        Acquire the exclusive lock of a key, waiting for other processes and threads.
+        Acquire the exclusive lock of a key, which a thread may acquire repeatedly.
 
-        The lock is reentrant for a thread: its calibration samples may come from a conversion of
-        the same model. The operating system releases the lock of a process that dies. Lock files
-        are never deleted: a process that has opened a deleted file and one that makes a new one
-        would both get the lock.
+        Lock files are never deleted: a process that has opened a deleted file and one that makes a
+        new one would both get the lock.
         """
         path = self.directory / "locks" / f"{kind}-{key}.lock"
         lock, name = None, ""
@@ -209,15 +211,7 @@ def is_cache(directory: Path) -> bool:
 
 
 def clear(directory: Path) -> tuple[int, int]:
-    """
-    Delete all entries below a directory, except lock files in use.
-
-    Returns:
-        The number of entries deleted, and their bytes.
-
-    Raises:
-        OSError: An entry cannot be deleted; the others are.
-    """
+    """Delete all entries below a directory; return their number and their bytes."""
     refusals: list[OSError] = []
     sizes = [
         status.st_size
@@ -257,13 +251,7 @@ def _delete(path: Path, refusals: list[OSError]) -> bool:
 
 
 def _acquired(path: Path) -> BaseFileLock:
-    """
-    Wait for the lock of a file, and return it.
-
-    Raises:
-        OSError: The file cannot be locked.
-        NotImplementedError: Nor can any other of its file system, by an older filelock.
-    """
+    """Wait for the lock of a file, and return it."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(path)
@@ -293,12 +281,7 @@ def _pack(name: str, parts: Mapping[str, bytes]) -> Iterator[bytes]:
 
 
 def _unpack(file: BinaryIO, name: str, limit: int) -> dict[str, bytes]:
-    """
-    Read an entry and verify its lengths and its hash.
-
-    Raises:
-        _DamagedError: Not an entry, another one's, cut off, or changed.
-    """
+    """Read an entry and verify its lengths and its hash, or raise a _DamagedError."""
     size = os.fstat(file.fileno()).st_size
     if size > limit:
         raise _DamagedError("larger than the whole cache may be")
