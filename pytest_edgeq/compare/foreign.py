@@ -19,20 +19,8 @@ _KERAS = ("keras", "tf_keras")
 # Parameters of `call` that the framework passes besides the inputs.
 _NOT_INPUTS = ("training", "mask")
 
-_ONNX_DTYPES = {
-    "tensor(float)": np.float32,
-    "tensor(double)": np.float64,
-    "tensor(float16)": np.float16,
-    "tensor(int8)": np.int8,
-    "tensor(uint8)": np.uint8,
-    "tensor(int16)": np.int16,
-    "tensor(uint16)": np.uint16,
-    "tensor(int32)": np.int32,
-    "tensor(uint32)": np.uint32,
-    "tensor(int64)": np.int64,
-    "tensor(uint64)": np.uint64,
-    "tensor(bool)": np.bool_,
-}
+_ONNX_FLOATS = {"float": "float32", "double": "float64"}
+"""ONNX's names of types that numpy calls otherwise."""
 
 
 def is_keras(reference: object) -> bool:
@@ -160,9 +148,12 @@ class OnnxReference:
         return dict(zip(self._outputs, self._session.run(None, feed), strict=True))
 
     def _cast(self, name: str, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        # onnxruntime itself reports inputs of another kind, such as a sequence or a string.
-        wanted = np.dtype(_ONNX_DTYPES.get(self._types[name], value.dtype))
-        if value.dtype == wanted:
+        kind = self._types[name].removeprefix("tensor(").removesuffix(")")
+        try:
+            wanted = np.dtype(_ONNX_FLOATS.get(kind, kind))
+        except TypeError:  # a sequence or a bfloat16, which onnxruntime itself reports
+            return value
+        if value.dtype == wanted or wanted.kind not in "biuf":
             return value
         integers = all(np.issubdtype(each, np.integer) for each in (value.dtype, wanted))
         floats = all(np.issubdtype(each, np.floating) for each in (value.dtype, wanted))

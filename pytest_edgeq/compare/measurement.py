@@ -256,37 +256,23 @@ class Measurement:
         return [*self._inputs.findings(calibration), *outputs]
 
 
-_Sides = dict[str, tuple[str, str]]
-
-# By what the flow has: which side of each stage is the reference, which the actual one.
-_WITH_SIMULATED: _Sides = {
-    "quantization": ("float", "simulated"),
-    "lowering": ("simulated", "edge"),
-    "total": ("float", "edge"),
-}
-_WITH_FLOAT_TFLITE: _Sides = {
-    "conversion": ("float", "float_tflite"),
-    "quantization": ("float_tflite", "edge"),
-    "total": ("float", "edge"),
-}
-_WITHOUT_QUANTIZER: _Sides = {"conversion": ("float", "edge"), "total": ("float", "edge")}
-_FILE_ALONE: _Sides = {"total": ("float", "edge")}
-_WITH_FLOAT_REFERENCE: _Sides = {"quantization": ("float", "edge"), "total": ("float", "edge")}
-
-
 def _between(quantized: QuantizedModel) -> EdgeFile | None:
     """Return the float file between reference and file, unless it is the reference."""
     return None if quantized.is_float_file_reference else quantized.float_edge
 
 
-def _sides(quantized: QuantizedModel) -> _Sides:
+def _sides(quantized: QuantizedModel) -> dict[str, tuple[str, str]]:
+    """Return the stages of the flow, each with its reference and its actual side."""
+    stages = {"total": ("float", "edge")}
     if quantized.simulated is not None:
-        return _WITH_SIMULATED
-    if quantized.is_float_file_reference:
-        return _WITH_FLOAT_REFERENCE
-    if quantized.float_edge is not None:
-        return _WITH_FLOAT_TFLITE
-    return _WITHOUT_QUANTIZER if quantized.flow == "float" else _FILE_ALONE
+        before = {"quantization": ("float", "simulated"), "lowering": ("simulated", "edge")}
+    elif quantized.is_float_file_reference:
+        before = {"quantization": ("float", "edge")}
+    elif quantized.float_edge is not None:
+        before = {"conversion": ("float", "float_tflite"), "quantization": ("float_tflite", "edge")}
+    else:
+        before = {"conversion": ("float", "edge")} if quantized.flow == "float" else {}
+    return before | stages
 
 
 class ReorderedError(ValueError):

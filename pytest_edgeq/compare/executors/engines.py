@@ -11,8 +11,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pytest_edgeq.compare.executors.tasks import Answer, ExecutorError, Task
-from pytest_edgeq.compare.executors.worker import run_chunk
+from pytest_edgeq.compare.executors.worker import Answer, ExecutorError, Task, run_chunk
 from pytest_edgeq.compare.parallel import available_cores
 
 _REFRESH_SECONDS = 5.0

@@ -89,7 +89,8 @@ class SessionExecutor:
             return pool
         from distributed import Client
 
-        client = self._ends.enter_context(Client(match["address"], set_as_default=False))
+        client = Client(match["address"], set_as_default=False)
+        self._ends.callback(client.close)
         own: Executor = client.get_executor()
         return own
 

@@ -92,16 +92,14 @@ class ConversionCache:
         self, name: str, make: Callable[[], str], traced_key: str | None = None
     ) -> str | None:
         """Return the key of a graph with observers; read it by the key of the trace if possible."""
-        if self._entries is None:
-            return None
-        try:
-            if traced_key is None:
+
+        def read_or_make() -> str:
+            if traced_key is None or self._entries is None:
                 return make()
             key = self._entries.once("export", traced_key, "key", lambda: make().encode(), read_key)
-        except UnhashableError as error:
-            self.refuse(name, f"its key cannot be known, because of {error}")
-            return None
-        return key.decode()
+            return key.decode()
+
+        return self._known(name, read_or_make)
 
     def graph_key(self, graph: torch.fx.GraphModule, *facts: Any) -> str:
         """Return the key of a graph with observers and of its export."""
@@ -110,10 +108,12 @@ class ConversionCache:
     def _key(
         self, name: str, ingredients: Callable[[], Sequence[Any]], **options: Any
     ) -> str | None:
-        if not self.is_on:
-            return None
+        return self._known(name, lambda: self._digest(ingredients(), **options))
+
+    def _known(self, name: str, make: Callable[[], str]) -> str | None:
+        """Return a key; None, with the reason, where a part of it cannot be identified."""
         try:
-            return self._digest(ingredients(), **options)
+            return make() if self.is_on else None
         except UnhashableError as error:
             self.refuse(name, f"its key cannot be known, because of {error}")
             return None
