@@ -529,8 +529,8 @@ def test_a_callable_of_any_names_is_called_by_name(
     tuples = [(each["a"], each["b"]) for each in others]
     assert maker.compare(maker.load(named, reference=first), [(t[0], {"b": t[1]}) for t in tuples])
     loaded = maker.load(numbered, reference=lambda **x: both(x["args_0"], x["args_1"]))
-    named = [{"args_0": a, "args_1": b} for a, b in tuples]
-    assert maker.compare(loaded, named).total.sqnr_db > 100
+    keyed = [{"args_0": a, "args_1": b} for a, b in tuples]
+    assert maker.compare(loaded, keyed).total.sqnr_db > 100
 
 
 def test_files_as_references_of_signatures_and_of_other_names(

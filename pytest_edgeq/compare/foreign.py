@@ -19,8 +19,8 @@ _KERAS = ("keras", "tf_keras")
 # Parameters of `call` that the framework passes besides the inputs.
 _NOT_INPUTS = ("training", "mask")
 
+# ONNX's names of types that numpy calls otherwise.
 _ONNX_FLOATS = {"float": "float32", "double": "float64"}
-"""ONNX's names of types that numpy calls otherwise."""
 
 
 def is_keras(reference: object) -> bool:

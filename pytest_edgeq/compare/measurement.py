@@ -125,8 +125,8 @@ class SampleRunner:
             raise type(error)(f"evaluation sample {index}: {error}") from None
 
 
+# Flows whose ranges are, or may be, averages over the samples; of a loaded file it is unknown.
 AVERAGING = ("recipe", "prebuilt")
-"""Flows whose ranges are, or may be, averages over the samples; of a loaded file it is unknown."""
 
 
 class InputWatches:
@@ -279,8 +279,7 @@ class ReorderedError(ValueError):
     """The outputs of a file are in another order than the reference's."""
 
 
-_MOST_ORDERED = 6
-"""Outputs whose orders are tried."""
+_MOST_ORDERED = 6  # outputs whose orders are tried
 
 
 def check_order(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> None:

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.compare.samples import Sample
 
 
-MOST_WORKERS = 8
-"""Limits memory: each worker's interpreters hold a packed copy of the weights."""
+MOST_WORKERS = 8  # limits memory: each worker's interpreters hold a packed copy of the weights
 
 MOST_AHEAD = 8
 """

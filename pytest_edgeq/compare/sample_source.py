@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-_TOGETHER = 16
-"""Samples requested from the factory at once when all are read in order."""
+_TOGETHER = 16  # samples requested from the factory at once when all are read in order
 
 
 class SampleSource:

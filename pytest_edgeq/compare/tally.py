@@ -12,8 +12,7 @@ from pytest_edgeq.compare.measurement import Arrays
 from pytest_edgeq.numerics.checks import Calibration
 from pytest_edgeq.numerics.samples import EvaluatedLedger, SampleLedger
 
-_NOTHING = (math.inf, -math.inf)
-"""The range of no values."""
+_NOTHING = (math.inf, -math.inf)  # the range of no values
 
 
 class Tally:

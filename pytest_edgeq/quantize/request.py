@@ -27,8 +27,7 @@ from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.tflite.modules import ModulePaths, SignatureModules
 from pytest_edgeq.tflite.ops import QDQ
 
-_KEPT = 4
-"""Calibration samples that are kept, to compare the losses of others with theirs."""
+_KEPT = 4  # calibration samples that are kept, to compare the losses of others with theirs
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def test_samples_come_again_in_order(
     assert _replayed(pytest.fail) == plain
 
 
-@pytest.mark.parametrize("room", [0, 30, 1000, 2000])
+@pytest.mark.parametrize("room", [0, 30, 100])
 def test_samples_that_a_full_disk_refuses_stay_in_memory(
     monkeypatch: pytest.MonkeyPatch, plain: list[str], room: int
 ) -> None:

@@ -82,7 +82,8 @@ def test_the_first_sample_that_fails_is_told(
         with pytest.raises(ValueError, match="evaluation sample 5") as elsewhere:
             Edgeq().compare(quantized, inputs, executor=threads(2))
         assert str(elsewhere.value) == str(alone.value)
-    for empty in ([], Edgeq.samples(lambda indices: indices, 0)):
+    nothing: list[Any] = [[], Edgeq.samples(lambda indices: indices, 0)]
+    for empty in nothing:
         with pytest.raises(ValueError, match="there is no sample"):
             Edgeq().compare(quantized, empty, executor=threads(1))
 

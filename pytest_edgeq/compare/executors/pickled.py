@@ -29,8 +29,7 @@ class CannotTravelError(TypeError):
     """A user's object cannot be sent to another process."""
 
 
-_MOST_SHOWN = 60
-"""Characters of what Python says of an object that cannot be pickled."""
+_MOST_SHOWN = 60  # characters of what Python says of an object that cannot be pickled
 
 
 def pickled(value: Any, what: str, fix: str) -> bytes:
@@ -62,8 +61,8 @@ def _dumped(value: Any, what: str, fix: str, *, clones_views: bool = False) -> b
     return stream.getvalue()
 
 
+# Held while cloudpickle's registry, which all threads share, has the modules of users.
 _REGISTRY = threading.RLock()
-"""Held while cloudpickle's registry, which all threads share, has the modules of users."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc, no-any-unimported, unused-ignore] # untyped

@@ -28,8 +28,8 @@ from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.workers.target import Target
 
+# A reference as a pickle, or a torch graph in the format of the conversion cache.
 PickledReference = bytes | dict[str, bytes]
-"""A reference as a pickle, or a torch graph in the format of the conversion cache."""
 
 
 class OpenModel:

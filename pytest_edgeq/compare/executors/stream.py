@@ -30,11 +30,8 @@ How long a chunk should take.
 To send a chunk, to answer and to merge it takes 2 to 5 ms, at most 1 % of that.
 """
 
-_MOST_BYTES = 1 << 22
-"""Of the samples of a chunk, which the client keeps until it is merged."""
-
-_MOST_SAMPLES = 512
-"""Of a chunk, whatever they cost."""
+_MOST_BYTES = 1 << 22  # of the samples of a chunk, which the client keeps until it is merged
+_MOST_SAMPLES = 512  # of a chunk, whatever they cost
 
 
 def chunk_size(seconds: float | None, left: int | None, workers: int) -> int:
@@ -124,11 +121,8 @@ class Chunks:
         return Chunk(start, self.next_index, tuple(samples)) if samples else None
 
 
-_IN_FLIGHT = 2
-"""Chunks a worker: one that it measures, and one that waits there."""
-
-_UNMERGED = 4
-"""Chunks a worker that are in flight, or done before an earlier one."""
+_IN_FLIGHT = 2  # chunks a worker: one that it measures, and one that waits there
+_UNMERGED = 4  # chunks a worker that are in flight, or done before an earlier one
 
 
 class Stream:

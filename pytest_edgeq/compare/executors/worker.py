@@ -149,8 +149,7 @@ def unpacked(failure: Failure) -> BaseException:
     return error
 
 
-_MOST_OPEN = 4
-"""Models, and jobs, that a worker keeps open, each with the weights of a model."""
+_MOST_OPEN = 4  # models, and jobs, that a worker keeps open, each with the weights of a model
 
 
 class _Kept:

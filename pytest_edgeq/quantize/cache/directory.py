@@ -22,21 +22,18 @@ from pytest_edgeq.errors import warn_user
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+# Bytes above which the entries that were used longest ago are deleted.
 DEFAULT_LIMIT: Final = 2 << 30
-"""Bytes above which the entries that were used longest ago are deleted."""
 
 _SUFFIX = ".entry"
 _LONGEST_HEADER = 1 << 16
 
 _TEMPORARY = re.compile(r"\..+\.entry\.[0-9]+-[0-9a-f]+")
 
-_HOUR_NS = 3600 * 10**9
-"""Age of an orphaned temporary file, and tolerance for the clocks of two machines."""
-
 _GITIGNORE = "# Created by pytest-edgeq: finished conversions, safe to delete.\n*\n"
 
+# Errors of functions that take a path; ValueError if the path contains a NUL.
 _REFUSALS = (OSError, ValueError)
-"""Errors of functions that take a path; ValueError if the path contains a NUL."""
 
 Report = Callable[[str], None]
 
@@ -176,17 +173,15 @@ class Store:
             ignore.write_text(_GITIGNORE, encoding="utf-8")
 
     def _evict(self) -> None:
-        now, total = time.time_ns(), 0
+        total = 0
         entries: list[tuple[int, Path, int]] = []
         refusals: list[OSError] = []
         for path, status in _files(self.directory):
-            # A file dated in the future by a wrong clock would never be the oldest.
-            used = status.st_mtime_ns if status.st_mtime_ns <= now + _HOUR_NS else 0
             if path.suffix == _SUFFIX:
-                entries.append((used, path, status.st_size))
+                entries.append((status.st_mtime_ns, path, status.st_size))
                 total += status.st_size
-            elif _TEMPORARY.fullmatch(path.name) and used < now - _HOUR_NS:
-                _delete(path, refusals)
+            elif _TEMPORARY.fullmatch(path.name) and status.st_mtime < time.time() - 3600:
+                _delete(path, refusals)  # of a writer that has died
         for _, path, size in sorted(entries):
             if total <= self._limit:
                 break

@@ -11,13 +11,12 @@ if TYPE_CHECKING:
     from pytest_edgeq.quantize.cache.directory import Store
 
 
-Parts = Mapping[str, bytes]
-"""The content of an entry, by name."""
+Parts = Mapping[str, bytes]  # the content of an entry, by name
 
 _Result = TypeVar("_Result")
 
+# Decodes the parts of an entry; raises anything for parts that another program wrote.
 Decode = Callable[[Parts], _Result]
-"""Decodes the parts of an entry; raises anything for parts that another program wrote."""
 
 
 class CachedStep(NamedTuple):

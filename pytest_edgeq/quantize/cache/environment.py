@@ -26,11 +26,11 @@ _DISTRIBUTIONS: Final = (
     *("ml-dtypes", "numpy"),
 )
 
+# Packages that litert-torch 0.10.0 imports in its second pipeline only.
 _SECOND_PIPELINE: Final = ("tensorflow", "tensorflow-cpu", "tf-nightly", "tf-nightly-cpu")
-"""Packages that litert-torch 0.10.0 imports in its second pipeline only."""
 
+# Packages by distribution, where the two names differ in more than hyphens.
 _MODULES: Final = {"absl-py": "absl", **dict.fromkeys(_SECOND_PIPELINE, "tensorflow")}
-"""Packages by distribution, where the two names differ in more than hyphens."""
 
 _VARIABLES: Final = (
     *("TORCH", "LITERT", "ODML", "PYTORCH", "ATEN", "ONEDNN", "DNNL", "MKL", "XNNPACK", "JAX_"),

@@ -6,21 +6,21 @@ import contextlib
 import hashlib
 import io
 import itertools
-import pickle
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
+import numpy as np
 import torch
 
 from pytest_edgeq.compare.samples import Sample, as_array
 from pytest_edgeq.litert.digest import feed
+from pytest_edgeq.litert.graphs import decode_tensors, encode_tensors
 
-Tagged = tuple[str, Sample]
-"""A signature and a sample of it."""
+Tagged = tuple[str, Sample]  # a signature and a sample of it
 
-_IN_MEMORY = 1 << 26
-"""Bytes of samples kept in memory; more are written to a temporary file."""
+_IN_MEMORY = 1 << 26  # bytes of samples kept in memory; more are written to a temporary file
 
 
 class Recording:
@@ -48,44 +48,58 @@ class Recording:
 
 def spooled(samples: Iterable[Tagged], report: Callable[[str], None]) -> Iterator[Tagged]:
     """Read all samples, and return an iterator over copies: in memory, then in a file."""
-    kept: list[Tagged | None] = []  # None for one in the file
+    kept: list[tuple[str, Sample | Callable[[], Sample]]] = []
     size, is_refused = 0, False
     with contextlib.ExitStack() as stack:
         file: io.FileIO | None = None
         for signature, sample in samples:
-            copy = signature, sample.clone()
+            copy: Sample | Callable[[], Sample] = sample.clone()
             size += sum(value.nbytes for value in sample.tensors)
             try:
                 if size > _IN_MEMORY and not is_refused:
                     if file is None:
                         # Unbuffered: a buffer keeps data that a full disk has refused.
                         file = stack.enter_context(tempfile.TemporaryFile(buffering=0))
-                    rest = memoryview(pickle.dumps(copy))
-                    while rest:
-                        rest = rest[file.write(rest) :]
-                    kept.append(None)
-                    continue
+                    copy = _stored(sample, file)
             except OSError as error:
                 is_refused = True
                 report(
                     f"calibration samples cannot be written to a temporary file ({error}); they "
                     "are kept in memory"
                 )
-            kept.append(copy)
+            kept.append((signature, copy))
         stack = stack.pop_all()
-    reader = None if file is None else stack.enter_context(io.BufferedReader(file))
 
     def replayed() -> Iterator[Tagged]:
-        if reader is not None:
-            reader.seek(0)
         kept.reverse()
         while kept:
-            copy = kept.pop()
-            yield pickle.load(reader) if copy is None else copy  # type: ignore[arg-type] # a file
+            signature, copy = kept.pop()
+            yield signature, copy() if callable(copy) else copy
 
     copies = replayed()
     weakref.finalize(copies, stack.close)  # samples of a stored run are never read again
     return copies
+
+
+def _stored(sample: Sample, file: io.FileIO) -> Callable[[], Sample]:
+    """Write a sample to a file, and return a function that reads it."""
+    values = {str(i): torch.as_tensor(value) for i, value in enumerate(sample.tensors)}
+    table, raw = encode_tensors(values)
+    are_arrays = sample.mapped(lambda value: isinstance(value, np.ndarray))
+    start, rest = file.seek(0, io.SEEK_END), memoryview(raw)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+    def read() -> Sample:
+        file.seek(start)
+        tensors = iter(decode_tensors(table, file.read(len(raw))).values())
+        return are_arrays.mapped(lambda is_array: _as(next(tensors), is_array=is_array))
+
+    return read
+
+
+def _as(tensor: torch.Tensor, *, is_array: bool) -> Any:
+    return tensor.numpy() if is_array else tensor
 
 
 def streams_of(samples: Iterator[Tagged], signatures: Iterable[str]) -> dict[str, Iterator[Sample]]:
