@@ -20,12 +20,8 @@ if TYPE_CHECKING:
 
 MOST_WORKERS = 8  # limits memory: each worker's interpreters hold a packed copy of the weights
 
+# Samples in flight to a target: at a round trip of 50 ms 160 a second, more than a board computes.
 MOST_AHEAD = 8
-"""
-Samples in flight to a target, to hide its latency.
-
-At a round trip of 50 ms that is 160 samples a second, more than a board computes.
-"""
 
 _Result = TypeVar("_Result")
 _Worker = TypeVar("_Worker")

@@ -23,12 +23,7 @@ from pytest_edgeq.compare.executors.worker import (
 from pytest_edgeq.compare.sample_source import SampleSource
 from pytest_edgeq.progress import Step
 
-_SECONDS = 0.5
-"""
-How long a chunk should take.
-
-To send a chunk, to answer and to merge it takes 2 to 5 ms, at most 1 % of that.
-"""
+_SECONDS = 0.5  # how long a chunk should take; to send and to merge it takes 1 % of that
 
 _MOST_BYTES = 1 << 22  # of the samples of a chunk, which the client keeps until it is merged
 _MOST_SAMPLES = 512  # of a chunk, whatever they cost
@@ -175,19 +170,11 @@ class Stream:
         self._step.in_flight = in_flight
 
     def _submit(self, chunk: Chunk, *, with_content: bool = False) -> None:
-        task = Task(
-            release(),
-            self._model.key,
-            self._job.key,
-            chunk.start,
-            chunk.stop,
-            chunk.samples,
-            chunk.extra,
-        )
+        model, job = self._model, self._job
+        place = chunk.start, chunk.stop, chunk.samples, chunk.extra
+        task = Task(release(), model.key, job.key, *place)
         try:
-            chunk.future = self._engine.submit(
-                task, self._model, self._job, with_content=with_content
-            )
+            chunk.future = self._engine.submit(task, model, job, with_content=with_content)
         except BrokenExecutor as error:
             raise ExecutorError(
                 f"executor: {chunk.named}: expected what a worker measured, but the pool broke "
