@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.numerics.budget import Budget
     from pytest_edgeq.numerics.comparison import Comparison
     from pytest_edgeq.progress import Progress
-    from pytest_edgeq.quantize.cache.log import CacheLog
+    from pytest_edgeq.quantize.cache.directory import CacheLog
     from pytest_edgeq.report.journal import Journal
     from pytest_edgeq.runtimes.registry import Runtimes
     from pytest_edgeq.tflite.runtimes import Runtime
@@ -109,8 +109,7 @@ class Edgeq:
             from pytest_edgeq.compare.executors.session_executor import SessionExecutor
             from pytest_edgeq.progress import Progress
             from pytest_edgeq.quantize.cache.conversions import ConversionCache
-            from pytest_edgeq.quantize.cache.directory import Store
-            from pytest_edgeq.quantize.cache.log import CacheLog
+            from pytest_edgeq.quantize.cache.directory import CacheLog, Store
             from pytest_edgeq.quantize.request import Session
             from pytest_edgeq.runtimes.registry import Runtimes
             from pytest_edgeq.runtimes.workers.policy import Isolation

@@ -32,12 +32,6 @@ def residual(maker: Edgeq) -> QuantizedModel:
     )
 
 
-@pytest.fixture(scope="module")
-def twelve(maker: Edgeq) -> QuantizedModel:
-    """A float file of twelve outputs."""
-    return maker.quantize(seeded(TwelveOutputs), TwelveOutputs.sample_inputs(), quantizer=None)
-
-
 def test_the_worst_samples_are_kept(maker: Edgeq, residual: QuantizedModel) -> None:
     """Their inputs are copies: a loader that reuses its buffer does not change them."""
     buffer = torch.empty_like(ResidualNet.sample_inputs()[0])
@@ -80,25 +74,15 @@ def test_nothing_to_evaluate(maker: Edgeq, residual: QuantizedModel) -> None:
 @pytest.mark.parametrize(
     ("sample", "error", "told"),
     [
-        (
-            torch.zeros(1, 3, 8, 8),
-            ValueError,
-            "sample 0.*expected shape 1×3×.*got 1×3×8",
-        ),
+        (torch.zeros(1, 3, 8, 8), ValueError, "sample 0.*expected shape 1×3×.*got 1×3×8"),
         (torch.zeros(1, 3, 16, 16).int(), TypeError, "expected float32, got int32.*floats belong"),
-        (
-            torch.full((1, 3, 16, 16), float("nan")),
-            ValueError,
-            "768 NaN, which has no code",
-        ),
+        (torch.full((1, 3, 16, 16), float("nan")), ValueError, "768 NaN, which has no code"),
     ],
 )
 def test_evaluation_samples_that_do_not_fit(
     maker: Edgeq, residual: QuantizedModel, sample: Any, error: type[Exception], told: str
 ) -> None:
     """Wrong shape, wrong dtype, and NaN for an input that is quantized."""
-    shape = ResidualNet.sample_inputs()[0].shape
-    assert tuple(shape) == (1, 3, 16, 16)
     with pytest.raises(error, match=told):
         maker.compare(residual, [sample])
 
@@ -191,19 +175,19 @@ def test_a_reference_that_does_not_fit(
         maker.compare(loaded, samples(ResidualNet, 1))
 
 
-def test_outputs_of_a_reference_are_matched_by_name(maker: Edgeq, twelve: QuantizedModel) -> None:
+def test_outputs_of_a_reference_are_matched_by_name(maker: Edgeq) -> None:
     """A dict in another order is put into the file's order."""
-    model = twelve.float_model
-    assert isinstance(model, nn.Module)
+    model = seeded(TwelveOutputs)
+    made = maker.quantize(model, TwelveOutputs.sample_inputs(), quantizer=None)
 
     def backwards(*args: Any) -> dict[str, Any]:
         with torch.no_grad():
             outputs = model(*args)
         return {f"output_{i}": outputs[i] for i in reversed(range(12))}
 
-    loaded = maker.load(twelve.tflite, reference=backwards)
-    comparison = maker.compare(loaded, samples(TwelveOutputs, 2))
-
+    comparison = maker.compare(
+        maker.load(made.tflite, reference=backwards), samples(TwelveOutputs, 2)
+    )
     assert all(output.sqnr_db > 100 for output in comparison.total.outputs.values())
 
 
@@ -249,15 +233,6 @@ def test_run_quantizes_and_dequantizes_as_the_file_says(residual: QuantizedModel
     np.testing.assert_array_equal(residual.run(sample)["output_0"], expected)
 
 
-def test_one_interpreter_a_runtime(residual: QuantizedModel) -> None:
-    """It is allocated once and used for every sample."""
-    runner = residual.edge.runner("builtin")
-    residual.run(*ResidualNet.sample_inputs(), runtime="builtin")
-
-    assert residual.edge.runner("builtin") is runner
-    assert residual.edge.runner("xnnpack") is not runner
-
-
 def test_the_path_is_written_when_asked_for(residual: QuantizedModel) -> None:
     """Two models of one name do not overwrite one another."""
     again = residual.with_tflite(residual.tflite)
@@ -268,14 +243,11 @@ def test_the_path_is_written_when_asked_for(residual: QuantizedModel) -> None:
     assert residual.size_bytes == residual.path.stat().st_size
 
 
-def test_a_folder_is_made_with_the_first_file(tmp_path: Path) -> None:
+def test_a_folder_is_made_with_the_first_file(residual: QuantizedModel, tmp_path: Path) -> None:
     """Not by an Edgeq that writes nothing."""
     folder = tmp_path / "not" / "yet"
-    model = Edgeq(directory=folder).quantize(
-        seeded(ResidualNet), ResidualNet.sample_inputs(), quantizer=None
-    )
+    model = Edgeq(directory=folder).load(residual.tflite)
     assert not folder.exists()
-
     assert model.path.is_relative_to(folder)
     assert model.path.read_bytes() == model.tflite
 

@@ -16,8 +16,8 @@ from pytest_edgeq.check.influence import Influence
 from pytest_edgeq.check.near_ties import judge_choices
 from pytest_edgeq.check.verdict import Verdict
 from pytest_edgeq.compare.comparer import Comparer
-from pytest_edgeq.compare.executors.chunks import Chunk, SampleError
 from pytest_edgeq.compare.executors.remote import Reading
+from pytest_edgeq.compare.executors.stream import Chunk, SampleError
 from pytest_edgeq.compare.measurement import ReorderedError, SampleOutputs
 from pytest_edgeq.compare.parallel import BackgroundThread, state_of
 from pytest_edgeq.compare.quantized import QuantizedModel

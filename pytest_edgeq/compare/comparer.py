@@ -24,7 +24,7 @@ from pytest_edgeq.numerics.checks import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import STATEFUL_REFERENCE, Finding, Place
 from pytest_edgeq.numerics.samples import overlap_finding, repeated_finding
-from pytest_edgeq.progress import Progress, Step
+from pytest_edgeq.progress import Progress
 
 if TYPE_CHECKING:
     from pytest_edgeq.compare.executors.engines import SampleExecutor
@@ -40,21 +40,10 @@ def compare(
     keeps_points: bool = False,
     engine: SampleExecutor | None = None,
 ) -> Comparison:
-    """
-    Measure the errors of every stage of the model's flow.
-
-    Raises:
-        ValueError: No sample, one that does not fit, no reference, or outputs that differ in
-            number or shape.
-        TypeError: A sample of another kind or dtype.
-        RuntimeError: The kernels cannot allocate the file, or torch fails in the reference.
-    """
+    """Measure the errors of every stage of the model's flow."""
     progress = Progress() if progress is None else progress
     comparer = Comparer(
-        quantized,
-        runtime,
-        keeps_points=keeps_points,
-        by_sample=isinstance(inputs, SampleSource),
+        quantized, runtime, keeps_points=keeps_points, by_sample=isinstance(inputs, SampleSource)
     )
     machines: tuple[str, ...] = ()
     with progress.step("compare", quantized.name, inputs) as step, comparer:
@@ -65,7 +54,14 @@ def compare(
             model = reading.pickled(runtime)
             samples = reading.items()
         if engine is not None and model is not None:
-            machines = comparer.update_by(engine, model, reading, step)
+            machines = reading.measure(
+                engine,
+                model,
+                CompareJob(reading.source, keeps_points),
+                lambda _, found: comparer.merge(*found),
+                step,
+                on_read=lambda sample: comparer.pass_on(sample.arrays()),
+            )
         else:
             comparer.update_all(step.each(samples), threads)
     return comparer.result(machines)
@@ -77,9 +73,6 @@ class Comparer:
 
     Update it inside `with`, which restores the reference's buffers at the end; ask for the result
     afterwards.
-
-    Raises:
-        ValueError: No reference, or an unknown runtime.
     """
 
     def __init__(
@@ -124,56 +117,20 @@ class Comparer:
         return Measurement.of(self._quantized, keeps_points=self._keeps_points)
 
     def update(self, sample: Sample) -> SampleOutputs:
-        """
-        Measure one sample.
-
-        Returns:
-            The outputs of the file and of its references.
-
-        Raises:
-            ValueError: The sample does not fit, or outputs differ in number or shape.
-            TypeError: A sample of another kind or dtype.
-            RuntimeError: The kernels cannot allocate the file, or torch fails in the reference.
-        """
+        """Measure one sample."""
         outcome = self._runner.run(sample, self.count)
         self._measurement.update(self.count, sample.arrays(), outcome, sample.clone)
         self._note(sample)
         return outcome
 
     def update_all(self, samples: Iterator[Sample], threads: int) -> None:
-        """
-        Measure samples, several at a time where this does not change the results.
-
-        The first sample is measured alone: if it changes the reference's state, the others may do
-        so, too, and all are measured in order.
-
-        Raises:
-            ValueError, TypeError, RuntimeError: As `update`, for the first sample that fails.
-        """
+        """Measure samples, in order if the first one changes the reference's state."""
         self._runner.prepare()  # on all cores, as no sum is in it
         is_remote = self._quantized.edge.runtimes.target_of(self._runtime) is not None
         at_once = AtOnce(threads, is_remote=is_remote)
         with on_one_thread():
             if begin(samples, self._quantized, at_once.workers, self.update):
                 self._update_together(samples, at_once)
-
-    def update_by(
-        self, engine: SampleExecutor, model: bytes, reading: Reading, step: Step
-    ) -> tuple[str, ...]:
-        """
-        Measure samples on an engine, and return the names of its machines.
-
-        Raises:
-            Exception: As `Reading.measure`.
-        """
-        return reading.measure(
-            engine,
-            model,
-            CompareJob(reading.source, self._keeps_points),
-            lambda _, found: self.merge(*found),
-            step,
-            on_read=lambda sample: self.pass_on(sample.arrays()),
-        )
 
     def _update_together(self, samples: Iterator[Sample], at_once: AtOnce) -> None:
         workers: list[tuple[SampleRunner, Measurement]] = []
@@ -214,11 +171,6 @@ class Comparer:
         self._tally.merge(tally)
 
     @property
-    def quantized(self) -> QuantizedModel:
-        """The file and its references."""
-        return self._quantized
-
-    @property
     def calibration(self) -> Calibration:
         """How the measured samples relate to those of the calibration."""
         averages = self._quantized.flow == "recipe"
@@ -233,16 +185,18 @@ class Comparer:
         findings += [each for each in (met_again, repeated_finding(quantized.ledger)) if each]
         if self._changed:
             findings.append(_stateful(quantized.name, self._changed))
-        worst = measurement.worst.result()
-        results: dict[str, Any] = measurement.stages()
+        fingerprint = self._digest.hexdigest()
+        if self._by_sample:
+            fingerprint = self._tally.evaluated.fingerprint(quantized.input_names)
+        stages: dict[str, Any] = measurement.stages()
         return Comparison(
             name=quantized.name,
             flow=quantized.flow,
             runtime=self._runtime,
             health=(*findings, *static_findings(quantized.edge)),
-            worst_samples=worst,
+            worst_samples=measurement.worst.result(),
             evaluated=self._tally.evaluated.result(),
-            fingerprint=self._fingerprint(),
+            fingerprint=fingerprint,
             machines=machines,
             target=quantized.edge.runtimes.machine_of(self._runtime),
             build=functools.partial(
@@ -254,13 +208,8 @@ class Comparer:
             ),
             points=measurement.points(),
             quantized=quantized,
-            **results,
+            **stages,
         )
-
-    def _fingerprint(self) -> str:
-        if self._by_sample:
-            return self._tally.evaluated.fingerprint(self._quantized.input_names)
-        return self._digest.hexdigest()
 
     def _digest_sample(self, arrays: Arrays) -> None:
         for name, array in zip(self._quantized.input_names, arrays, strict=True):

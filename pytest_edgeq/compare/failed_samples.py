@@ -15,21 +15,13 @@ _ATTRIBUTE = "edgeq_samples"
 
 @dataclass(frozen=True, slots=True)
 class FailedSamples:
-    """
-    The samples with the largest errors of a failed assertion.
-
-    Attributes:
-        model: The file and its references.
-        runtime: Kernels that computed the outputs that failed.
-        expected_by: Runtime that computed the expected outputs; None for the float reference.
-        worst: The samples, the worst first.
-        n_samples: Number of samples that the assertion evaluated.
-    """
+    """The samples with the largest errors of a failed assertion."""
 
     model: QuantizedModel
-    runtime: str
+    runtime: str  # kernels that computed the outputs that failed
+    # runtime that computed the expected outputs; None for the float reference
     expected_by: str | None
-    worst: Sequence[WorstSample]
+    worst: Sequence[WorstSample]  # the worst first
     n_samples: int
 
 

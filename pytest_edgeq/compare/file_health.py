@@ -157,10 +157,7 @@ def unsafe_findings(edge: EdgeFile) -> tuple[Finding, ...]:
     entries = {(entry.subgraph, entry.index): entry for entry in edge.op_dtypes}
     return tuple(
         Finding(
-            kind=UNSAFE_OP,
-            place=entries[op.subgraph, op.index].place,
-            symptom=cause,
-            harm=BLOCKING,
+            kind=UNSAFE_OP, place=entries[op.subgraph, op.index].place, symptom=cause, harm=BLOCKING
         )
         for op, cause in unsafe_ops(edge.graph)
     )

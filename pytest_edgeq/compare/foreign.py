@@ -19,20 +19,8 @@ _KERAS = ("keras", "tf_keras")
 # Parameters of `call` that the framework passes besides the inputs.
 _NOT_INPUTS = ("training", "mask")
 
-_ONNX_DTYPES = {
-    "tensor(float)": np.float32,
-    "tensor(double)": np.float64,
-    "tensor(float16)": np.float16,
-    "tensor(int8)": np.int8,
-    "tensor(uint8)": np.uint8,
-    "tensor(int16)": np.int16,
-    "tensor(uint16)": np.uint16,
-    "tensor(int32)": np.int32,
-    "tensor(uint32)": np.uint32,
-    "tensor(int64)": np.int64,
-    "tensor(uint64)": np.uint64,
-    "tensor(bool)": np.bool_,
-}
+# ONNX's names of types that numpy calls otherwise.
+_ONNX_FLOATS = {"float": "float32", "double": "float64"}
 
 
 def is_keras(reference: object) -> bool:
@@ -44,13 +32,7 @@ def is_keras(reference: object) -> bool:
 
 
 def keras_input_names(model: Any) -> tuple[str, ...]:
-    """
-    Return the names of a Keras model's inputs, in call order.
-
-    Functional and sequential models name them in their graph, and converters write these names into
-    the file, except the keys of a dict input. A subclassed model names them as parameters of
-    `call`.
-    """
+    """Return the names of a Keras model's inputs, in call order: of its graph, else of `call`."""
     structure = _structure(model)
     if structure is not None:
         return tuple(_leaf_names(structure))
@@ -69,12 +51,7 @@ def keras_output_names(model: Any) -> tuple[str, ...]:
 def call_keras(
     model: Any, args: Sequence[npt.NDArray[Any]], kwargs: Mapping[str, npt.NDArray[Any]]
 ) -> Any:
-    """
-    Call a Keras model in inference mode.
-
-    Raises:
-        ValueError: Other inputs than its graph has.
-    """
+    """Call a Keras model in inference mode."""
     structure = _structure(model)
     if structure is None:
         return model(*args, training=False, **kwargs)
@@ -154,37 +131,29 @@ def onnx_reference(session: Any) -> Callable[..., dict[str, np.ndarray[Any, Any]
 
 
 class OnnxReference:
-    """
-    An onnxruntime session, callable with arrays, that returns its outputs by name.
-
-    Attributes:
-        input_names: Names of the ONNX graph's inputs, in order.
-    """
+    """An onnxruntime session, callable with arrays, that returns its outputs by name."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
         self._types = {each.name: each.type for each in session.get_inputs()}
         self._outputs = [each.name for each in session.get_outputs()]
-        self.input_names = tuple(self._types)
+        self.input_names = tuple(self._types)  # names of the ONNX graph's inputs, in order
 
     def __call__(
         self, *args: npt.NDArray[Any], **kwargs: npt.NDArray[Any]
     ) -> dict[str, npt.NDArray[Any]]:
-        """
-        Run one sample.
-
-        Raises:
-            ValueError: Other inputs than the session has.
-            TypeError: An array that would have to be rounded or wrapped to fit.
-        """
+        """Run one sample."""
         inputs = _by_name("the ONNX session", self.input_names, args, kwargs)
         feed = {name: self._cast(name, np.asarray(value)) for name, value in inputs.items()}
         return dict(zip(self._outputs, self._session.run(None, feed), strict=True))
 
     def _cast(self, name: str, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        # onnxruntime itself reports inputs of another kind, such as a sequence or a string.
-        wanted = np.dtype(_ONNX_DTYPES.get(self._types[name], value.dtype))
-        if value.dtype == wanted:
+        kind = self._types[name].removeprefix("tensor(").removesuffix(")")
+        try:
+            wanted = np.dtype(_ONNX_FLOATS.get(kind, kind))
+        except TypeError:  # a sequence or a bfloat16, which onnxruntime itself reports
+            return value
+        if value.dtype == wanted or wanted.kind not in "biuf":
             return value
         integers = all(np.issubdtype(each, np.integer) for each in (value.dtype, wanted))
         floats = all(np.issubdtype(each, np.floating) for each in (value.dtype, wanted))
@@ -200,17 +169,7 @@ class OnnxReference:
 
 
 class FileReference:
-    """
-    A `.tflite` file, callable with arrays, that returns its float outputs by name.
-
-    Args:
-        edge: The file, with a signature chosen; it is cloned.
-        is_form: Whether it is the float file that ops are compared with.
-
-    Attributes:
-        edge: The file.
-        input_names: Names of a sample's inputs, in order.
-    """
+    """A `.tflite` file, callable with arrays, that returns its float outputs by name."""
 
     _RUNTIME = "xnnpack"
 
@@ -218,6 +177,7 @@ class FileReference:
         self.edge = edge.clone()
         self.is_form = is_form
         self._spec = SampleSpec.of_signature(edge.signature, layouts=edge.layouts)
+        # names of a sample's inputs, in order
         self.input_names = tuple(spec.name for spec in self._spec.inputs)
         self._lock = threading.Lock()
 
@@ -241,13 +201,7 @@ class FileReference:
     def __call__(
         self, *args: npt.NDArray[Any], **kwargs: npt.NDArray[Any]
     ) -> dict[str, npt.NDArray[Any]]:
-        """
-        Run one sample: inputs by the file's names if known, else by position.
-
-        Raises:
-            ValueError, TypeError: Inputs that do not fit.
-            RuntimeError: The kernels cannot allocate the file.
-        """
+        """Run one sample: inputs by the file's names if known, else by position."""
         if not kwargs.keys() <= set(self.input_names):
             args, kwargs = (*args, *kwargs.values()), {}
         sample = self._spec.bind((args, kwargs), "the reference file")

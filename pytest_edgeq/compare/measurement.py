@@ -39,16 +39,10 @@ Arrays = Sequence[np.ndarray[Any, Any]]
 
 @dataclass(frozen=True, slots=True)
 class SampleOutputs:
-    """
-    Outputs of one sample, in the file's order.
+    """Outputs of one sample, in the file's order."""
 
-    Attributes:
-        codes: The outputs of the file as stored.
-        values: The float outputs of each side, by the side's name.
-    """
-
-    codes: Arrays
-    values: Mapping[str, Arrays]
+    codes: Arrays  # the outputs of the file as stored
+    values: Mapping[str, Arrays]  # the float outputs of each side, by the side's name
 
 
 class SampleRunner:
@@ -78,14 +72,7 @@ class SampleRunner:
             self._simulated = litert.copied_to_run(self._quantized.simulated)
 
     def run(self, sample: Sample, index: int) -> SampleOutputs:
-        """
-        Run one sample.
-
-        Raises:
-            ValueError: The sample does not fit, or outputs differ in number or shape.
-            TypeError: A sample of another kind or dtype.
-            RuntimeError: The kernels cannot allocate the file, or torch fails in the reference.
-        """
+        """Run one sample."""
         quantized, arrays = self._quantized, sample.arrays()
         codes = self._run(self._edge, arrays, index)
         wanted = [io_tensor.name for io_tensor in self._edge.signature.outputs]
@@ -107,23 +94,12 @@ class SampleRunner:
         return SampleOutputs(codes, values)
 
     def both(self, sample: Sample) -> tuple[Arrays, Arrays]:
-        """
-        Run the reference and the file, and return the outputs of both.
-
-        Raises:
-            RuntimeError, TypeError, ValueError: As `run`.
-        """
+        """Run the reference and the file, and return the outputs of both."""
         codes = self._run(self._edge, sample.arrays(), 0)
         return self.reference(sample, 0), self._edge.decode(codes)
 
     def reference(self, sample: Sample, index: int) -> Arrays:
-        """
-        Run only the reference, and return its outputs in the file's order.
-
-        Raises:
-            RuntimeError: torch fails in it.
-            TypeError, ValueError: It does not accept the sample, or has other outputs.
-        """
+        """Run only the reference, and return its outputs in the file's order."""
         reference, name = self._quantized.float_model, self._quantized.name
         assert reference is not None, "unreachable because a Comparer has checked"
         wanted = [io_tensor.name for io_tensor in self._edge.signature.outputs]
@@ -149,8 +125,8 @@ class SampleRunner:
             raise type(error)(f"evaluation sample {index}: {error}") from None
 
 
+# Flows whose ranges are, or may be, averages over the samples; of a loaded file it is unknown.
 AVERAGING = ("recipe", "prebuilt")
-"""Flows whose ranges are, or may be, averages over the samples; of a loaded file it is unknown."""
 
 
 class InputWatches:
@@ -203,9 +179,7 @@ class Measurement:
         chosen = choices(graph, signature)
         specs = [
             _io_spec(
-                each.name,
-                quantized_output(graph, signature, each),
-                chosen=each.name in chosen,
+                each.name, quantized_output(graph, signature, each), chosen=each.name in chosen
             )
             for each in signature.outputs
         ]
@@ -282,56 +256,38 @@ class Measurement:
         return [*self._inputs.findings(calibration), *outputs]
 
 
-_Sides = dict[str, tuple[str, str]]
-
-# By what the flow has: which side of each stage is the reference, which the actual one.
-_WITH_SIMULATED: _Sides = {
-    "quantization": ("float", "simulated"),
-    "lowering": ("simulated", "edge"),
-    "total": ("float", "edge"),
-}
-_WITH_FLOAT_TFLITE: _Sides = {
-    "conversion": ("float", "float_tflite"),
-    "quantization": ("float_tflite", "edge"),
-    "total": ("float", "edge"),
-}
-_WITHOUT_QUANTIZER: _Sides = {"conversion": ("float", "edge"), "total": ("float", "edge")}
-_FILE_ALONE: _Sides = {"total": ("float", "edge")}
-_WITH_FLOAT_REFERENCE: _Sides = {"quantization": ("float", "edge"), "total": ("float", "edge")}
-
-
 def _between(quantized: QuantizedModel) -> EdgeFile | None:
     """Return the float file between reference and file, unless it is the reference."""
     return None if quantized.is_float_file_reference else quantized.float_edge
 
 
-def _sides(quantized: QuantizedModel) -> _Sides:
+def _sides(quantized: QuantizedModel) -> dict[str, tuple[str, str]]:
+    """Return the stages of the flow, each with its reference and its actual side."""
+    stages = {"total": ("float", "edge")}
     if quantized.simulated is not None:
-        return _WITH_SIMULATED
-    if quantized.is_float_file_reference:
-        return _WITH_FLOAT_REFERENCE
-    if quantized.float_edge is not None:
-        return _WITH_FLOAT_TFLITE
-    return _WITHOUT_QUANTIZER if quantized.flow == "float" else _FILE_ALONE
+        before = {"quantization": ("float", "simulated"), "lowering": ("simulated", "edge")}
+    elif quantized.is_float_file_reference:
+        before = {"quantization": ("float", "edge")}
+    elif quantized.float_edge is not None:
+        before = {"conversion": ("float", "float_tflite"), "quantization": ("float_tflite", "edge")}
+    else:
+        before = {"conversion": ("float", "edge")} if quantized.flow == "float" else {}
+    return before | stages
 
 
 class ReorderedError(ValueError):
     """The outputs of a file are in another order than the reference's."""
 
 
-_MOST_ORDERED = 6
-"""Outputs whose orders are tried."""
+_MOST_ORDERED = 6  # outputs whose orders are tried
 
 
 def check_order(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> None:
     """
     Check that unnamed outputs of a loaded file are in the reference's order.
 
-    Converters may reorder outputs. An error needs exactly one order that fits: by value, or by
-    shape alone if no order fits by value.
-
-    Raises:
-        ReorderedError: Another order fits; names the pairs.
+    A ReorderedError needs exactly one order that fits: by value, or by shape alone if no order fits
+    by value.
     """
     n = len(edge)
     if quantized.flow != "prebuilt" or not 1 < n <= _MOST_ORDERED:
@@ -369,12 +325,7 @@ def _is_near(one: npt.NDArray[Any], two: npt.NDArray[Any]) -> bool:
 
 
 def check_layout(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> None:
-    """
-    Check that outputs have the shapes of the reference's.
-
-    Raises:
-        ValueError: Another shape; names the layout that would explain it.
-    """
+    """Check that outputs have the shapes of the reference's."""
     io_tensors = quantized.edge.signature.outputs
     for io_tensor, expected, actual in zip(io_tensors, reference, edge, strict=True):
         if expected.shape == actual.shape:

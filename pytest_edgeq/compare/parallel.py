@@ -18,15 +18,10 @@ if TYPE_CHECKING:
     from pytest_edgeq.compare.samples import Sample
 
 
-MOST_WORKERS = 8
-"""Limits memory: each worker's interpreters hold a packed copy of the weights."""
+MOST_WORKERS = 8  # limits memory: each worker's interpreters hold a packed copy of the weights
 
+# Samples in flight to a target: at a round trip of 50 ms 160 a second, more than a board computes.
 MOST_AHEAD = 8
-"""
-Samples in flight to a target, to hide its latency.
-
-At a round trip of 50 ms that is 160 samples a second, more than a board computes.
-"""
 
 _Result = TypeVar("_Result")
 _Worker = TypeVar("_Worker")
@@ -54,12 +49,7 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def on_one_thread() -> contextlib.AbstractContextManager[None]:
-    """
-    Run torch's operators on one thread.
-
-    The last bits of a sum depend on how it is split over threads, and so on the number of cores.
-    Samples use the cores instead.
-    """
+    """Run torch's operators on one thread: the last bits of a sum depend on their number."""
     return torch_threads(1)
 
 
@@ -94,12 +84,7 @@ def begin(
     threads: int,
     update: Callable[[Sample], object],
 ) -> bool:
-    """
-    Measure the first sample, and all samples if they change the reference's state.
-
-    Returns:
-        Whether samples are left that may be measured concurrently.
-    """
+    """Measure the first sample, or all if they change a state; return whether some are left."""
     before = state_of(quantized) if threads > 1 else None
     for sample in itertools.islice(samples, 1 if threads > 1 else None):
         update(sample)
@@ -117,12 +102,7 @@ def in_order(
     measure: Callable[[_Worker, _Sample], _Result],
     count: int,
 ) -> Iterator[_Result]:
-    """
-    Measure items in several threads, and yield the results in order.
-
-    Raises:
-        Exception: What reading or measuring raised for the first item that failed.
-    """
+    """Measure items in several threads, and yield the results in order."""
     free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
     pending: deque[Future[_Result]] = deque()
     n_workers = 0
@@ -155,11 +135,7 @@ def in_order(
 
 @contextlib.contextmanager
 def waiting_threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """
-    Yield a pool of threads, and wait for them except after Ctrl-C.
-
-    A thread may wait for a target that hangs, which is ended with the session.
-    """
+    """Yield a pool of threads; Ctrl-C does not wait for them, as a target may hang."""
     pool = _threads(count)
     waits = True
     try:
@@ -184,9 +160,7 @@ def state_of(quantized: QuantizedModel) -> object:
     """
     Return a model's state identity; None if the order of samples may matter.
 
-    Samples may be measured in any order if no forward changes a buffer or an attribute of a module.
-    The order may matter for a file that keeps state, a reference that is no torch module, and a
-    module with hooks.
+    It does not matter if no forward changes a buffer or an attribute of a module.
     """
     from pytest_edgeq.compare.reference import torch_module
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import os
@@ -77,25 +78,15 @@ class FloatSize(NamedTuple):
 
 @dataclass(slots=True)
 class FloatFile:
-    """
-    The reference converted in float, once, at the first call.
+    """The reference converted in float, once, at the first call."""
 
-    Attributes:
-        traced: Return the model and its inputs; those of a loaded file are a sample's.
-        convert: Return the content of the file for them.
-    """
-
+    # return the model and its inputs; those of a loaded file are a sample's
     traced: Callable[[Sample], Traced]
-    convert: Callable[[Traced], bytes]
+    convert: Callable[[Traced], bytes]  # return the content of the file for them
     _content: bytes | None = field(default=None, init=False)
 
     def __call__(self, sample: Sample) -> bytes:
-        """
-        Return the file's content.
-
-        Raises:
-            RuntimeError: torch.export or the converter refuses the model.
-        """
+        """Return the file's content."""
         if self._content is None:
             self._content = self.convert(self.traced(sample))
         return self._content
@@ -103,26 +94,18 @@ class FloatFile:
 
 @dataclass(frozen=True, slots=True)
 class SignatureReference:
-    """
-    The references and samples of one signature of a file.
+    """The references and samples of one signature of a file."""
 
-    Attributes:
-        spec: Inputs that a sample must have.
-        float_model: The reference: the torch module, any callable for a loaded file, or None.
-        make_simulated: Return the quantized torch graph, always the same one; None in a flow that
-            has none.
-        float_file: The reference converted in float; None where the flow keeps that file itself, or
-            the reference is no torch module.
-        ledger: Digests of the calibration samples.
-        calibration_samples: A few of them.
-    """
-
-    spec: SampleSpec
+    spec: SampleSpec  # inputs that a sample must have
+    # the reference: the torch module, any callable for a loaded file, or None
     float_model: Callable[..., Any] | None = None
+    # return the quantized torch graph, always the same one; None in a flow that has none
     make_simulated: Callable[[], torch.nn.Module] | None = None
+    # the reference converted in float; None where the flow keeps that file itself, or the reference
+    # is no torch module
     float_file: FloatFile | None = None
-    ledger: SampleLedger = field(default_factory=SampleLedger)
-    calibration_samples: Sequence[Sample] = ()
+    ledger: SampleLedger = field(default_factory=SampleLedger)  # digests of the calibration samples
+    calibration_samples: Sequence[Sample] = ()  # a few of them
 
 
 class QuantizedModel:
@@ -137,6 +120,9 @@ class QuantizedModel:
         flow: `pt2e`, `recipe`, `torchao`, `float` (no quantizer) or `prebuilt`.
         quantizer: A preset, a path, the class of a quantizer or `recipe`; None of a loaded file.
         threads: Cores that assertions may use for its samples.
+        edge: The file with its interpreters.
+        float_edge: The float file of a recipe flow with its interpreters.
+        origin: The file that the flow made, if another one replaced it; else None.
         options: Arguments of `quantize`, as text, for baselines; empty where the flow did not make
             the file.
     """
@@ -163,11 +149,11 @@ class QuantizedModel:
         self.quantizer = quantizer
         self.options = {} if options is None or origin is not None else options
         self._references = references
-        self._edge = edge
-        self._float_edge = float_edge
+        self.edge = edge
+        self.float_edge = float_edge
         self._runtime = runtime
         self._directory = directory
-        self._origin = origin
+        self.origin = origin
         self.threads = threads
         self._executor = executor
         self._left_in_float = left_in_float
@@ -178,24 +164,9 @@ class QuantizedModel:
         return f"<QuantizedModel {self.name!r}: {self.flow} flow, {self.op_dtypes!r}>"
 
     @property
-    def edge(self) -> EdgeFile:
-        """The file with its interpreters."""
-        return self._edge
-
-    @property
-    def float_edge(self) -> EdgeFile | None:
-        """The float file of a recipe flow with its interpreters."""
-        return self._float_edge
-
-    @property
-    def origin(self) -> EdgeFile | None:
-        """The file that the flow made, if another one replaced it; else None."""
-        return self._origin
-
-    @property
     def signatures(self) -> tuple[str, ...]:
         """Names of the entry points: the chosen one, else all of the file."""
-        return tuple(each.key for each in self._edge.signatures if each.key is not None)
+        return tuple(each.key for each in self.edge.signatures if each.key is not None)
 
     def signature(self, name: str) -> QuantizedModel:
         """
@@ -207,63 +178,39 @@ class QuantizedModel:
             ValueError: The file has no such signature.
         """
         if name not in self._views:
-            edge = self._edge.at(name)
-            float_edge = None if self._float_edge is None else self._float_edge.at(name)
+            edge = self.edge.at(name)
+            float_edge = None if self.float_edge is None else self.float_edge.at(name)
             label = f"{self.name}[{readable(name)}]"
-            origin = self._origin
+            origin = self.origin
             if origin is not None and len(origin.graph.signatures) > 1:
                 origin = origin.at(name)
-            self._views[name] = self._with_edge(edge, float_edge, label, self._references, origin)
+            self._views[name] = self._with_edge(
+                edge, float_edge=float_edge, name=label, origin=origin
+            )
         return self._views[name]
 
-    def _with_edge(
-        self,
-        edge: EdgeFile,
-        float_edge: EdgeFile | None,
-        name: str,
-        references: Mapping[str | None, SignatureReference],
-        origin: EdgeFile | None,
-    ) -> QuantizedModel:
-        return QuantizedModel(
-            edge,
-            name=name,
-            flow=self.flow,
-            references=references,
-            runtime=self._runtime,
-            float_edge=float_edge,
-            directory=self._directory,
-            origin=origin,
-            threads=self.threads,
-            left_in_float=self._left_in_float,
-            quantizer=self.quantizer,
-            executor=self._executor,
-            options=self.options,
-        )
+    def _with_edge(self, edge: EdgeFile, **changes: Any) -> QuantizedModel:
+        other = copy.copy(self)
+        vars(other).pop("sha256", None)
+        vars(other).update(changes, edge=edge, _path=edge.path, _views={})
+        if other.origin is not None:
+            other.options = {}
+        return other
 
     def clone(self) -> QuantizedModel:
         """Return the same model with interpreters of its own."""
-        float_edge = None if self._float_edge is None else self._float_edge.clone()
-        return self._with_edge(
-            self._edge.clone(), float_edge, self.name, self._references, self._origin
-        )
+        float_edge = None if self.float_edge is None else self.float_edge.clone()
+        return self._with_edge(self.edge.clone(), float_edge=float_edge)
 
     def engine(self, executor: Executor | None = None) -> SampleExecutor | None:
-        """
-        Return the engine that measures its samples; None if this process does.
-
-        Args:
-            executor: Of the call; None for that of the session which made the model.
-
-        Raises:
-            TypeError: Not an executor.
-        """
+        """Return the engine that measures its samples; None if this process does."""
         from pytest_edgeq.compare.executors.session_executor import SessionExecutor
 
         return (self._executor or SessionExecutor()).engine(executor)
 
     @property
     def _reference(self) -> SignatureReference:
-        return self._references[self._edge.signature.key]
+        return self._references[self.edge.signature.key]
 
     @property
     def spec(self) -> SampleSpec:
@@ -329,12 +276,12 @@ class QuantizedModel:
     @property
     def tflite(self) -> bytes:
         """The file's content."""
-        return bytes(self._edge.graph.buffer[:])
+        return bytes(self.edge.graph.buffer[:])
 
     @property
     def float_tflite(self) -> bytes | None:
         """The unquantized `.tflite` between torch and a recipe, None in other flows."""
-        return None if self._float_edge is None else bytes(self._float_edge.graph.buffer[:])
+        return None if self.float_edge is None else bytes(self.float_edge.graph.buffer[:])
 
     @property
     def path(self) -> Path:
@@ -355,18 +302,18 @@ class QuantizedModel:
     @property
     def size_bytes(self) -> int:
         """Length of the file."""
-        return len(self._edge.graph.buffer)
+        return len(self.edge.graph.buffer)
 
     @functools.cached_property
     def sha256(self) -> str:
         """Hash of the file's content, in hexadecimal."""
-        return hashlib.sha256(self._edge.graph.buffer).hexdigest()
+        return hashlib.sha256(self.edge.graph.buffer).hexdigest()
 
     @property
     def float_size(self) -> FloatSize | None:
         """Size of the model in float; None if it is not known."""
-        if self._float_edge is not None:
-            return FloatSize(len(self._float_edge.graph.buffer), "the float .tflite")
+        if self.float_edge is not None:
+            return FloatSize(len(self.float_edge.graph.buffer), "the float .tflite")
         torch = sys.modules.get("torch")
         references = [each.float_model for each in self._references.values()]
         if torch is None or not all(isinstance(each, torch.nn.Module) for each in references):
@@ -383,22 +330,22 @@ class QuantizedModel:
     @property
     def graph(self) -> OpGraph:
         """The file's op graph."""
-        return self._edge.graph
+        return self.edge.graph
 
     @property
     def op_dtypes(self) -> OpDtypeMap:
         """The dtypes in which each op of the file computes."""
-        return self._edge.op_dtypes
+        return self.edge.op_dtypes
 
     @property
     def inputs(self) -> tuple[Border, ...]:
         """The file's inputs, in its own order."""
-        return tuple(_io_tensor(io_tensor) for io_tensor in self._edge.signature.inputs)
+        return tuple(_io_tensor(io_tensor) for io_tensor in self.edge.signature.inputs)
 
     @property
     def outputs(self) -> tuple[Border, ...]:
         """The file's outputs, in the model's own order."""
-        return tuple(_io_tensor(io_tensor) for io_tensor in self._edge.signature.outputs)
+        return tuple(_io_tensor(io_tensor) for io_tensor in self.edge.signature.outputs)
 
     @property
     def runtime(self) -> str:
@@ -429,10 +376,10 @@ class QuantizedModel:
             ModuleNotFoundError: The runtime needs a package that is not installed.
         """
         sample = self.spec.bind((args, kwargs), "the input")
-        self._edge.restart()
-        codes = self._edge.run(self.input_names, sample.arrays(), runtime or self.runtime)
-        names = (io_tensor.name for io_tensor in self._edge.signature.outputs)
-        return dict(zip(names, self._edge.decode(codes), strict=True))
+        self.edge.restart()
+        codes = self.edge.run(self.input_names, sample.arrays(), runtime or self.runtime)
+        names = (io_tensor.name for io_tensor in self.edge.signature.outputs)
+        return dict(zip(names, self.edge.decode(codes), strict=True))
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -454,10 +401,10 @@ class QuantizedModel:
         """
         edge = EdgeFile(
             tflite,
-            modules=self._edge.modules,
-            threads=self._edge.threads,
-            runtimes=self._edge.runtimes,
-            layout=self._edge.layout if layout is None else layout,
+            modules=self.edge.modules,
+            threads=self.edge.threads,
+            runtimes=self.edge.runtimes,
+            layout=self.edge.layout if layout is None else layout,
             foreign=True,
         )
         theirs, ours = [each.key for each in edge.graph.signatures], list(self._references)
@@ -471,8 +418,8 @@ class QuantizedModel:
             edge = edge.at(self.signatures[0])
         # A file of another tool, or in another layout, is not compared with the flow's file.
         is_claimed = self.flow != "prebuilt" and layout is None
-        origin = (self._origin or self._edge) if is_claimed else None
-        return self._with_edge(edge, self._float_edge, self.name, references, origin)
+        origin = (self.origin or self.edge) if is_claimed else None
+        return self._with_edge(edge, origin=origin, _references=references)
 
 
 def _io_tensor(io_tensor: SignatureTensor) -> Border:

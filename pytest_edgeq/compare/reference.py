@@ -36,15 +36,7 @@ def call_reference(
 
     A torch module, a method of one or a `functools.partial` of either gets tensors; a Keras model
     (`training=False`) and an ONNX session get numpy arrays. Any other callable gets arrays, and
-    tensors if it fails on arrays.
-
-    Returns:
-        Its outputs, flattened in order, each with its dict key where it has one.
-
-    Raises:
-        TypeError: An output is not a tensor, or the callable fails on arrays, and otherwise on
-            tensors.
-        ValueError: Other inputs than a Keras model or a session has.
+    tensors if it fails on arrays. Each output has its dict key where it has one.
     """
     return flatten_outputs(call_unflattened(reference, sample))
 
@@ -108,14 +100,7 @@ def torch_module(reference: object) -> torch.nn.Module | None:
 
 @contextlib.contextmanager
 def undisturbed(reference: Callable[..., Any], name: str) -> Iterator[list[str]]:
-    """
-    Run a torch module, or a Keras model, and restore its buffers afterwards.
-
-    Yields a list that holds, afterwards, the names of the buffers that its forward had changed.
-
-    Raises:
-        ValueError: The module is in train mode.
-    """
+    """Run a reference, and restore its buffers; yield a list for the names of changed ones."""
     import torch
 
     changed: list[str] = []
@@ -163,9 +148,9 @@ def in_train_mode(model: torch.nn.Module, path: str = "") -> list[str]:
     """
     Return the paths of the modules in train mode.
 
-    Modules that torch's eager or FX graph mode has quantized are made with the flag set, and
-    compute the same either way, except recurrent ones with dropout. Exported graphs keep the flag,
-    too, and have no `eval()`: there the arguments of dropout and batch norm decide.
+    Modules that torch.ao has quantized keep the flag and compute the same, except recurrent ones
+    with dropout. Exported graphs keep it, too: there the arguments of dropout and batch norm
+    decide.
     """
     if is_exported(model):
         return [path] if _graph_trains(model) else []
@@ -212,12 +197,7 @@ def as_tensor(value: Any) -> torch.Tensor:
 
 
 def flatten_outputs(outputs: Any) -> list[tuple[str | None, np.ndarray[Any, Any]]]:
-    """
-    Flatten nested tuples, lists, dicts and model outputs in order, as torch.export does.
-
-    Raises:
-        TypeError: A leaf is neither a tensor nor an array.
-    """
+    """Flatten nested tuples, lists, dicts and model outputs in order, as torch.export does."""
     if is_tensor(outputs):
         # Eager-mode quantized models return codes unless they end in a DeQuantStub.
         codes = getattr(outputs, "is_quantized", False)
@@ -262,14 +242,10 @@ def in_file_order(
     aliases: Sequence[str] = (),
 ) -> list[np.ndarray[Any, Any]]:
     """
-    Return a reference's outputs in the file's order.
+    Return a reference's outputs in the file's order, by name if the names are the same.
 
-    Outputs are matched by name if the names are the same; an output without a key has the name that
-    the converter chooses, `output_<position>`, or its alias. They are matched by position if no
-    name is known to both.
-
-    Raises:
-        ValueError: Another number of outputs, or names that are known to both in part.
+    An output without a key is called `output_<position>`, as by the converter, or by its alias. If
+    no name is known to both, position counts.
     """
     keys = [key for key, _ in outputs]
     if len(aliases) == len(keys) and set(aliases) == set(wanted) and set(keys) == {None}:
@@ -292,20 +268,12 @@ def in_file_order(
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """
-    Call signature of a reference; empty if unknown.
-
-    Attributes:
-        positional: Names of the positional parameters.
-        keyword_only: Names of the others.
-        accepts_any_position: Whether it has `*args`.
-        accepts_any_name: Whether it has `**kwargs`.
-    """
+    """Call signature of a reference; empty if unknown."""
 
     positional: tuple[str, ...] = ()
     keyword_only: tuple[str, ...] = ()
-    accepts_any_position: bool = False
-    accepts_any_name: bool = False
+    accepts_any_position: bool = False  # whether it has `*args`
+    accepts_any_name: bool = False  # whether it has `**kwargs`
 
 
 def parameters_of(reference: Callable[..., Any]) -> Parameters:

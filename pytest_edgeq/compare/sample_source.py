@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-_TOGETHER = 16
-"""Samples requested from the factory at once when all are read in order."""
+_TOGETHER = 16  # samples requested from the factory at once when all are read in order
 
 
 class SampleSource:
-    """
-    An iterable of n samples, of which any process can read any range.
-
-    Raises:
-        TypeError: A factory that cannot be called, or a number that is none.
-        ValueError: A negative number.
-    """
+    """An iterable of n samples, of which any process can read any range."""
 
     def __init__(self, factory: Callable[[range], Iterable[Any]], n: int) -> None:
         if not callable(factory):
@@ -41,12 +34,7 @@ class SampleSource:
             yield from self.read(range(start, min(start + _TOGETHER, self._n)))
 
     def read(self, indices: range) -> Iterator[Any]:
-        """
-        Read the samples of a range, in order.
-
-        Raises:
-            ValueError: The factory returns more or fewer.
-        """
+        """Read the samples of a range, in order."""
         count = 0
         for sample in self.factory(indices):
             if count == len(indices):

@@ -25,36 +25,22 @@ _INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 1
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """
-    Name, shape and dtype of one input.
+    """Name, shape and dtype of one input."""
 
-    Attributes:
-        name: `args_0`, `args_1`, … or the keyword.
-        shape: −1 for any length.
-        dtype: numpy's name for it.
-        any_integer: Whether integers of any width are accepted: the file's own may be narrower than
-            the model's (litert-torch stores int64 as int32); values that do not fit are refused
-            later.
-        any_float: Whether float16 is accepted as well as float32: the file stores float16.
-        layout: The file's layout where the reference has another one; `""` where both agree, None
-            without a file.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
+    name: str  # `args_0`, `args_1`, … or the keyword
+    shape: tuple[int, ...]  # −1 for any length
+    dtype: str  # numpy's name for it
+    # whether integers of any width are accepted: the file's own may be narrower than the model's
+    # (litert-torch stores int64 as int32); values that do not fit are refused later
     any_integer: bool = False
+    # whether float16 is accepted as well as float32: the file stores float16
     any_float: bool = False
+    # the file's layout where the reference has another one; `""` where both agree, None without a
+    # file
     layout: str | None = None
 
     def check(self, value: Any, where: str) -> None:
-        """
-        Check one tensor of a sample.
-
-        Raises:
-            TypeError: Not a tensor, or of another dtype.
-            ValueError: Of another shape.
-        """
+        """Check one tensor of a sample."""
         if not is_tensor(value):
             raise TypeError(
                 f"{where}, input {self.name!r}: expected a tensor, got {type(value).__name__}"
@@ -131,19 +117,13 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
-    """
-    Inputs that a sample must have.
-
-    Attributes:
-        args: The positional inputs.
-        kwargs: The keyword inputs.
-        parameters: Names of the model's positional parameters, for samples that are dicts.
-        keeps_names: Whether the model accepts any name, so that a dict is passed on by name.
-    """
+    """Inputs that a sample must have."""
 
     args: tuple[InputSpec, ...]
     kwargs: dict[str, InputSpec]
+    # names of the model's positional parameters, for samples that are dicts
     parameters: tuple[str, ...] = ()
+    # whether the model accepts any name, so that a dict is passed on by name
     keeps_names: bool = False
 
     @classmethod
@@ -180,13 +160,8 @@ class SampleSpec:
         """
         Return the spec of a file's inputs: floats for quantized inputs.
 
-        Inputs are matched by the file's names: `args_<position>` as litert-torch writes them, or
-        the names of the reference's parameters; by the file's own order if neither is known.
-        Without parameters (no reference, or one that accepts anything) samples use the file's own
-        names.
-
-        Raises:
-            ValueError: The file's names are the reference's in part only.
+        Inputs are matched by name: `args_<position>` as litert-torch writes them, or the names of
+        the reference's parameters; by the file's own order if neither is known.
         """
         specs = {io_tensor.name: _of_tensor(io_tensor, layouts) for io_tensor in signature.inputs}
         named = [name for name in parameters if name in specs]
@@ -227,13 +202,7 @@ class SampleSpec:
         return (*self.args, *self.kwargs.values())
 
     def bind(self, sample: Any, where: str) -> Sample:
-        """
-        Bind a sample to the model's inputs and check it.
-
-        Raises:
-            TypeError: Of another kind, or a tensor of another dtype.
-            ValueError: More, fewer or other inputs, or another shape.
-        """
+        """Bind a sample to the model's inputs and check it."""
         args, kwargs = self._split(sample, where)
         names = [*(spec.name for spec in self.args), *self.kwargs]
         if self.keeps_names and not args and kwargs.keys() == set(names):
@@ -252,8 +221,8 @@ class SampleSpec:
             elif len(args) == len(self.args) + 1:
                 hint = "; if the last one is a label, leave it out: (x for x, label in loader)"
             raise ValueError(
-                f"{where}: expected {_count(len(self.args), 'positional input')}, got "
-                f"{len(args)}{hint}"
+                f"{where}: expected {len(self.args)} positional "
+                f"input{'s'[: len(self.args) != 1]}, got {len(args)}{hint}"
             )
         if set(kwargs) != set(self.kwargs):
             raise ValueError(
@@ -329,13 +298,7 @@ def _of_tensor(io_tensor: SignatureTensor, layouts: Layouts) -> InputSpec:
 def read_samples(
     samples: Iterable[Any], spec: SampleSpec, kind: str, *, finite: bool = False
 ) -> Iterator[Sample]:
-    """
-    Read samples once, in order, holding one at a time.
-
-    Raises:
-        TypeError: Not an iterable of samples.
-        ValueError: No sample in it, or a sample that does not fit.
-    """
+    """Read samples once, in order, holding one at a time."""
     if is_tensor(samples) or isinstance(samples, (Mapping, str, bytes)):
         raise TypeError(
             f"{kind}: expected an iterable of samples, got one {type(samples).__name__}; put it "
@@ -406,7 +369,3 @@ def _copy(tensor: Any) -> Any:
 
 def _shape(shape: Sequence[int]) -> str:
     return "×".join("?" if length == -1 else str(length) for length in shape) or "scalar"
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}" + ("" if n == 1 else "s")

@@ -12,21 +12,15 @@ from pytest_edgeq.compare.measurement import Arrays
 from pytest_edgeq.numerics.checks import Calibration
 from pytest_edgeq.numerics.samples import EvaluatedLedger, SampleLedger
 
-_NOTHING = (math.inf, -math.inf)
-"""The range of no values."""
+_NOTHING = (math.inf, -math.inf)  # the range of no values
 
 
 class Tally:
-    """
-    Counts of samples, of different ones, and of calibration samples; mergeable.
-
-    Attributes:
-        evaluated: Digests of the samples.
-        ranges: The least and the greatest finite value of each input.
-    """
+    """Counts of samples, of different ones, and of calibration samples; mergeable."""
 
     def __init__(self) -> None:
         self.evaluated = EvaluatedLedger()
+        # the least and the greatest finite value of each input
         self.ranges: list[tuple[float, float]] = []
         self._count = self._overlap = 0
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_edgeq.compare.executors.chunks import Chunk
 from pytest_edgeq.compare.executors.remote import (
     OpenModel,
     PickledReference,
@@ -16,7 +15,8 @@ from pytest_edgeq.compare.executors.remote import (
     pickled_reference,
     unpickled_reference,
 )
-from pytest_edgeq.compare.executors.tasks import Failure, packed_failure, unpacked
+from pytest_edgeq.compare.executors.stream import Chunk
+from pytest_edgeq.compare.executors.worker import Failure, packed_failure, unpacked
 from pytest_edgeq.compare.measurement import Arrays, Measurement, SampleRunner
 from pytest_edgeq.compare.parallel import on_one_thread
 from pytest_edgeq.compare.sample_source import SampleSource

@@ -253,7 +253,7 @@ def edgeq(
     It may be used in fixtures of any scope; its measurements are recorded for the running test.
     """
     from pytest_edgeq.edgeq import Edgeq
-    from pytest_edgeq.quantize.cache.log import CacheLog
+    from pytest_edgeq.quantize.cache.directory import CacheLog
 
     # Otherwise Python scans all objects of the libraries at exit, for 2 to 3 s.
     atexit.register(gc.freeze)

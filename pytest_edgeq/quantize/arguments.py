@@ -35,14 +35,7 @@ def make_request(
     session: Session,
     train: Any = None,
 ) -> Request:
-    """
-    Check the arguments of `edgeq.quantize`.
-
-    Raises:
-        TypeError: The model is not a module, or a sample input not a tensor.
-        ValueError: The model is in train mode, prepared or quantized already; no sample inputs; a
-            signature is missing or unknown.
-    """
+    """Check the arguments of `edgeq.quantize`."""
     if name is not None and not isinstance(name, str):
         raise TypeError(f"name: expected a string, got {name!r}")
     if isinstance(model, Mapping):
@@ -139,14 +132,7 @@ def _args_and_kwargs(inputs: Any) -> tuple[Any, Any]:
     return inputs, None
 
 
-def _entry(
-    key: str,
-    model: Any,
-    inputs: tuple[Any, Any],
-    *,
-    name: str,
-    **options: Any,
-) -> Entry:
+def _entry(key: str, model: Any, inputs: tuple[Any, Any], *, name: str, **options: Any) -> Entry:
     graph = None
     if is_exported(model) and (litert.holds_observers(model) or litert.holds_quantization(model)):
         graph, model = model, litert.float_side(model)

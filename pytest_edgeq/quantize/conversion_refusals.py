@@ -7,12 +7,14 @@ import re
 import sysconfig
 import traceback
 import types
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from pytest_edgeq import litert
+from pytest_edgeq.errors import CrashedConversionError
 from pytest_edgeq.names import readable
 from pytest_edgeq.versions import producer, requirement, untried
 
@@ -40,37 +42,32 @@ _BY_VALUES = (
 )
 
 # Known messages of torch.export (torch 2.13).
-_OF_TRACES = (
-    (re.compile("[Dd]ata-dependent"), _BY_VALUES),
-    (
-        re.compile(r"\.numpy\(\) is not supported|can't convert .* to numpy"),
-        "it computes in numpy, which no trace can follow: use torch's functions in forward",
+_OF_TRACES = {
+    "[Dd]ata-dependent": _BY_VALUES,
+    r"\.numpy\(\) is not supported|can't convert .* to numpy": (
+        "it computes in numpy, which no trace can follow: use torch's functions in forward"
     ),
-)
+}
 
 # Known messages of the converter (litert-torch 0.10.0).
-_KNOWN = (
-    (re.compile("ConcretizationTypeError|NonConcreteBooleanIndexError"), _BY_VALUES),
+_KNOWN = {
+    "ConcretizationTypeError|NonConcreteBooleanIndexError": _BY_VALUES,
     # It lowers no output that is None.
-    (
-        re.compile("contained a None item"),
-        "its forward gives None among its outputs; wrap it in a module that gives tensors",
+    "contained a None item": (
+        "its forward gives None among its outputs; wrap it in a module that gives tensors"
     ),
-    (
-        re.compile("Lowering not found: cond"),
+    "Lowering not found: cond": (
         "litert-torch lowers no torch.cond; compute both branches and choose between them: "
-        "torch.where(condition, one, other)",
+        "torch.where(condition, one, other)"
     ),
-    (
-        re.compile("Lowering not found: while_loop"),
-        "litert-torch lowers no while_loop; repeat the steps a fixed number of times in Python",
+    "Lowering not found: while_loop": (
+        "litert-torch lowers no while_loop; repeat the steps a fixed number of times in Python"
     ),
     # It cannot name the outputs of a namedtuple.
-    (
-        re.compile("'type' object is not iterable"),
-        "its forward gives a namedtuple; wrap it in a module that gives a plain tuple or a dict",
+    "'type' object is not iterable": (
+        "its forward gives a namedtuple; wrap it in a module that gives a plain tuple or a dict"
     ),
-)
+}
 
 # Its errors for a dynamic size, which it reads as -2^63 or a tracer.
 _OPEN_SIZE = re.compile("JitTracer|-9223372036854775808|-18446744073709551616|RankedTensorType")
@@ -81,31 +78,26 @@ _OPEN = (
 )
 
 # Known messages of the converter for a graph that a quantizer has annotated.
-_OF_ANNOTATIONS = (
-    (
-        re.compile("'(tuple|list)' object has no attribute"),
+_OF_ANNOTATIONS = {
+    "'(tuple|list)' object has no attribute": (
         "the quantizer observes an op that gives several tensors (unbind, split, chunk): take the "
         "parts by indices or slices in the model (x[:, 0] in place of x.unbind(1)), or quantize by "
-        "a recipe (recipe_static_wi8_ai8)",
+        "a recipe (recipe_static_wi8_ai8)"
     ),
     # It lowers the model, but not with the quantizer's annotations.
-    (
-        re.compile(
-            "quantization parameters violate|failed to verify that .* must have same element type"
-        ),
+    "quantization parameters violate|failed to verify that .* must have same element type": (
         "the quantizer gave the op that the last lines name scales or dtypes that this op may not "
         "have in TFLite, such as an input that another op shares with another range: leave it in "
         "float by a subclass of the quantizer that overrides annotate, or quantize by a recipe "
-        "(recipe_static_wi8_ai8)",
+        "(recipe_static_wi8_ai8)"
     ),
     # It passes a NHWC tensor on as NCHW, or cannot permute a dequantized one.
-    (
-        re.compile("broadcast a dimension of length|Attempting to convert non-NHWC compatible"),
+    "broadcast a dimension of length|Attempting to convert non-NHWC compatible": (
         "litert-torch confuses NCHW and NHWC at an op that the quantizer put between two "
         "convolutions (the last lines name what it reads): quantize by a recipe "
-        "(recipe_static_wi8_ai8), which comes behind the conversion",
+        "(recipe_static_wi8_ai8), which comes behind the conversion"
     ),
-)
+}
 
 # torchao 0.18.0 asserts that both results of a GRU are used, or reads users that do not exist.
 _GRU = (
@@ -121,6 +113,32 @@ _TRANSPOSED = (
     "kernel_size=4, stride=2, padding=1 in place of kernel_size=3, stride=2, padding=1, "
     "output_padding=1, which doubles the size as well"
 )
+
+
+_Result = TypeVar("_Result")
+
+
+def refuse_clearly(
+    name: str,
+    who: str,
+    step: Callable[[], _Result],
+    tried: Iterable[litert.Traced] = (),
+    *,
+    is_annotated: bool = True,
+    strict_export: bool = True,
+) -> _Result:
+    """Run a step, and raise any error of its library in full, after a hint."""
+    try:
+        return step()
+    except litert.RefusedError as refused:
+        raise ValueError(f"{name}: {refused}") from None  # its text is complete
+    except CrashedConversionError:
+        raise
+    except Exception as error:
+        text = refusal(
+            name, who, error, tried, is_annotated=is_annotated, strict_export=strict_export
+        )
+        raise RuntimeError(text) from error
 
 
 def refusal(
@@ -174,7 +192,12 @@ def _hinted(
                 f"{', …' if len(broken) > 4 else ''}: load a checkpoint that is whole\n{words}"
             )
     if who == "the quantizer" and any(symptom in message for symptom in _OF_GRU):
-        recurrent = [text for traced in tried for text in _named(traced.model, torch.nn.GRU)]
+        recurrent = [
+            readable(path) or "the model itself"
+            for traced in tried
+            for path, module in traced.model.named_modules()
+            if isinstance(module, torch.nn.GRU)
+        ]
         if recurrent:
             return f"{who} refuses {name}: {_GRU.format(', '.join(recurrent))}\n{words}"
     if "legalize operation 'mhlo.convolution'" in message:
@@ -185,9 +208,8 @@ def _hinted(
         sizes = [text for traced in tried for text in _open_sizes(traced)]
         if sizes:
             return f"{who} refuses {name}: {_OPEN.format(', '.join(sizes))}\n{words}"
-    meanings = (*_KNOWN, *(_OF_ANNOTATIONS if is_annotated else ()))
-    known = (hint for symptom, hint in meanings if symptom.search(message))
-    hint = next(known, None)
+    meanings = (_KNOWN | (_OF_ANNOTATIONS if is_annotated else {})).items()
+    hint = next((hint for symptom, hint in meanings if re.search(symptom, message)), None)
     verb = "stops" if who.startswith("calibration") else "refuses"
     if hint is None and (new := untried(producer())):
         requirements = " ".join(f"'{requirement(each)}'" for each in new)
@@ -203,7 +225,8 @@ def _untraceable(name: str, error: Exception, tried: Sequence[litert.Traced]) ->
     """Return the error of torch.export and the line of the model that raised it."""
     innermost = _innermost(error)
     message = f"{_message(error)}\n{_message(innermost)}"
-    hint = next((hint for symptom, hint in _OF_TRACES if symptom.search(message)), None)
+    traces = _OF_TRACES.items()
+    hint = next((hint for symptom, hint in traces if re.search(symptom, message)), None)
     lines = [f"torch.export refuses {name}: {hint or _HINTS['torch.export']}"]
     packages = {
         type(module).__module__.partition(".")[0]
@@ -308,13 +331,6 @@ def _not_a_number(model: torch.nn.Module) -> Iterator[str]:
         count = int(torch.isnan(values).sum())
         if count:
             yield f"{readable(name)} ({count} of {values.numel()} values)"
-
-
-def _named(model: torch.nn.Module, kind: type[torch.nn.Module]) -> Iterator[str]:
-    """Yield the names of the modules of a class."""
-    for name, module in model.named_modules():
-        if isinstance(module, kind):
-            yield readable(name) or "the model itself"
 
 
 def _unknown_transposed(model: torch.nn.Module) -> Iterator[str]:

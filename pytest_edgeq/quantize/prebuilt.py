@@ -29,7 +29,7 @@ from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.layout import LayoutArgument, Layouts
 from pytest_edgeq.tflite.modules import ModulePaths, SignatureModules
 from pytest_edgeq.tflite.source import TflitePath
-from pytest_edgeq.tflite.subgraph import Signature
+from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
 
 
 def load_prebuilt(
@@ -40,12 +40,7 @@ def load_prebuilt(
     layout: LayoutArgument = None,
     float_tflite: TflitePath | bytes | None = None,
 ) -> QuantizedModel:
-    """
-    Open a file with its float file and its references.
-
-    Raises:
-        FileNotFoundError, ValueError, TypeError: As `Edgeq.load`.
-    """
+    """Open a file with its float file and its references."""
     build = session.runtimes.builder(foreign=True)
     graph = OpGraph.read(tflite, build)
 
@@ -139,39 +134,33 @@ def _form_among(files: Sequence[FileReference], graph: OpGraph) -> EdgeFile | No
 
 def _has_io_of(graph: OpGraph, other: OpGraph) -> bool:
     """Return whether two files have the same signatures, inputs and outputs."""
-    ours, theirs = (
-        {
-            signature.key: [
-                sorted((io_tensor.name, io_tensor.tensor.shape_signature) for io_tensor in side)
-                for side in (signature.inputs, signature.outputs)
-            ]
-            for signature in each.signatures
-        }
-        for each in (graph, other)
-    )
-    return ours == theirs
+
+    def described(io_tensor: SignatureTensor) -> Any:
+        return io_tensor.name, io_tensor.tensor.shape_signature
+
+    return _io_of(graph, described) == _io_of(other, described)
+
+
+def _io_of(
+    graph: OpGraph, describe: Callable[[SignatureTensor], Any]
+) -> dict[str | None, tuple[list[Any], list[Any]]]:
+    """Return descriptions of the inputs and outputs of each signature, sorted."""
+    return {
+        each.key: (sorted(map(describe, each.inputs)), sorted(map(describe, each.outputs)))
+        for each in graph.signatures
+    }
 
 
 def _check_io(graph: OpGraph, float_graph: OpGraph, name: str) -> None:
     """Refuse a float file with other signatures, or other inputs or outputs."""
-    for signature in graph.signatures:
-        ours = _io_tensors(signature)
-        theirs = [_io_tensors(each) for each in float_graph.signatures if each.key == signature.key]
-        if theirs != [ours]:
-            where = "" if signature.key is None else f" of the signature {signature.key!r}"
+    theirs = _io_of(float_graph, lambda io_tensor: io_tensor.name)
+    for key, ours in _io_of(graph, lambda io_tensor: io_tensor.name).items():
+        if theirs.get(key) != ours:
+            where = "" if key is None else f" of the signature {key!r}"
             raise ValueError(
                 f"{name}: float_tflite: expected the inputs and outputs {ours}{where}, got "
-                f"{theirs[0] if theirs else 'no such signature'}: give the float file of the same "
-                "model"
+                f"{theirs.get(key, 'no such signature')}: give the float file of the same model"
             )
-
-
-def _io_tensors(signature: Signature) -> tuple[list[str], list[str]]:
-    inputs, outputs = (
-        sorted(io_tensor.name for io_tensor in each)
-        for each in (signature.inputs, signature.outputs)
-    )
-    return inputs, outputs
 
 
 def _by_signature(reference: Any, keys: Sequence[str | None], name: str) -> dict[str | None, Any]:

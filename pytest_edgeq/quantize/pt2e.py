@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import Any
 
 import torch
 
@@ -18,26 +18,16 @@ from pytest_edgeq import litert
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import call_reference, is_exported
 from pytest_edgeq.compare.samples import Sample
-from pytest_edgeq.errors import CrashedConversionError, Warned, warn_user, warnings_kept
+from pytest_edgeq.errors import Warned, warn_user, warnings_kept
 from pytest_edgeq.progress import Progress
 from pytest_edgeq.quantize.cache.parts import Simulation
-from pytest_edgeq.quantize.conversion_refusals import refusal
-from pytest_edgeq.quantize.request import Entry, Request, Session
+from pytest_edgeq.quantize.conversion_refusals import refusal, refuse_clearly
+from pytest_edgeq.quantize.request import Entry, Request, Session, float_file
 from pytest_edgeq.runtimes.process_state import seeded
-
-_Result = TypeVar("_Result")
 
 
 def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
-    """
-    Quantize a model with a PT2E quantizer.
-
-    Raises:
-        ValueError: No or bad calibration data for a static quantizer, observers without data, a
-            training that never ran the graph or broke it, annotations without effect or without a
-            kernel, or nothing quantized.
-        RuntimeError: torch.export or the converter refuses the model.
-    """
+    """Quantize a model with a PT2E quantizer."""
     session, strict, train = request.session, request.strict_export, request.train
     if any(entry.graph is not None for entry in request.entries):
         session.cache.refuse(request.name, "its graph was prepared elsewhere")
@@ -55,7 +45,7 @@ def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
     weights_alone = any(each.weights_alone for each in simulations.values())
     static = any(each.static for each in simulations.values()) and not weights_alone
     traced = {entry.key: entry.traced() for entry in request.entries}
-    tflite = _refuse_clearly(
+    tflite = refuse_clearly(
         request.name,
         "the converter",
         lambda: session.convert(request.name, traced, simulations=simulations, static=static),
@@ -64,7 +54,9 @@ def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
     )
     graphs = [each.graph for each in simulations.values()]
     floats = [
-        request.float_file(entry.key, _in_float(entry, request, simulations[entry.key]))
+        float_file(
+            request.name, entry.key, session, _in_float(entry, request, simulations[entry.key])
+        )
         for entry in request.entries
     ]
     refused = any(each.strict_refusal is not None for each in simulations.values())
@@ -111,18 +103,14 @@ def _warn_left_in_float(quantized: QuantizedModel, annotated: Container[tuple[st
 
 
 class _Preparation:
-    """
-    A model that is exported and annotated on demand.
-
-    Attributes:
-        preset: The name of the preset, if it is one.
-    """
+    """A model that is exported and annotated on demand."""
 
     def __init__(self, entry: Entry, quantizer: Any, strict: bool, session: Session) -> None:
         self.entry = entry
         self.session = session
         self.strict = strict
         self.strict_refusal: str | None = None
+        # the name of the preset, if it is one
         self.preset = quantizer if isinstance(quantizer, str) else None
         self._quantizer = quantizer
 
@@ -142,7 +130,7 @@ class _Preparation:
                     program, self.strict_refusal = _export(entry, strict=self.strict)
                 with litert.quiet():
                     graph = copy.deepcopy(program.module())
-        return _refuse_clearly(
+        return refuse_clearly(
             entry.name,
             "the quantizer",
             lambda: litert.prepare_pt2e(graph, _instance(self._quantizer)),
@@ -198,7 +186,7 @@ def _calibrate(preparation: _Preparation, samples: Iterator[Sample]) -> tuple[Si
                 call = functools.partial(call_reference, prepared, sample)
                 what = f"calibration sample {index}"
                 with warnings_kept() as kept:
-                    _refuse_clearly(entry.name, what, call, [entry.traced()])
+                    refuse_clearly(entry.name, what, call, [entry.traced()])
                 warned += kept
         else:
             # Observers of weights read them when the graph runs; fixed ones need nothing.
@@ -212,15 +200,13 @@ def _calibrate(preparation: _Preparation, samples: Iterator[Sample]) -> tuple[Si
             "calibrate with samples that reach these parts of the model"
         )
     finish = litert.finish_pt2e if entry.graph is None else litert.finish_own
-    simulated = _refuse_clearly(entry.name, "the quantizer", lambda: finish(prepared))
+    simulated = refuse_clearly(entry.name, "the quantizer", lambda: finish(prepared))
     simulation = _simulation(simulated, preparation.strict_refusal, dict.fromkeys(warned))
     return simulation, needs_data
 
 
 def _simulation(
-    graph: torch.fx.GraphModule,
-    strict_refusal: str | None = None,
-    warned: Iterable[Warned] = (),
+    graph: torch.fx.GraphModule, strict_refusal: str | None = None, warned: Iterable[Warned] = ()
 ) -> Simulation:
     return Simulation(
         lambda: graph,
@@ -246,7 +232,7 @@ def _train(
         prepared = litert.own_graph(entry.graph, trains=True)
     else:
         graph, refusal = _graph_to_train(entry, progress, strict=strict)
-        prepared = _refuse_clearly(
+        prepared = refuse_clearly(
             entry.name, "the quantizer", lambda: litert.prepare_qat(graph, _instance(quantizer))
         )
     if not litert.trains_quantization(prepared):
@@ -258,7 +244,7 @@ def _train(
     with progress.step("train", entry.name):
         answer = train(prepared)
     _check_trained(entry.name, prepared, answer)
-    simulated = _refuse_clearly(entry.name, "the quantizer", lambda: litert.finish_qat(prepared))
+    simulated = refuse_clearly(entry.name, "the quantizer", lambda: litert.finish_qat(prepared))
     return _simulation(simulated, refusal)
 
 
@@ -305,13 +291,7 @@ def _check_trained(name: str, prepared: torch.fx.GraphModule, answer: Any) -> No
 
 
 def _export_with_free_batch(entry: Entry, *, strict: bool) -> torch.export.ExportedProgram | None:
-    """
-    Export for training, with a dynamic batch size.
-
-    Returns:
-        None if the user names the dynamic shapes, if the inputs have no common batch, or if the
-        model fixes its size.
-    """
+    """Export for training, with a dynamic batch size."""
     tensors = (*entry.args, *entry.kwargs.values())
     if entry.dynamic_shapes is not None or len({t.shape[:1] for t in tensors}) != 1:
         return None
@@ -347,11 +327,12 @@ def _export(
     export = functools.partial(litert.export, entry.traced(), trains=trains)
 
     def not_strict() -> torch.export.ExportedProgram:
-        return _refuse_clearly(
+        return refuse_clearly(
             entry.name,
             "torch.export",
             lambda: export(strict=False),
             [entry.traced()],
+            is_annotated=False,
             strict_export=strict,
         )
 
@@ -360,7 +341,8 @@ def _export(
     try:
         return export(strict=True), None
     except (MemoryError, OSError) as error:  # not the model's: the next try may succeed
-        raise _refused(entry.name, "torch.export", error, [entry.traced()]) from error
+        text = refusal(entry.name, "torch.export", error, [entry.traced()])
+        raise RuntimeError(text) from error
     except Exception as error:
         # torch.export raises whatever the model's own code met while it was traced.
         strict_error = error
@@ -375,38 +357,4 @@ def _refused_strictly(name: str, why: str) -> str:
         "strict=False. The PT2E annotators match no ADD, MUL and CONCATENATION in such a graph and "
         "leave them in float: check with assert_no_float_ops. Make the model strictly exportable, "
         "or pass strict_export=False to say that you know"
-    )
-
-
-def _refuse_clearly(
-    name: str,
-    who: str,
-    step: Callable[[], _Result],
-    tried: Sequence[litert.Traced] = (),
-    *,
-    strict_export: bool = True,
-) -> _Result:
-    try:
-        return step()
-    except litert.RefusedError as refused:
-        # Its text is complete.
-        raise ValueError(f"{name}: {refused}") from None
-    except CrashedConversionError:
-        raise
-    except Exception as error:
-        # Any error is reported in full, after a hint.
-        raise _refused(name, who, error, tried, strict_export=strict_export) from error
-
-
-def _refused(
-    name: str,
-    who: str,
-    error: Exception,
-    tried: Sequence[litert.Traced],
-    *,
-    strict_export: bool = True,
-) -> RuntimeError:
-    is_annotated = who != "torch.export"
-    return RuntimeError(
-        refusal(name, who, error, tried, is_annotated=is_annotated, strict_export=strict_export)
     )

@@ -6,6 +6,7 @@ Without a recipe it is the `float` flow: the conversion alone.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,8 +15,7 @@ import numpy as np
 from pytest_edgeq import litert
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.samples import Sample
-from pytest_edgeq.errors import CrashedConversionError
-from pytest_edgeq.quantize.conversion_refusals import refusal
+from pytest_edgeq.quantize.conversion_refusals import refuse_clearly
 from pytest_edgeq.quantize.request import Entry, Request
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
@@ -23,15 +23,7 @@ from pytest_edgeq.tflite.op_dtypes import OpDtypes
 
 
 def quantize_recipe(request: Request, recipe: list[dict[str, Any]] | None) -> QuantizedModel:
-    """
-    Convert a model, and quantize the file by a recipe.
-
-    Raises:
-        ValueError: No or bad calibration data for a static recipe; a rule that matches no op, or
-            leaves its ops in float; nothing quantized.
-        RuntimeError: The converter refuses the model, the library the recipe, or the kernels the
-            float file that calibrates.
-    """
+    """Convert a model, and quantize the file by a recipe."""
     traced = {entry.key: entry.traced() for entry in request.entries}
     float_edge = request.edge(convert(request, traced))
     if recipe is None:
@@ -89,20 +81,11 @@ def quantize_recipe(request: Request, recipe: list[dict[str, Any]] | None) -> Qu
 
 
 def convert(request: Request, signatures: Mapping[str, litert.Traced], **options: Any) -> bytes:
-    """
-    Convert float models, and name the library that refuses them.
-
-    Raises:
-        RuntimeError: torch.export or the converter refuses the model.
-    """
-    try:
-        return request.session.convert(request.name, signatures, **options)
-    except CrashedConversionError:
-        raise  # its text is complete
-    except Exception as error:
-        # Export and lowering in one call: any error is reported in full.
-        text = refusal(request.name, "the converter", error, signatures.values())
-        raise RuntimeError(text) from error
+    """Convert float models."""
+    step = functools.partial(request.session.convert, request.name, signatures, **options)
+    return refuse_clearly(
+        request.name, "the converter", step, signatures.values(), is_annotated=False
+    )
 
 
 def _by_name(
@@ -137,10 +120,9 @@ def _scope(names: Iterable[str]) -> str:
 
 def _outcomes(graph: OpGraph, edge: EdgeFile) -> list[str]:
     """
-    Return the scheme of each op of the float file after quantization.
+    Return the scheme of each op of the float file after quantization, as `scoped_ops` orders them.
 
-    They are in the order of `scoped_ops`. Quantization inserts ops, and keeps the names of the ops'
-    outputs, which the library requires to be unique.
+    Quantization keeps the names of the ops' outputs, which the library requires to be unique.
     """
     entries: dict[str, OpDtypes] = {}
     for op, entry in zip(edge.graph.ops, edge.op_dtypes, strict=True):
@@ -170,12 +152,8 @@ def _check_applied(
     """
     Check that the file conforms to the rules that quantized it.
 
-    A rule for one operation must apply to each op that it matches; a rule for `*` to the ops that
-    the library supports, at least one. Exempt are ops on integers, and small weights where the rule
-    exempts them.
-
-    Raises:
-        ValueError: A rule left in float what it should quantize.
+    A rule for one operation must apply to each op that it matches, a rule for `*` to at least one.
+    Exempt are ops on integers, and small weights where the rule exempts them.
     """
     for index, rule in enumerate(rules):
         applied = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,51 +16,37 @@ from pytest_edgeq.compare.executors.session_executor import SessionExecutor
 from pytest_edgeq.compare.quantized import FloatFile, QuantizedModel, SignatureReference
 from pytest_edgeq.compare.reference import module_tree
 from pytest_edgeq.compare.samples import Sample, SampleSpec, read_samples
-from pytest_edgeq.errors import CrashedConversionError
 from pytest_edgeq.names import PRESETS
 from pytest_edgeq.numerics.samples import SampleLedger
 from pytest_edgeq.progress import Progress
 from pytest_edgeq.quantize.cache.conversions import ConversionCache
-from pytest_edgeq.quantize.conversion_refusals import refusal
+from pytest_edgeq.quantize.conversion_refusals import refuse_clearly
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.process_state import frozen_heap, seeded
 from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.tflite.modules import ModulePaths, SignatureModules
 from pytest_edgeq.tflite.ops import QDQ
 
-_KEPT = 4
-"""Calibration samples that are kept, to compare the losses of others with theirs."""
+_KEPT = 4  # calibration samples that are kept, to compare the losses of others with theirs
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """
-    Settings of the `edgeq` fixture, common to all models.
+    """Settings of the `edgeq` fixture, common to all models."""
 
-    Attributes:
-        runtime: Return the current default runtime.
-        threads: Cores that may be used.
-        seed: Of the random number generators while a model is quantized.
-        directory: Where files are written; None makes a temporary folder when needed.
-        runtimes: The runtimes of the session.
-        localize_seconds: Time limit for a failed check to find the layer to blame.
-        cache: Runs the steps of conversions, or reads their results.
-        progress: Receives the steps that may take long.
-        native: Return the process that runs native steps of a model's conversion, by the model's
-            name; None for this one.
-        executor: Measures samples elsewhere.
-    """
-
-    runtime: Callable[[], str]
+    runtime: Callable[[], str]  # return the current default runtime
     threads: int
-    seed: int
-    directory: Path | None
+    seed: int  # of the random number generators while a model is quantized
+    directory: Path | None  # where files are written; None makes a temporary folder when needed
     runtimes: Runtimes
-    localize_seconds: float = 0
+    localize_seconds: float = 0  # time limit for a failed check to find the layer to blame
+    # runs the steps of conversions, or reads their results
     cache: ConversionCache = field(default_factory=ConversionCache)
-    progress: Progress = field(default_factory=Progress)
+    progress: Progress = field(default_factory=Progress)  # receives the steps that may take long
+    # return the process that runs native steps of a model's conversion, by the model's name; None
+    # for this one
     native: Callable[[str], litert.Native | None] = lambda name: None
-    executor: SessionExecutor = field(default_factory=SessionExecutor)
+    executor: SessionExecutor = field(default_factory=SessionExecutor)  # measures samples elsewhere
 
     def convert(self, name: str, signatures: Mapping[str, litert.Traced], **options: Any) -> bytes:
         """Convert as `ConversionCache.convert`, and report progress."""
@@ -69,36 +56,23 @@ class Session:
 
 @dataclass(slots=True)
 class Entry:
-    """
-    One requested signature, checked.
+    """One requested signature, checked."""
 
-    Attributes:
-        key: The signature's name in the file.
-        model: In eval mode.
-        args: Positional sample inputs.
-        kwargs: Keyword sample inputs.
-        spec: Inputs that a sample must have, from the sample inputs.
-        calibration: The user's samples; read at most once.
-        name: For texts: the model's, followed by the signature if there are several.
-        quantizer: For texts.
-        graph: The graph that the user has prepared or converted by PT2E, if the model is one; then
-            `model` is this graph without observers and rounding.
-        ledger: Digests of the calibration samples, to recognize them in the evaluation.
-        kept: A few of these samples, drawn from all.
-    """
-
-    key: str
-    model: torch.nn.Module
-    args: tuple[torch.Tensor, ...]
-    kwargs: dict[str, torch.Tensor]
-    spec: SampleSpec
-    calibration: Iterable[Any] | None
+    key: str  # the signature's name in the file
+    model: torch.nn.Module  # in eval mode
+    args: tuple[torch.Tensor, ...]  # positional sample inputs
+    kwargs: dict[str, torch.Tensor]  # keyword sample inputs
+    spec: SampleSpec  # inputs that a sample must have, from the sample inputs
+    calibration: Iterable[Any] | None  # the user's samples; read at most once
     dynamic_shapes: Any
-    name: str
+    name: str  # for texts: the model's, followed by the signature if there are several
     quantizer: str
+    # the graph that the user has prepared or converted by PT2E, if the model is one; then `model`
+    # is this graph without observers and rounding
     graph: torch.fx.GraphModule | None = None
+    # digests of the calibration samples, to recognize them in the evaluation
     ledger: SampleLedger = field(default_factory=SampleLedger)
-    kept: list[Sample] = field(default_factory=list)
+    kept: list[Sample] = field(default_factory=list)  # a few of these samples, drawn from all
 
     @property
     def sample(self) -> Sample:
@@ -111,12 +85,7 @@ class Entry:
         return litert.Traced(model, self.args, self.kwargs, self.dynamic_shapes)
 
     def calibration_samples(self) -> Iterator[Sample]:
-        """
-        Read the calibration data, once.
-
-        Raises:
-            ValueError: There is none, or a sample that does not fit or is not finite.
-        """
+        """Read the calibration data, once."""
         if self.calibration is None:
             raise ValueError(
                 f"{self.name}: quantizer {self.quantizer} needs calibration data and got none: its "
@@ -138,43 +107,25 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """
-    One call of `edgeq.quantize`, checked.
+    """One call of `edgeq.quantize`, checked."""
 
-    Attributes:
-        entries: One a signature of the file.
-        strict_export: Whether PT2E flows export strictly.
-        name: Of the model.
-        quantizer: For texts.
-        session: Settings common to all models.
-        train: Trains the graph of a QAT quantizer, if given.
-    """
-
-    entries: tuple[Entry, ...]
-    strict_export: bool
+    entries: tuple[Entry, ...]  # one a signature of the file
+    strict_export: bool  # whether PT2E flows export strictly
     name: str
     quantizer: str
     session: Session
+    # trains the graph of a QAT quantizer, if given
     train: Callable[[torch.fx.GraphModule], Any] | None = None
 
     def edge(self, tflite: bytes) -> EdgeFile:
-        """
-        Open a file to which the models were converted.
-
-        Raises:
-            RuntimeError: No interpreter opens it.
-        """
+        """Open a file to which the models were converted."""
         first = self.entries[0].model
         if all(entry.model is first for entry in self.entries):
             modules: ModulePaths = module_tree(first)
         else:
             modules = SignatureModules({e.key: module_tree(e.model) for e in self.entries})
         try:
-            return EdgeFile(
-                tflite,
-                modules=modules,
-                runtimes=self.session.runtimes,
-            )
+            return EdgeFile(tflite, modules=modules, runtimes=self.session.runtimes)
         except ValueError as error:
             message = str(error).partition("says ")[2].partition("; build")[0] or str(error)
             raise RuntimeError(
@@ -183,10 +134,6 @@ class Request:
                 "upstream. Seen where a recipe quantizes a constant that two ops take in two ways\n"
                 "fix: leave such ops in float by a rule of no_quantize, or quantize by PT2E"
             ) from error
-
-    def float_file(self, key: str, traced: Callable[[Sample], litert.Traced]) -> FloatFile:
-        """Return the float file of a signature, converted on demand."""
-        return float_file(self.name, key, self.session, traced)
 
     def finish(
         self,
@@ -200,13 +147,7 @@ class Request:
         quantizer: Any = None,
         strict_export: str | None = None,
     ) -> QuantizedModel:
-        """
-        Check the finished file and combine it with its references.
-
-        Raises:
-            RuntimeError: The runtime cannot allocate or run the file.
-            ValueError: Nothing in it is quantized, or two outputs have the same name.
-        """
+        """Check the finished file and combine it with its references."""
         if flow != "float":
             _check_something_is_quantized(edge, self)
         references: dict[str | None, SignatureReference] = {}
@@ -258,14 +199,9 @@ def float_file(
     """Return the float file of a signature, converted on demand."""
 
     def convert(inputs: litert.Traced) -> bytes:
-        try:
-            with seeded(session.seed), frozen_heap():
-                return session.convert(name, {key: inputs})
-        except CrashedConversionError:
-            raise  # its text is complete
-        except Exception as error:
-            # Export and lowering in one call: any error is reported in full.
-            raise RuntimeError(refusal(name, "the converter", error, [inputs])) from error
+        with seeded(session.seed), frozen_heap():
+            step = functools.partial(session.convert, name, {key: inputs})
+            return refuse_clearly(name, "the converter", step, [inputs], is_annotated=False)
 
     return FloatFile(traced, convert)
 

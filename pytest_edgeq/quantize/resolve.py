@@ -16,13 +16,7 @@ from pytest_edgeq.quantize.torchao import quantize_torchao
 
 
 def describe(quantizer: Any) -> str:
-    """
-    Return the name of a quantizer in texts, or refuse an invalid one.
-
-    Raises:
-        ValueError: A string that is no preset and no `.json` path.
-        TypeError: Something else that is no quantizer.
-    """
+    """Return the name of a quantizer in texts, or refuse an invalid one."""
     if quantizer is None:
         return "None"
     if isinstance(quantizer, (str, os.PathLike)):
@@ -46,13 +40,7 @@ def describe(quantizer: Any) -> str:
 
 
 def run_flow(request: Request, quantizer: Any) -> QuantizedModel:
-    """
-    Quantize a model by the flow of its quantizer, which `describe` has accepted.
-
-    Raises:
-        ModuleNotFoundError: There is no converter.
-        ValueError: `train` is missing, or the quantizer does not support training.
-    """
+    """Quantize a model by the flow of its quantizer, which `describe` has accepted."""
     # It is imported only for a conversion: results in the cache need none.
     litert.require_converter()
     if any(entry.graph is not None for entry in request.entries):

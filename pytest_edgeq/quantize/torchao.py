@@ -27,14 +27,8 @@ def quantize_torchao(request: Request, config: Any) -> QuantizedModel:
     """
     Quantize a model by torchao's `quantize_` and convert it.
 
-    The quantized copy is the simulated model; `litert.quantize_ao` documents the codes in which it
-    differs from the result of `quantize_`. A `.tflite` op of scheme `dynamic` quantizes its
-    activations as its kernels do, whatever the config says of them: row by row, XNNPACK
-    asymmetrically, the others symmetrically.
-
-    Raises:
-        ValueError: Nothing was quantized, or in a way that no `.tflite` can represent.
-        RuntimeError: torchao, torch.export or the converter refuses the model.
+    The quantized copy is the simulated model. A `.tflite` op of scheme `dynamic` quantizes its
+    activations as its kernels do, whatever the config says of them.
     """
     by_model: dict[int, torch.nn.Module] = {}
     for entry in request.entries:

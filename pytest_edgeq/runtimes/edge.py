@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 from pytest_edgeq.errors import CopyError
 from pytest_edgeq.names import nearest, readable
-from pytest_edgeq.runtimes.runner import BUILT_IN, Copied, Runner, Runtimes, source_of
+from pytest_edgeq.runtimes.opening import Opening
+from pytest_edgeq.runtimes.registry import BUILT_IN, Runtimes
+from pytest_edgeq.runtimes.runner import Copied, Runner, source_of
 from pytest_edgeq.tflite.boundary import decode, encode
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.layout import LayoutArgument, Layouts, mismatch_hint
@@ -25,13 +27,7 @@ from pytest_edgeq.tflite.subgraph import Signature
 
 
 class EdgeFile:
-    """
-    One `.tflite` file with its graph, signature and interpreters.
-
-    Raises:
-        FileNotFoundError, ValueError, TypeError: As `open_tflite` and `Layouts`.
-        CopyError: It was written from another file, and cannot be read.
-    """
+    """One `.tflite` file with its graph, signature and interpreters."""
 
     def __init__(
         self,
@@ -76,12 +72,7 @@ class EdgeFile:
 
     @property
     def signature(self) -> Signature:
-        """
-        The entry point to run.
-
-        Raises:
-            ValueError: The file has several, and none was chosen.
-        """
+        """The entry point to run."""
         if len(self.signatures) > 1:
             keys = [each.key for each in self.signatures]
             raise ValueError(
@@ -91,12 +82,7 @@ class EdgeFile:
         return self.signatures[0]
 
     def at(self, key: str) -> EdgeFile:
-        """
-        Return the file with one signature chosen and its own interpreters, made once.
-
-        Raises:
-            ValueError: The file has no such signature.
-        """
+        """Return the file with one signature chosen and its own interpreters, made once."""
         key = readable(key)
         keys = [each.key or "" for each in self.graph.signatures]
         if key not in keys:
@@ -123,29 +109,26 @@ class EdgeFile:
         return OpDtypeMap(self.graph, self.modules)
 
     def runner(self, runtime: str, *, keep: bool = False) -> Runner:
-        """
-        Return the interpreter for a runtime, allocated at the first call.
-
-        Raises:
-            ValueError: Unknown runtime, or one that keeps no intermediate tensors.
-            RuntimeError: The kernels cannot allocate the file.
-        """
+        """Return the interpreter for a runtime, allocated at the first call."""
         # Also for an existing one: it still reads the file, which may have been overwritten.
         source = source_of(self.graph)
         key = (runtime, keep)
         if key not in self._runners:
-            self._runners[key] = Runner(
+            runtimes = self.runtimes
+            opening = Opening(
                 source,
                 self.graph,
                 self.signature,
-                runtime,
+                runtimes.check(runtime),
                 self.threads,
+                runtimes.own.get(runtime),
+                runtimes.target_of(runtime),
+                runtimes.kernels_of(runtime),
                 self.modules,
-                self.runtimes,
                 keep=keep,
                 foreign=self.foreign,
-                copied=self._copied,
             )
+            self._runners[key] = Runner(opening, runtimes, self._copied)
         return self._runners[key]
 
     def restart(self) -> None:
@@ -170,15 +153,7 @@ class EdgeFile:
     def by_input_name(
         self, names: Sequence[str], arrays: Sequence[npt.NDArray[Any]]
     ) -> dict[str, npt.NDArray[Any]]:
-        """
-        Return inputs by the file's names.
-
-        They are matched by name if the file knows the names (as litert-torch writes them: `args_0`,
-        … and keywords), else by position.
-
-        Raises:
-            ValueError: Other inputs than the file has.
-        """
+        """Return inputs by the file's names: matched by name if it knows them, else by position."""
         io_tensors = self.signature.inputs
         by_name = dict(zip(names, arrays, strict=True))
         known = {io_tensor.name for io_tensor in io_tensors}
@@ -195,14 +170,7 @@ class EdgeFile:
     def encode(
         self, names: Sequence[str], arrays: Sequence[npt.NDArray[Any]]
     ) -> dict[str, npt.NDArray[Any]]:
-        """
-        Quantize inputs for the file, by the file's names.
-
-        Inputs are matched as by `by_input_name`, and permuted to the file's layout.
-
-        Raises:
-            ValueError, TypeError: Other inputs, shapes or dtypes than the file has.
-        """
+        """Quantize inputs as by `by_input_name`, permuted to the file's layout."""
         arrays_by_name = self.by_input_name(names, arrays)
         encoded = {}
         for io_tensor in self.signature.inputs:

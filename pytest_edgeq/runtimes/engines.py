@@ -19,18 +19,13 @@ import numpy.typing as npt
 from pytest_edgeq.names import NEEDS_TENSORFLOW, printable, readable
 from pytest_edgeq.numerics.arrays import contiguous
 from pytest_edgeq.runtimes.process_state import destructors_without_stderr, paused_collector
+from pytest_edgeq.runtimes.workers.remote_worker import RESOLVERS, OpenInterpreter
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
 
 Source = Path | bytes
 Arrays = list[npt.NDArray[Any]]
-
-_RESOLVERS = {
-    "xnnpack": "BUILTIN",
-    "builtin": "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
-    "reference": "BUILTIN_REF",
-}
 
 
 class Engine:
@@ -54,13 +49,7 @@ class Engine:
 
 
 class InterpreterEngine(Engine):
-    """
-    An interpreter, allocated once.
-
-    Raises:
-        RuntimeError, ValueError: The kernels cannot allocate the file, or an output is a handle.
-        ModuleNotFoundError: TensorFlow is not installed.
-    """
+    """An interpreter, allocated once."""
 
     def __init__(
         self,
@@ -82,9 +71,6 @@ class InterpreterEngine(Engine):
             {"model_content": source} if isinstance(source, bytes) else {"model_path": str(source)}
         )
         self._signature = signature
-        self._allocated = {
-            io_tensor.tensor.index: io_tensor.tensor.shape for io_tensor in signature.inputs
-        }
         if runtime == "tensorflow":
             with warnings.catch_warnings():
                 # TensorFlow 2.21 warns that its interpreter moves to LiteRT.
@@ -93,68 +79,39 @@ class InterpreterEngine(Engine):
         else:
             from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-            resolver = OpResolverType[_RESOLVERS[runtime]]
+            resolver = OpResolverType[RESOLVERS[runtime]]
             self._interpreter = Interpreter(
                 **where,
                 num_threads=threads,
                 experimental_op_resolver_type=resolver,
                 experimental_preserve_all_tensors=keep,
             )
-        try:
-            self._interpreter.allocate_tensors()
-        except (RuntimeError, ValueError):
-            if not signature.has_free_shapes:
-                raise
-            self._allocated = {}
-        # Its own runner sizes and allocates everything again at each call, so it is only for the
-        # signatures that nothing else can run.
-        self._runner = None
-        if signature.key is not None and signature.subgraph != 0:
-            [stored] = (
-                key
-                for key in self._interpreter.get_signature_list()
-                if readable(key) == signature.key
-            )
-            self._runner = self._interpreter.get_signature_runner(stored)
+        head = described(signature)
+        if signature.key is not None and signature.subgraph:
+            keys = self._interpreter.get_signature_list()
+            [head["signature"]] = (key for key in keys if readable(key) == signature.key)
+        self._file = OpenInterpreter(self._interpreter, head)
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-        """
-        Run one sample.
-
-        Raises:
-            RuntimeError, ValueError: The kernels fail.
-            KeyError: The signature has no name for an output of its subgraph.
-        """
-        if self._runner is not None:
-            outputs = self._runner(**inputs)
-            return [outputs[io_tensor.name] for io_tensor in self._signature.outputs]
-        interpreter = self._interpreter
-        shapes = {
-            io_tensor.tensor.index: np.shape(inputs[io_tensor.name])
-            for io_tensor in self._signature.inputs
-        }
-        if shapes != self._allocated:
-            # Not allocated with these shapes, should the kernels refuse them.
-            self._allocated = {}
-            for index, shape in shapes.items():
-                interpreter.resize_tensor_input(index, shape)
-            interpreter.allocate_tensors()
-            self._allocated = shapes
-        for io_tensor in self._signature.inputs:
-            interpreter.set_tensor(io_tensor.tensor.index, inputs[io_tensor.name])
-        interpreter.invoke()
-        return [
-            interpreter.get_tensor(io_tensor.tensor.index) for io_tensor in self._signature.outputs
-        ]
+        """Run one sample."""
+        return self._file.run([inputs[each.name] for each in self._signature.inputs])
 
     def tensor(self, index: int) -> npt.NDArray[Any]:
-        """
-        Return a copy of a tensor of the signature's subgraph after the last run.
-
-        Only for an engine that keeps all of them. Reading a resource crashes the process.
-        """
+        """Return a copy of a tensor after the last run, if tensors are kept."""
         value: npt.NDArray[Any] = self._interpreter.get_tensor(index, self._signature.subgraph)
         return value
+
+
+def described(signature: Signature) -> dict[str, Any]:
+    """Describe a signature to `OpenInterpreter`, as plain data."""
+    return {
+        "signature": signature.key,
+        "subgraph": signature.subgraph,
+        "inputs": [[each.name, each.tensor.index] for each in signature.inputs],
+        "outputs": [[each.name, each.tensor.index] for each in signature.outputs],
+        "shapes": [list(each.tensor.shape) for each in signature.inputs],
+        "has_free_shapes": signature.has_free_shapes,
+    }
 
 
 def _tensorflow() -> Any:
@@ -169,12 +126,8 @@ class CompiledEngine(Engine):
     """
     LiteRT's CompiledModel on the CPU, with buffers for each shape of input.
 
-    Files for which it would return foreign memory are refused: ai-edge-litert 2.3.0 silently leaves
-    an output unwritten that is an input, is listed twice, or is computed by no op, and keeps the
-    buffer's shape for an output whose shape depends on values.
-
-    Raises:
-        RuntimeError: It cannot run the file.
+    Files are refused for which ai-edge-litert 2.3.0 leaves an output unwritten (one that is an
+    input, is listed twice, or is computed by no op) or whose shape depends on values.
     """
 
     def __init__(self, source: Source, graph: OpGraph, signature: Signature, threads: int) -> None:
@@ -212,12 +165,7 @@ class CompiledEngine(Engine):
             self._shapes = []
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-        """
-        Run one sample.
-
-        Raises:
-            RuntimeError: The kernels fail, or a shape depends on values.
-        """
+        """Run one sample."""
         arrays = [np.asarray(inputs[io_tensor.name]) for io_tensor in self._signature.inputs]
         shapes = [array.shape for array in arrays]
         if shapes != self._shapes:
@@ -251,9 +199,8 @@ class CompiledEngine(Engine):
         """
         Compare the outputs' buffers with the results for inputs of another shape.
 
-        If a file computes a length from a SHAPE, as Keras does for any batch, CompiledModel
-        reserves memory for the file's own length and writes past it, and the process crashes sooner
-        or later (ai-edge-litert 2.3.0).
+        If a file computes a length by SHAPE, as Keras does, CompiledModel writes past the end of
+        its memory, and the process crashes sooner or later (ai-edge-litert 2.3.0).
         """
         outputs = zip(
             self._signature.outputs, self._interpreter.run(inputs), self._sizes, strict=True
@@ -328,14 +275,10 @@ def _check_outputs_written(graph: OpGraph, signature: Signature) -> None:
 @functools.cache
 def _environment() -> Any:
     """
-    Return one environment for all models of the process.
-
-    Without folders of plugins it would look for compilers of other chips' vendors below its own
-    package, and try to load them for each file: 16 folders, six lines on stderr each time.
+    Return one environment for all models of the process, with no folders of plugins to search.
 
     It is never destroyed, and the one that the library makes for its buffers only in silence: each
-    writes `DestroyAccelerator` to stderr when Python exits, after the last line of pytest. No API
-    sets the level of this log, or returns that other environment (ai-edge-litert 2.3.0).
+    writes `DestroyAccelerator` to stderr when Python exits (ai-edge-litert 2.3.0).
     """
     from ai_edge_litert.environment import Environment, EnvironmentOptions
     from ai_edge_litert.tensor_buffer import TensorBuffer
@@ -345,9 +288,7 @@ def _environment() -> Any:
     nowhere = str(folder / "no-plugins")
     environment = Environment.create(
         options=EnvironmentOptions(
-            runtime_path=str(folder),
-            compiler_plugin_path=nowhere,
-            dispatch_library_path=nowhere,
+            runtime_path=str(folder), compiler_plugin_path=nowhere, dispatch_library_path=nowhere
         )
     )
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(environment.capsule))

@@ -1,16 +1,38 @@
-"""State of the process: random number generators, the garbage collector, stderr at exit."""
+"""State of the process: CPU, random number generators, the garbage collector, stderr at exit."""
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import gc
+import hashlib
 import os
+import platform
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+_CPU_LINES = (
+    *("vendor_id", "cpu family", "model", "model name", "cache size", "flags", "cpu", "isa"),
+    *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features"),
+)
+"""Lines of that file by which oneDNN, MKL, XNNPACK and OpenBLAS choose kernels."""
+
+
+@functools.cache
+def cpu_model() -> str:
+    """Return a hash of the CPU's properties: models with one instruction set differ in results."""
+    if not CPU_INFO.exists():
+        return platform.processor()
+    lines = CPU_INFO.read_text().splitlines()
+    chosen = sorted({line for line in lines if line.split("\t")[0].strip() in _CPU_LINES})
+    return hashlib.sha256("\n".join(chosen).encode()).hexdigest()
 
 
 @contextmanager
@@ -30,10 +52,6 @@ def seeded(seed: int) -> Iterator[None]:
             np.random.set_state(numpy_state)
 
 
-_is_frozen = False
-"""Whether `frozen_heap` is in effect."""
-
-
 @contextmanager
 def frozen_heap() -> Iterator[None]:
     """
@@ -42,16 +60,13 @@ def frozen_heap() -> Iterator[None]:
     The libraries hold millions of them, and a conversion allocates enough to have all of them
     scanned several times: 4 to 9 % of its time. Garbage of the conversion itself is collected.
     """
-    global _is_frozen
     if gc.get_freeze_count():
         yield  # objects frozen by others must stay frozen
         return
     gc.freeze()
-    _is_frozen = True
     try:
         yield
     finally:
-        _is_frozen = False
         gc.unfreeze()
 
 
@@ -60,19 +75,15 @@ def paused_collector() -> Iterator[None]:
     """
     Turn the garbage collector off while libraries are imported.
 
-    Their objects stay alive, and scanning them repeatedly is a third of the import's time. Inside
-    `frozen_heap` they are frozen afterwards.
+    Their objects stay alive, and scanning them repeatedly is a third of the import's time.
     """
-    if not gc.isenabled():
-        yield
-        return
+    was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
-        if _is_frozen:
-            gc.freeze()
+        if was_on:
+            gc.enable()
 
 
 @contextmanager

@@ -14,76 +14,63 @@ from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op
 
 # The kernels' own words, with cause and fix.
-_KNOWN_REFUSALS = (
-    (
-        re.compile(r"div\.cc.*data\[i\] != zero_point"),
+_KNOWN_REFUSALS = {
+    r"div\.cc.*data\[i\] != zero_point": (
         "a divisor is the code of 0, for which the kernel ends the run: what is less than half a "
         "step of the divisor's range is rounded to it. Clamp the divisor in the model at a step or "
-        "more, or leave the op in float.",
+        "more, or leave the op in float."
     ),
-    (
-        re.compile(r"broadcast_to\.cc.*must be broadcastable"),
+    r"broadcast_to\.cc.*must be broadcastable": (
         "the tensor does not broadcast to the shape that the op has. litert-torch 0.10 writes this "
         "where a constant that forward expands is joined to an image in front of a convolution: it "
         "moves the channels of the shape last, and not those of the constant. Store the constant "
-        "at its full size as a buffer of the module, or repeat it in place of expanding it.",
+        "at its full size as a buffer of the module, or repeat it in place of expanding it."
     ),
-    (
-        re.compile(r"currently supported for stablehlo\.scatter"),
+    r"currently supported for stablehlo\.scatter": (
         "the kernel does not know the sum that the converter writes for values that meet in one "
         "place (scatter_add, index_add, F.fold): multiply by a constant matrix in place of it, and "
-        "fold by a transposed convolution with weights of 0 and 1.",
+        "fold by a transposed convolution with weights of 0 and 1."
     ),
-    (
-        re.compile(r"Tensor data is null"),
+    r"Tensor data is null": (
         "the signature names an output that no op of the file computes: the step that wrote the "
-        "file broke it.",
+        "file broke it."
     ),
-    (
-        re.compile(r"in XNNPACK delegate"),
+    r"in XNNPACK delegate": (
         "the XNNPACK delegate takes no tensor of this kind: choose another runtime "
-        "(runtime='builtin'), and mind that a device that runs XNNPACK will refuse the file.",
+        "(runtime='builtin'), and mind that a device that runs XNNPACK will refuse the file."
     ),
-    (
-        re.compile(r"bad_alloc|Unable to allocate"),
+    r"bad_alloc|Unable to allocate": (
         "its tensors need more memory than there is: look at their shapes (edgeq show FILE). A "
-        "file that was meant to be small is damaged; build or download it again.",
+        "file that was meant to be small is damaged; build or download it again."
     ),
-)
+}
 
 # Errors of LiteRT's CompiledModel for files that it does not support, ai-edge-litert 2.3.0.
-_OTHER_KIND = (
-    (
-        re.compile(r"Failed to load model from"),
+_OTHER_KIND = {
+    r"Failed to load model from": (
         "CompiledModel reads files more strictly than the interpreter: for one, a signature must "
         "name every input and output of its subgraph, each once. The interpreter runs the file "
-        "(runtime='xnnpack'); an app that uses CompiledModel cannot.",
+        "(runtime='xnnpack'); an app that uses CompiledModel cannot."
     ),
-    (
-        re.compile(
-            r"Failed to register output|Insufficient buffer size|Failed to allocate tensors"
-        ),
+    r"Failed to register output|Insufficient buffer size|Failed to allocate tensors": (
         "CompiledModel gives each output its memory before the run, so the shape of an output may "
         "not depend on values, such as a length that the file reads by SHAPE. The interpreter runs "
-        "the file (runtime='xnnpack'); an app that uses CompiledModel cannot.",
+        "the file (runtime='xnnpack'); an app that uses CompiledModel cannot."
     ),
-    (
-        re.compile(r"CompiledModel leaves memory unwritten"),
+    r"CompiledModel leaves memory unwritten": (
         "CompiledModel writes what an op computes, once, and hands out the memory of anything else "
         "as it finds it. The interpreter runs the file (runtime='xnnpack'); an app that uses "
-        "CompiledModel gets numbers that mean nothing.",
+        "CompiledModel gets numbers that mean nothing."
     ),
-    (
-        re.compile(r"CompiledModel tells tensors apart by name"),
+    r"CompiledModel tells tensors apart by name": (
         "the file has no signature, and its names were stripped or are ambiguous: write it with a "
-        "signature. The interpreter runs the file (runtime='xnnpack').",
+        "signature. The interpreter runs the file (runtime='xnnpack')."
     ),
-    (
-        re.compile(r"must have all static dimensions|Dimensions must be positive"),
+    r"must have all static dimensions|Dimensions must be positive": (
         "CompiledModel takes no input and no output without elements; the interpreter does "
-        "(runtime='xnnpack').",
+        "(runtime='xnnpack')."
     ),
-)
+}
 
 _MISSING = re.compile(
     r"Didn't find op for builtin opcode '(\w+)' version '(\d+)'|nresolved custom op: (.+?)\.?$",
@@ -122,8 +109,8 @@ def refusal(
     elif op is not None and _UNNAMED in error:
         meaning = _no_kernel(graph, op)
     else:
-        known = (*_KNOWN_REFUSALS, *_OTHER_KIND)
-        meaning = next((text for symptom, text in known if symptom.search(error)), None)
+        known = (_KNOWN_REFUSALS | _OTHER_KIND).items()
+        meaning = next((text for symptom, text in known if re.search(symptom, error)), None)
     lines = [f"cannot {what}{place}"]
     # The kernels print floats by %d, which prints another number in every run.
     message = re.sub(r"(?<=params\.scale) \(-?\d+ [!=]= -?\d+\)", _scales(graph, op), error.strip())
@@ -133,15 +120,12 @@ def refusal(
         lines.append(f"cause: {meaning}")
     # Their words include names of the file.
     lines.append("the kernels said: " + "\n".join(map(printable, message.splitlines())))
-    is_lacking = missing is not None or any(each.search(error) for each, _ in _OTHER_KIND)
+    is_lacking = missing is not None or any(re.search(each, error) for each in _OTHER_KIND)
     return UnrunnableError(runtime, "\n".join(lines), is_lacking=is_lacking, broken=broken)
 
 
 def _refusing_op(
-    error: str,
-    graph: OpGraph,
-    missing: re.Match[str] | None,
-    load: Callable[[bytes, str], object],
+    error: str, graph: OpGraph, missing: re.Match[str] | None, load: Callable[[bytes, str], object]
 ) -> tuple[Op | None, str]:
     """Return the op that kernels refuse, or its name if it is ambiguous."""
     if _UNNAMED in error:
@@ -177,10 +161,7 @@ def _refusing_op(
 
 
 def _lacks(
-    graph: OpGraph,
-    op: Op | None,
-    missing: re.Match[str],
-    load: Callable[[bytes, str], object],
+    graph: OpGraph, op: Op | None, missing: re.Match[str], load: Callable[[bytes, str], object]
 ) -> str:
     """Describe which kernels have an op that others lack."""
     builtin, version, custom = missing.groups()

@@ -6,19 +6,22 @@ This module is cheap to import: the plugin checks the names of runtimes before a
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pytest_edgeq.names import RUNTIMES, nearest
 from pytest_edgeq.runtimes.workers.target_spec import KERNELS, split_runtime
 
 if TYPE_CHECKING:
     from pytest_edgeq.numerics.target_machine import TargetMachine
-    from pytest_edgeq.runtimes.opening import FileOpener, Remote
+    from pytest_edgeq.runtimes.engines import Engine
+    from pytest_edgeq.runtimes.workers.policy import Isolation
+    from pytest_edgeq.runtimes.workers.target import Target
     from pytest_edgeq.tflite.mapped import Buffer
     from pytest_edgeq.tflite.runtimes import Runtime
 
@@ -38,31 +41,16 @@ _NOT_FOR_BARE_FILES = (
 )
 
 
-class Closable(Protocol):
-    """An object that is closed at the end of the session."""
-
-    def close(self) -> None:
-        """Release everything; may be called repeatedly."""
-
-
 class Runtimes:
-    """
-    The runtimes of a session: built-in ones, the user's own, and targets.
-
-    Raises:
-        ValueError: A name that is a built-in one's, is used twice, or cannot be spelled in an
-            option; or an unknown target to check.
-        TypeError: Not a mapping, a name that is no string, or a runner that cannot be called.
-    """
+    """The runtimes of a session: built-in ones, the user's own, and targets."""
 
     def __init__(
         self,
         own: Mapping[str, Runtime] = MappingProxyType({}),
         *,
-        targets: Mapping[str, Remote] = MappingProxyType({}),
+        targets: Mapping[str, Target] = MappingProxyType({}),
         check_targets: Sequence[str] = (),
         hint: str = _WHERE_TO_REGISTER,
-        isolation: FileOpener | None = None,
     ) -> None:
         if not isinstance(own, Mapping):
             raise TypeError(f"runtimes: expected a dict of name → runner, got {type(own).__name__}")
@@ -75,9 +63,9 @@ class Runtimes:
             if name in self.own:
                 raise ValueError(f"runtimes: {name!r} is a runtime and a target")
         self.targets = dict(targets)
-        self.isolation = isolation
+        self.isolation: Isolation | None = None
         self._hint = hint
-        self._opened: weakref.WeakSet[Closable] = weakref.WeakSet()
+        self._opened: weakref.WeakSet[Engine] = weakref.WeakSet()
         for name in check_targets:
             if split_runtime(name, self.targets) is None:
                 raise ValueError(
@@ -86,15 +74,11 @@ class Runtimes:
                 )
         self.check_targets = tuple(check_targets)
 
-    def isolated(self, isolation: FileOpener) -> Runtimes:
+    def isolated(self, isolation: Isolation) -> Runtimes:
         """Return the same runtimes, whose files another opener opens."""
-        return Runtimes(
-            self.own,
-            targets=self.targets,
-            check_targets=self.check_targets,
-            hint=self._hint,
-            isolation=isolation,
-        )
+        other = copy.copy(self)
+        other.isolation, other._opened = isolation, weakref.WeakSet()
+        return other
 
     def builder(self, *, foreign: bool) -> Callable[[Buffer], None] | None:
         """Return the function that builds a file's interpreter; None for this process."""
@@ -115,18 +99,13 @@ class Runtimes:
             for full in (name, *(f"{name}:{kernels}" for kernels in KERNELS))
         ]
 
-    def target_of(self, runtime: str) -> Remote | None:
+    def target_of(self, runtime: str) -> Target | None:
         """Return the target of a runtime; None for a runtime of this machine."""
         found = split_runtime(runtime, self.targets)
         return None if found is None else self.targets[found[0]]
 
     def machine_of(self, runtime: str) -> TargetMachine | None:
-        """
-        Return the machine of a target's runtime, starting it if necessary; else None.
-
-        Raises:
-            RuntimeError: It does not start.
-        """
+        """Return the machine of a target's runtime, starting it if necessary; else None."""
         target = self.target_of(runtime)
         return None if target is None else target.machine or target.start()
 
@@ -142,12 +121,7 @@ class Runtimes:
         return runtime if found is None else found[1]
 
     def check(self, name: str) -> str:
-        """
-        Return the name of a runtime if it is valid.
-
-        Raises:
-            ValueError: There is no such runtime; lists the valid ones.
-        """
+        """Return the name of a runtime if it is valid."""
         if not isinstance(name, str) or name not in self.names:
             raise ValueError(self.unknown(name))
         return name
@@ -159,17 +133,12 @@ class Runtimes:
             f"valid: {', '.join(self.names)}\n  {self._hint}"
         )
 
-    def opened(self, runner: Closable) -> None:
+    def opened(self, runner: Engine) -> None:
         """Register a runner to be closed at the end of the session."""
         self._opened.add(runner)
 
     def close(self) -> None:
-        """
-        Close all open sessions of a user's own runtimes, and end the targets.
-
-        Raises:
-            RuntimeError: One could not be closed.
-        """
+        """Close all open sessions of a user's own runtimes, and end the targets."""
         errors = []
         for target in self.targets.values():
             target.close()

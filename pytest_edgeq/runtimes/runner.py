@@ -1,8 +1,4 @@
-"""
-Run a `.tflite` file: one engine for a file, a runtime and a signature.
-
-`Runtime` and `RuntimeSession` are the protocols of a user's own runtime.
-"""
+"""Run a `.tflite` file: one engine for a file, a runtime and a signature."""
 
 from __future__ import annotations
 
@@ -21,41 +17,21 @@ from pytest_edgeq.errors import CopyError, CrashedError, UnreadableError, Unrunn
 from pytest_edgeq.runtimes.engines import Arrays, CompiledEngine, Engine, InterpreterEngine, Source
 from pytest_edgeq.runtimes.opening import Opening
 from pytest_edgeq.runtimes.refusals import refusal
-from pytest_edgeq.runtimes.registry import BUILT_IN, Runtimes
+from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.unsafe import unsafe_ops
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.mapped import MappedFile
-from pytest_edgeq.tflite.modules import ModulePaths
 from pytest_edgeq.tflite.op_dtypes import entry_of
-from pytest_edgeq.tflite.runtimes import Runtime, RuntimeSession
+from pytest_edgeq.tflite.runtimes import Runtime
 from pytest_edgeq.tflite.subgraph import Op, Signature, SignatureTensor
-
-__all__ = [
-    "BUILT_IN",
-    "KEEPING",
-    "Copied",
-    "Runner",
-    "Runtime",
-    "RuntimeSession",
-    "Runtimes",
-    "open_here",
-    "source_of",
-]
-
 
 # Kernels without a delegate, which would keep intermediate tensors in its own memory.
 KEEPING = ("builtin", "reference")
 
 
 def open_here(opening: Opening) -> Engine:
-    """
-    Open a file in this process, or on its target.
-
-    Raises:
-        RuntimeError, ValueError: The kernels cannot allocate the file.
-        ModuleNotFoundError: The runtime needs a package that is not installed.
-    """
+    """Open a file in this process, or on its target."""
     source, signature = opening.source, opening.signature
     if opening.target is not None:
         return opening.target.open(opening)
@@ -68,74 +44,20 @@ def open_here(opening: Opening) -> Engine:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Copied:
-    """
-    The origin of a file that was written from the user's.
+    """The origin of a file that was written from the user's."""
 
-    Attributes:
-        what: Name of the file in texts.
-        ops: By subgraph and index of its ops, their names in the user's file.
-    """
-
-    what: str
+    what: str  # name of the file in texts
+    # by subgraph and index of its ops, their names in the user's file
     ops: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
 
 class Runner:
-    """
-    One file on one runtime, opened once and used for every sample.
+    """One file on one runtime, opened once and used for every sample."""
 
-    Args:
-        source: Path or content of the file.
-        graph: Its graph.
-        signature: The entry point to run.
-        runtime: Its name.
-        threads: Threads of an interpreter.
-        modules: To name the op that refuses.
-        runtimes: The runtimes of the session.
-        keep: Whether to keep every intermediate tensor, for `tensor`.
-        foreign: Whether the file was made elsewhere.
-        copied: The origin of a file that is not the user's own; refusals are a `CopyError` then.
-
-    Raises:
-        ValueError: Unknown runtime, or one that keeps no intermediate tensors.
-        RuntimeError: The kernels cannot allocate the file; names the op and the cause.
-        ModuleNotFoundError: The runtime needs a package that is not installed.
-    """
-
-    def __init__(
-        self,
-        source: Source,
-        graph: OpGraph,
-        signature: Signature,
-        runtime: str,
-        threads: int = 1,
-        modules: ModulePaths | None = None,
-        runtimes: Runtimes = BUILT_IN,
-        *,
-        keep: bool = False,
-        foreign: bool = False,
-        copied: Copied | None = None,
-    ) -> None:
-        self._graph = graph
-        self._copied = copied
-        self._runtime = runtimes.check(runtime)
-        kernels = runtimes.kernels_of(runtime)
-        self._modules = modules
-        self._runtimes = runtimes
-        self._opening = Opening(
-            source,
-            graph,
-            signature,
-            runtime,
-            threads,
-            runtimes.own.get(runtime),
-            runtimes.target_of(runtime),
-            kernels,
-            modules,
-            keep=keep,
-            foreign=foreign,
-        )
-        if keep and kernels not in KEEPING:
+    def __init__(self, opening: Opening, runtimes: Runtimes, copied: Copied | None = None) -> None:
+        self._opening, self._runtimes, self._copied = opening, runtimes, copied
+        runtime, kernels = opening.runtime, opening.kernels
+        if opening.keep and kernels not in KEEPING:
             keeping = [name for name in runtimes.names if runtimes.kernels_of(name) in KEEPING]
             raise ValueError(
                 f"the {runtime} runtime keeps no intermediate tensors; these do: "
@@ -143,28 +65,17 @@ class Runner:
             )
         self._file = "the .tflite file" if copied is None else copied.what
         try:
-            for op, cause in () if runtime in runtimes.own else unsafe_ops(graph, kernels):
+            for op, cause in () if runtime in runtimes.own else unsafe_ops(opening.graph, kernels):
                 text = f"cannot load {self._file}: {self._where(op)}\ncause: {cause}"
                 raise UnrunnableError(kernels, text)
-            self._engine = self._open(self._opening)
+            self._engine = self._open(opening)
         except (RuntimeError, ValueError, MemoryError) as error:
             raise self._refusal("load", error, {}) from error.__cause__
-        if self._opening.own is not None:
+        if opening.own is not None:
             runtimes.opened(self._engine)
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-        """
-        Run one sample.
-
-        Args:
-            inputs: Arrays of the file's own dtypes by the signature's input names.
-
-        Returns:
-            The outputs as stored, in the model's own order.
-
-        Raises:
-            RuntimeError: The kernels fail; names the op and the cause.
-        """
+        """Run one sample."""
         try:
             return self._engine.run(inputs)
         except (RuntimeError, ValueError, KeyError, MemoryError) as error:
@@ -172,13 +83,8 @@ class Runner:
             raise self._refusal("run", error, inputs) from error.__cause__
 
     def tensor(self, index: int) -> npt.NDArray[Any]:
-        """
-        Return a tensor of the subgraph after the last run, if tensors are kept.
-
-        Raises:
-            UnreadableError: It is a handle, whose memory interpreters read as numbers.
-        """
-        subgraph = self._graph.subgraphs[self._opening.signature.subgraph]
+        """Return a tensor after the last run, if tensors are kept, or raise an UnreadableError."""
+        subgraph = self._opening.graph.subgraphs[self._opening.signature.subgraph]
         tensor = subgraph.tensors[index]
         if tensor.dtype in ("resource", "variant"):
             raise UnreadableError(f"tensor {tensor.name!r} is {tensor.dtype}: it is not read")
@@ -216,15 +122,16 @@ class Runner:
         message = str(error)
         what = f"{what} {self._file}"
         if isinstance(error, _OwnError):
-            return UnrunnableError(self._runtime, f"cannot {what}{message}")
-        if self._runtime == "compiled":
+            return UnrunnableError(self._opening.runtime, f"cannot {what}{message}")
+        if self._opening.runtime == "compiled":
             message = self._interpreter_error(inputs) or message
-        return refusal(what, message, self._graph, self._runtime, self._where, self._load)
+        graph, runtime = self._opening.graph, self._opening.runtime
+        return refusal(what, message, graph, runtime, self._where, self._load)
 
     def _where(self, op: Op) -> str:
         if self._copied is not None:
             return self._copied.ops.get((op.subgraph, op.index), op.name)
-        return entry_of(self._graph, op, self._modules).where
+        return entry_of(self._opening.graph, op, self._opening.modules).where
 
     def _load(self, content: bytes, kernels: str) -> Engine:
         build = self._runtimes.builder(foreign=self._opening.foreign)
@@ -234,7 +141,7 @@ class Runner:
             source=content,
             graph=graph,
             signature=graph.signatures[0],
-            runtime=kernels if self._opening.target is None else self._runtime,
+            runtime=kernels if self._opening.target is None else self._opening.runtime,
             kernels=kernels,
             threads=1,
             keep=False,
@@ -242,12 +149,7 @@ class Runner:
         return self._open(opening)
 
     def _interpreter_error(self, inputs: Mapping[str, npt.NDArray[Any]]) -> str:
-        """
-        Return the error of the interpreter with the same kernels.
-
-        CompiledModel reports only "Failed to allocate tensors"; op and cause are written to stderr
-        (ai-edge-litert 2.3.0).
-        """
+        """Return the interpreter's error: CompiledModel's names neither op nor cause (2.3.0)."""
         try:
             engine = self._open(replace(self._opening, runtime="xnnpack", kernels="xnnpack"))
             if inputs:

@@ -19,6 +19,7 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.litert.digest import UnhashableError, digest_of
 from pytest_edgeq.quantize.cache import environment
+from pytest_edgeq.runtimes import process_state
 
 ROOT = Path(__file__).parent.parent.parent
 MKLDNN: Any = torch.backends.mkldnn
@@ -85,30 +86,29 @@ def test_what_others_register_with_a_library_makes_the_key_unknown(
 @pytest.mark.parametrize(
     "name",
     [
-        "ENABLE_GROUP_NORM_COMPOSITE",
-        "LAYOUT_OPTIMIZE_PARTITIONER",
-        "RESOURCE_CONSTANT_NUMEL_THRESHOLD",
-        "JAX_ENABLE_X64",
-        "XLA_FLAGS",
-        "TF_XLA_FLAGS",
+        *("ENABLE_GROUP_NORM_COMPOSITE", "LAYOUT_OPTIMIZE_PARTITIONER", "JAX_ENABLE_X64"),
+        *("RESOURCE_CONSTANT_NUMEL_THRESHOLD", "XLA_FLAGS", "TF_XLA_FLAGS", "TORCH_SOMETHING"),
         "NPY_DISABLE_CPU_FEATURES",
     ],
 )
 def test_variables_of_the_converter_count(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """And those of the libraries below it."""
+    """And those of the libraries below it; Terraform's begin as TensorFlow's do."""
     key = _key()
+    for other in ("TF_VAR_run", "TF_CPP_MIN_LOG_LEVEL", "LITERT_TORCH_SHOW_PROGRESS"):
+        monkeypatch.setenv(other, "1")
+        assert _key() == key
     monkeypatch.setenv(name, "y")
     assert _key() != key
 
 
-@pytest.mark.parametrize("name", ["TF_VAR_run", "TF_CPP_MIN_LOG_LEVEL"])
-def test_variables_of_other_programs_do_not_count(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """Terraform's begin as TensorFlow's do."""
-    key = _key()
-    monkeypatch.setenv(name, "1")
-    assert _key() == key
+def test_every_library_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version of one of them."""
+    before, key = environment.libraries(), _key()
+    assert {"torch", "torchao", "litert-torch", "litert-converter", "ai-edge-litert"} <= set(before)
+    assert {"ai-edge-quantizer", "numpy", "jax", "python", "pytest-edgeq"} <= set(before)
+    for name in before:
+        monkeypatch.setattr(environment, "libraries", lambda n=name: before | {n: "another"})
+        assert _key() != key, name
 
 
 def test_every_setting_of_the_converter_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +128,7 @@ def test_every_setting_of_the_converter_counts(monkeypatch: pytest.MonkeyPatch) 
 def test_the_libraries_leave_the_settings_as_they_are() -> None:
     """Some set variables when they are imported, which the next process does not have yet."""
     script = """
+import sys
 from fixtures.models import ConvBnRelu, samples, seeded
 from pytest_edgeq import Edgeq
 from pytest_edgeq.quantize.cache import environment
@@ -137,7 +138,9 @@ for flow in ("pt2e_static_int8", "recipe_static_wi8_ai8", None):
     Edgeq().quantize(
         seeded(ConvBnRelu), ConvBnRelu.sample_inputs(), quantizer=flow, calibration=data
     )
-import litert_torch, tensorflow
+assert "litert_torch" in sys.modules
+assert "tensorflow" not in sys.modules  # it may be installed beside a cache filled without it
+import tensorflow
 assert (environment.libraries(), environment.settings()) == before
 """
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=100)
@@ -151,6 +154,9 @@ def restored() -> Iterator[None]:
     setattr(torch.backends, "fp32_precision", "none")  # noqa: B010  which mypy does not know
     for kind in ("matmul", "conv", "rnn"):
         getattr(MKLDNN, kind).fp32_precision = "none"
+    torch.set_float32_matmul_precision("highest")
+    torch.use_deterministic_algorithms(mode=False)
+    MKLDNN.enabled = True
 
 
 @pytest.mark.usefixtures("restored")
@@ -162,8 +168,11 @@ def restored() -> Iterator[None]:
         lambda: setattr(MKLDNN.matmul, "fp32_precision", "bf16"),
         lambda: setattr(MKLDNN.conv, "fp32_precision", "bf16"),
         lambda: setattr(MKLDNN.rnn, "fp32_precision", "bf16"),
+        lambda: torch.set_float32_matmul_precision("medium"),
+        lambda: torch.use_deterministic_algorithms(mode=True),
+        lambda: setattr(MKLDNN, "enabled", False),
     ],
-    ids=["denormals", "all", "matmul", "conv", "rnn"],
+    ids=["denormals", "all", "matmul", "conv", "rnn", "medium", "deterministic", "mkldnn"],
 )
 def test_settings_of_arithmetic_count(change: Callable[[], Any]) -> None:
     """None of them raises, though torch's older functions do beside the newer ones."""
@@ -179,15 +188,15 @@ def test_the_model_of_cpu_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for number, values in enumerate([(0, "A", ""), (1, "A", ""), (0, "B", ""), (0, "A", "amx")]):
         file = tmp_path / str(number)
         file.write_text(told.format(*values))
-        monkeypatch.setattr(environment, "_CPU_INFO", file)
-        environment._cpu_model.cache_clear()
+        monkeypatch.setattr(process_state, "CPU_INFO", file)
+        process_state.cpu_model.cache_clear()
         made.append(_key())
-    environment._cpu_model.cache_clear()
+    process_state.cpu_model.cache_clear()
     assert made[0] == made[1]
     assert len(set(made)) == 3
 
 
-@pytest.mark.parametrize("name", ["litert_torch", "torchao", "absl"])
+@pytest.mark.parametrize("name", ["litert_torch", "absl"])
 def test_a_library_from_elsewhere_makes_the_key_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -82,14 +82,9 @@ def _refuse_flock(monkeypatch: pytest.MonkeyPatch, operation: int, code: int) ->
     monkeypatch.setattr(fcntl, "flock", refuse)
 
 
-@pytest.mark.parametrize("action", ["error", "always"])
-@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
+@pytest.mark.parametrize(("code", "action"), [(errno.ENOSYS, "error"), (errno.ENOLCK, "always")])
 def test_a_file_system_without_locks_costs_a_warning(
-    store: Store,
-    said: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    code: int,
-    action: Any,
+    store: Store, said: list[str], monkeypatch: pytest.MonkeyPatch, code: int, action: Any
 ) -> None:
     """The warning is reported by the cache, and no soft lock file is left behind."""
     _refuse_flock(monkeypatch, fcntl.LOCK_EX, code)

@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
 import time
 from pathlib import Path
@@ -38,31 +37,20 @@ def test_what_was_written_is_read(store: Store, said: list[str]) -> None:
     assert not said
 
 
-def test_every_changed_byte_is_seen(store: Store, said: list[str]) -> None:
-    """In the header as in the parts."""
+def test_every_changed_byte_and_length_is_seen(store: Store, said: list[str]) -> None:
+    """In the header as in the parts; cut off anywhere, or longer."""
     store.write("convert", KEY, {"tflite": b"content"})
     path = _entry(store)
     whole = path.read_bytes()
-    for place in range(len(whole)):
-        for changed in (whole[place] ^ 1, whole[place] ^ 0x80):
-            path.write_bytes(whole[:place] + bytes([changed]) + whole[place + 1 :])
-            assert store.read("convert", KEY) is None, place
-    assert said
-    assert all("damaged" in text and "runs again" in text for text in said)
-
-
-def test_every_length_but_its_own_is_seen(store: Store, said: list[str]) -> None:
-    """Cut off anywhere, or longer."""
-    store.write("convert", KEY, {"tflite": b"content"})
-    path = _entry(store)
-    whole = path.read_bytes()
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
-        assert store.read("convert", KEY) is None, length
-    path.write_bytes(whole + b"x")
-    assert store.read("convert", KEY) is None
+    damaged = [whole[:length] for length in range(len(whole))]
+    for place, byte in enumerate(whole):
+        damaged.append(whole[:place] + bytes([byte ^ 0x81]) + whole[place + 1 :])
+    for content in (*damaged, whole + b"x"):
+        path.write_bytes(content)
+        assert store.read("convert", KEY) is None, content
     path.write_bytes(whole)
     assert store.read("convert", KEY) == {"tflite": b"content"}
+    assert all("damaged" in text and "runs again" in text for text in said)
 
 
 def test_an_entry_under_another_name_is_foreign(store: Store, said: list[str]) -> None:
@@ -74,9 +62,7 @@ def test_an_entry_under_another_name_is_foreign(store: Store, said: list[str]) -
     assert "it is the entry convert/bbb" in said[0]
 
 
-@pytest.mark.parametrize(
-    "kind", ["a folder", "a link to nothing", "a link to itself", "a pipe", "a device"]
-)
+@pytest.mark.parametrize("kind", ["a folder", "a link to nothing", "a pipe", "a device"])
 def test_what_is_no_file_is_a_miss(store: Store, said: list[str], kind: str) -> None:
     """And the result of the step takes its place, or is not kept where a folder is."""
     store.write("convert", "b" * 64, PARTS)
@@ -86,7 +72,7 @@ def test_what_is_no_file_is_a_miss(store: Store, said: list[str], kind: str) -> 
     elif kind == "a pipe":
         os.mkfifo(path)
     else:
-        path.symlink_to({"a link to itself": str(path), "a device": os.devnull}.get(kind, "gone"))
+        path.symlink_to(os.devnull if kind == "a device" else "gone")
 
     assert size_of(store.directory)[0] == 1
     assert store.read("convert", KEY) is None
@@ -104,15 +90,12 @@ def _with_header(header: bytes, content: bytes = b"") -> bytes:
     "told",
     [
         [],
-        {},
-        [f"convert/{KEY}"],
         [f"convert/{KEY}", 1],
-        [f"convert/{KEY}", ["x"]],
         [f"convert/{KEY}", [["x", "y"]]],
         [f"convert/{KEY}", [["x", -1]]],
+        [f"convert/{KEY}", [["x", 1 << 40]]],
         [f"convert/{KEY}", [["x", float("inf")]]],
         ["convert/other", []],
-        "{",
         "\udcff",
         "[" * 50_000,
     ],
@@ -128,45 +111,25 @@ def test_a_header_of_another_program_is_damage(store: Store, said: list[str], to
     assert "is damaged" in said[0]
 
 
-@pytest.mark.parametrize("promised", ["nothing", "a part"])
-def test_a_file_larger_than_memory_is_a_miss(store: Store, said: list[str], promised: str) -> None:
-    """4 TiB of nothing, whatever its first line says of it."""
-    size = 4 << 40
-    store.write("convert", KEY, PARTS)
-    header = json.dumps([f"convert/{KEY}", [["x", size]]]).encode()
-    _entry(store).write_bytes(b"" if promised == "nothing" else _with_header(header))
-    os.truncate(_entry(store), _entry(store).stat().st_size + size)
-
-    assert store.read("convert", KEY) is None
-    assert len(said) == 1
-    assert "is damaged" in said[0]
-
-
-@pytest.mark.parametrize("size", [1, 1 << 40])
-def test_lengths_are_compared_before_parts_are_read(
-    store: Store, said: list[str], size: int
-) -> None:
-    """A file that is smaller or larger than its header says."""
-    header = json.dumps([f"convert/{KEY}", [["x", size]]]).encode()
-    store.write("convert", KEY, PARTS)
-    _entry(store).write_bytes(_with_header(header, bytes(1000)))
-
-    assert store.read("convert", KEY) is None
-    assert re.search(r"expected \d+ bytes, got \d+", said[0])
-
-
-def test_an_entry_that_memory_cannot_hold_is_a_miss(
+def test_a_file_larger_than_memory_is_a_miss(
     store: Store, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The step runs, though the entry may be sound."""
+    """4 TiB of nothing, whatever its first line says of it; and a sound entry without memory."""
+    store.write("convert", KEY, PARTS)
+    whole, size = _entry(store).read_bytes(), 4 << 40
+    header = json.dumps([f"convert/{KEY}", [["x", size]]]).encode()
+    _entry(store).write_bytes(_with_header(header))
+    os.truncate(_entry(store), _entry(store).stat().st_size + size)
+    assert store.read("convert", KEY) is None
+    assert ["is damaged" in text for text in said] == [True]
 
     def refuse(*_: Any) -> None:
         raise MemoryError
 
-    store.write("convert", KEY, PARTS)
+    _entry(store).write_bytes(whole)
     monkeypatch.setattr(directory, "_unpack", refuse)
     assert store.read("convert", KEY) is None
-    assert "does not fit into memory" in said[0]
+    assert "does not fit into memory" in said[1]
 
 
 def test_a_path_that_no_system_takes_costs_a_warning(tmp_path: Path, said: list[str]) -> None:
@@ -226,33 +189,11 @@ def test_the_least_recently_used_entries_go(tmp_path: Path, said: list[str]) -> 
     assert size_of(tmp_path)[1] <= 3 * (size + 250)
 
 
-def test_what_others_write_is_counted(tmp_path: Path, said: list[str]) -> None:
-    """Each of two writers counts the directory."""
-    one, other = (Store(tmp_path, said.append, limit=160_000) for _ in range(2))
-    for number in range(40):
-        one.write("convert", f"one{number}", {"x": bytes(5_000)})
-        other.write("convert", f"other{number}", {"x": bytes(5_000)})
-        assert size_of(tmp_path)[1] <= 160_000
-    assert size_of(tmp_path)[1] > 100_000
-    assert said == []
-
-
 def _written_until_full(store: Store, limit: int) -> None:
     """Write entries of a kilobyte; the directory is never larger than its limit."""
     for number in range(8):
         store.write("convert", f"new{number}", {"x": bytes(1000)})
         assert size_of(store.directory)[1] <= limit
-
-
-def test_a_clock_that_was_wrong_protects_no_entry(tmp_path: Path, said: list[str]) -> None:
-    """Entries dated over an hour ahead are evicted first; smaller clock differences are ignored."""
-    store = Store(tmp_path, said.append, limit=4000)
-    for name, seconds in (("far", 10**9), ("near", 600)):
-        store.write("convert", name, {"x": bytes(1000)})
-        os.utime(tmp_path / "convert" / f"{name}.entry", (time.time() + seconds,) * 2)
-    _written_until_full(store, 4000)
-
-    assert store.keys("convert", "") == ["near", "new6", "new7"]
 
 
 def test_an_entry_that_cannot_be_deleted_stops_nothing(
@@ -321,15 +262,10 @@ def test_files_of_others_are_left_alone(tmp_path: Path, said: list[str]) -> None
 def test_the_directory_may_be_deleted_at_any_time(store: Store, said: list[str]) -> None:
     """Also while a lock is held."""
     store.write("convert", KEY, PARTS)
+    assert "*" in (store.directory / ".gitignore").read_text().splitlines()
     with store.lock("convert", KEY):
         shutil.rmtree(store.directory)
         assert store.read("convert", KEY) is None
         store.write("convert", KEY, PARTS)
     assert store.read("convert", KEY) == PARTS
     assert not said
-
-
-def test_version_control_does_not_see_it(store: Store) -> None:
-    """A directory beside the tests is not committed by accident."""
-    store.write("convert", KEY, PARTS)
-    assert "*" in (store.directory / ".gitignore").read_text().splitlines()

@@ -41,6 +41,13 @@ def given() -> list[Any]:
     return [*made, made[3], next(iter(samples(ResidualNet, 1)))]
 
 
+def forget() -> None:
+    """Close what chunks have opened in this process."""
+    for kept in (worker._JOBS, worker._MODELS):
+        while kept._known:
+            kept._known.popitem()[1].close()
+
+
 @pytest.fixture
 def threads() -> Iterator[Callable[[int], Executor]]:
     """Make executors of threads, whose open models are closed afterwards."""
@@ -53,7 +60,7 @@ def threads() -> Iterator[Callable[[int], Executor]]:
     yield make
     for each in made:
         each.shutdown()
-    worker.forget()
+    forget()
 
 
 class AtOnce(Executor):

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
+from torchmetrics.classification import MulticlassAUROC
 
 from pytest_edgeq import Edgeq, QuantizedModel, assert_accuracy_drop
 from pytest_edgeq.check.assertions.scoring import metric
-from pytest_edgeq.compare.executors import chunks, worker
+from pytest_edgeq.compare.executors import stream
 from pytest_edgeq.compare.failed_samples import attached_samples
-from tests.executors.conftest import AtOnce
+from tests.executors.conftest import AtOnce, forget
 
 Threads = Callable[[int], Executor]
 
@@ -40,7 +40,6 @@ def _squared(outputs: Any, label: Any) -> Any:
 METRICS: dict[str, Any] = {
     "right or wrong": lambda outputs, label: outputs.argmax(-1) == label,
     "numbers": _squared,
-    "sums": MulticlassAccuracy(10, average="micro"),
     "lists": MulticlassAUROC(10, thresholds=None),
 }
 
@@ -67,8 +66,7 @@ def test_scores_do_not_depend_on_workers(
     monkeypatch.setattr(metric, "METRIC_RESAMPLES", 50)
     monkeypatch.setattr(metric, "LIST_RESAMPLES", 10)
     alone = _text(quantized, pairs, METRICS[name], None)
-    assert _text(quantized, iter(pairs), METRICS[name], threads(2)) == alone
-    monkeypatch.setattr(chunks, "_SECONDS", 0.0)
+    monkeypatch.setattr(stream, "_SECONDS", 0.0)
     assert _text(quantized, iter(pairs), METRICS[name], threads(5)) == alone
 
 
@@ -84,10 +82,10 @@ def test_pairs_are_read_where_they_are_used(
         assert_accuracy_drop(quantized, wrong, right, 0.5, executor=threads(2))
 
 
-def test_a_metric_that_cannot_travel_is_refused(
+def test_a_metric_or_label_that_cannot_travel_is_refused(
     quantized: QuantizedModel, pairs: list[Any], tmp_path: Path
 ) -> None:
-    """Before anything runs."""
+    """Before anything runs; a label with the index of its sample."""
     executor = AtOnce(1)
     (tmp_path / "classes").write_text("0")
     with (
@@ -98,6 +96,10 @@ def test_a_metric_that_cannot_travel_is_refused(
             quantized, pairs, lambda outputs, label: bool(file), 0.5, executor=executor
         )
     assert not executor.count
+    labelled = [*pairs[:2], (pairs[2][0], (each for each in [1]))]
+    with pytest.raises(TypeError, match=r"sample 2, or its label, cannot travel to a worker: "):
+        assert_accuracy_drop(quantized, labelled, lambda *_: True, 0.5, executor=AtOnce(2))
+    forget()
 
 
 def test_the_executor_of_the_session_serves_its_models(
@@ -147,15 +149,7 @@ def test_labels_of_a_test_module_travel(
 
     alone = _text(quantized, labelled, metric, None)
     assert _text(quantized, labelled, metric, _Elsewhere(2)) == alone
-    worker.forget()
-
-
-def test_a_label_that_cannot_travel_is_told(quantized: QuantizedModel, pairs: list[Any]) -> None:
-    """With the index of its sample."""
-    labelled = [*pairs[:2], (pairs[2][0], (each for each in [1]))]
-    with pytest.raises(TypeError, match=r"sample 2, or its label, cannot travel to a worker: "):
-        assert_accuracy_drop(quantized, labelled, lambda *_: True, 0.5, executor=AtOnce(2))
-    worker.forget()
+    forget()
 
 
 class _OwnError(Exception):
@@ -194,4 +188,4 @@ def test_what_the_users_code_raises_is_raised_here(
             (note,) = error.value.__notes__
             assert note.startswith("raised on a worker, of sample 7:\n")
             assert "in metric" in note
-    worker.forget()
+    forget()

@@ -17,11 +17,11 @@ from torch import nn
 from fixtures.models import ResidualNet, seeded
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel
 from pytest_edgeq.compare.comparer import compare
-from pytest_edgeq.compare.executors import chunks, worker
+from pytest_edgeq.compare.executors import stream
 from pytest_edgeq.compare.executors.engines import SampleExecutor
 from pytest_edgeq.progress import Progress, Step
 from pytest_edgeq.report.journal import Journal
-from tests.executors.conftest import AtOnce, Near, figures
+from tests.executors.conftest import AtOnce, Near, figures, forget
 
 Threads = Callable[[int], Executor]
 
@@ -31,11 +31,13 @@ def _with_points(model: QuantizedModel, inputs: Any, executor: Executor | None) 
     return session.compare(model, inputs, executor=executor)
 
 
-@pytest.mark.parametrize("flow", ["quantized", "recipe"])
-@pytest.mark.parametrize("seconds", [0.0, 0.02])
+@pytest.mark.parametrize(
+    ("flow", "seconds", "workers"), [("quantized", 0.0, 5), ("recipe", 0.02, 2)]
+)
 def test_figures_do_not_depend_on_workers_or_chunks(
     flow: str,
     seconds: float,
+    workers: int,
     given: list[Any],
     threads: Threads,
     request: pytest.FixtureRequest,
@@ -44,9 +46,8 @@ def test_figures_do_not_depend_on_workers_or_chunks(
     """All fields of a comparison: chunks of one sample and of several."""
     model = request.getfixturevalue(flow)
     alone = Near(figures(_with_points(model, given, None)))
-    monkeypatch.setattr(chunks, "_SECONDS", seconds)
-    for workers in (1, 2, 5):
-        assert figures(_with_points(model, iter(given), threads(workers))) == alone
+    monkeypatch.setattr(stream, "_SECONDS", seconds)
+    assert figures(_with_points(model, iter(given), threads(workers))) == alone
 
 
 class _Shuffled(ThreadPoolExecutor):
@@ -67,7 +68,7 @@ def test_figures_do_not_depend_on_the_order_of_arrival(
     alone = Near(figures(_with_points(quantized, given, None)))
     with _Shuffled(4) as executor:
         assert figures(_with_points(quantized, given, executor)) == alone
-    worker.forget()
+    forget()
 
 
 def test_the_first_sample_that_fails_is_told(
@@ -81,14 +82,10 @@ def test_the_first_sample_that_fails_is_told(
         with pytest.raises(ValueError, match="evaluation sample 5") as elsewhere:
             Edgeq().compare(quantized, inputs, executor=threads(2))
         assert str(elsewhere.value) == str(alone.value)
-
-
-def test_no_sample_is_an_error(quantized: QuantizedModel, threads: Threads) -> None:
-    """As in this process."""
-    empty: list[Any] = [[], Edgeq.samples(lambda indices: indices, 0)]
-    for inputs in empty:
+    nothing: list[Any] = [[], Edgeq.samples(lambda indices: indices, 0)]
+    for empty in nothing:
         with pytest.raises(ValueError, match="there is no sample"):
-            Edgeq().compare(quantized, inputs, executor=threads(1))
+            Edgeq().compare(quantized, empty, executor=threads(1))
 
 
 def test_samples_are_read_where_they_are_used(
@@ -119,16 +116,11 @@ def test_samples_are_read_where_they_are_used(
     )
 
 
-@pytest.mark.parametrize(("n", "given_n"), [(3, 2), (3, 4)])
-def test_a_factory_gives_one_sample_for_each_index(n: int, given_n: int) -> None:
-    """Fewer and more are errors."""
-    source = Edgeq.samples(lambda indices: [0] * given_n, n)
-    with pytest.raises(ValueError, match=r"expected 3 samples of the factory for range\(0, 3\)"):
-        list(source)
-
-
 def test_what_makes_no_source_is_refused() -> None:
-    """A list in place of a factory, and numbers that are none."""
+    """Fewer samples or more than indices, a list in place of a factory, numbers that are none."""
+    for count in (2, 4):
+        with pytest.raises(ValueError, match=r"expected 3 samples of the factory for range\(0, 3"):
+            list(Edgeq.samples(lambda indices, count=count: [0] * count, 3))  # type: ignore[misc]
     with pytest.raises(TypeError, match="expected a factory"):
         Edgeq.samples([1, 2], 2)  # type: ignore[arg-type] # wrong on purpose
     with pytest.raises(TypeError, match="number of samples"):
@@ -179,7 +171,7 @@ def test_chunks_in_flight_are_bounded_and_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two a worker; the samples are read no further ahead."""
-    monkeypatch.setattr(chunks, "_SECONDS", 0.0)
+    monkeypatch.setattr(stream, "_SECONDS", 0.0)
     progress, ahead = _Watching(), list[int]()
 
     def generator() -> Iterator[Any]:
@@ -194,23 +186,9 @@ def test_chunks_in_flight_are_bounded_and_told(
     assert max(ahead) == 2 * 3
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-def test_a_chunk_takes_half_a_second(workers: int) -> None:
+def test_a_chunk_takes_half_a_second() -> None:
     """Of unknown cost one sample; towards the end a share of what is left."""
-    size = chunks.chunk_size
-    assert size(None, None, workers) == 1
-    assert size(0.05, None, workers) == 10
-    assert size(3.0, None, workers) == 1
-    assert size(0.0, None, workers) == size(1e-9, 10**9, workers) == 512
-    assert size(0.05, 8, workers) == -(-8 // (2 * workers))
-    assert size(0.05, 1, workers) == 1
-
-
-def test_machines_are_named(quantized: QuantizedModel, given: list[Any], threads: Threads) -> None:
-    """One line for each kind."""
-    alone, elsewhere = (
-        Edgeq().compare(quantized, given, executor=executor) for executor in (None, threads(1))
-    )
-    assert alone.machines == ()
-    (machine,) = elsewhere.machines
-    assert torch.backends.cpu.get_cpu_capability() in machine
+    size = stream.chunk_size
+    assert [size(seconds, None, 4) for seconds in (None, 0.05, 3.0, 0.0)] == [1, 10, 1, 512]
+    assert [size(0.05, left, 4) for left in (8, 1)] == [1, 1]
+    assert size(0.05, 8, 1) == 4

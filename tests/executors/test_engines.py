@@ -69,7 +69,7 @@ def _cluster(workers: int) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]
 @pytest.fixture(scope="module")
 def many() -> list[Any]:
     """Samples enough to kill a worker between them."""
-    return list(samples(ResidualNet, 240, seed=2))
+    return list(samples(ResidualNet, 120, seed=2))
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_dask_with_a_worker_that_is_killed_in_mid_run(
 
         def generator() -> Iterator[Any]:
             for index, sample in enumerate(many):
-                if index == 100:
+                if index == 50:
                     workers[0].kill()
                 yield sample
 
@@ -128,7 +128,7 @@ def test_a_loky_executor_with_a_worker_killed_in_mid_run(
     executor = get_reusable_executor(max_workers=2)
     assert figures(Edgeq().compare(quantized, many, executor=executor)) == alone
     pid = executor.submit(os.getpid).result(SECONDS)
-    found = Edgeq().compare(quantized, _killing(many, 100, pid), executor=executor)
+    found = Edgeq().compare(quantized, _killing(many, 50, pid), executor=executor)
     assert figures(found) == alone
     get_reusable_executor(max_workers=2).shutdown(kill_workers=True)
 
@@ -163,7 +163,7 @@ def test_processes_with_a_worker_killed_in_mid_run(
     assert figures(Edgeq().compare(quantized, many, executor=pool)) == alone
     before = _children()
     assert len(before) == 2
-    found = Edgeq().compare(quantized, _killing(many, 100, before[0]), executor=pool)
+    found = Edgeq().compare(quantized, _killing(many, 50, before[0]), executor=pool)
     assert figures(found) == alone
 
 

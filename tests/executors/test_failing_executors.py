@@ -16,9 +16,9 @@ import pytest
 
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.compare.comparer import compare
-from pytest_edgeq.compare.executors import engines, worker
+from pytest_edgeq.compare.executors import engines
 from pytest_edgeq.compare.executors.local_pool import LocalPool, WorkerDiedError
-from tests.executors.conftest import AtOnce, Near, figures
+from tests.executors.conftest import AtOnce, Near, figures, forget
 
 Threads = Callable[[int], Executor]
 
@@ -132,7 +132,7 @@ def test_a_chunk_whose_worker_died_is_sent_once_more(
     assert figures(Edgeq().compare(quantized, given, executor=some)) == alone
     with pytest.raises(RuntimeError, match=r"sample 0: .* each worker that ran them died"):
         Edgeq().compare(quantized, given, executor=_Dying([died() for _ in range(9)]))
-    worker.forget()
+    forget()
 
 
 class _Cluster:

@@ -73,18 +73,18 @@ def fails(kind: str) -> object:
     return threading.Lock()
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_no_task_is_lost_with_processes_that_are_killed(pool: LocalPool, seed: int) -> None:
+def test_no_task_is_lost_with_processes_that_are_killed(pool: LocalPool) -> None:
     """
     At random moments, many of them in the middle of a message of more than a pipe holds.
 
     A pool whose processes share queues and locks waits for ever behind some of them.
     """
+    seed = random.randrange(1000)
     print(f"seed {seed}")  # shown where it fails
     chance, kills, died = random.Random(seed), list[int](), list[int]()
     pool.submit(os.getpid).result(60)
     for number in rounds():
-        if len(died) >= 10:
+        if len(died) >= 4:
             break
         sent = [pool.submit(answered, each, bytes(200_000), 400_000) for each in range(8)]
         # While tasks run that come later: a moment of this work, however busy the machine is.
@@ -165,41 +165,30 @@ def test_what_a_task_raises(pool: LocalPool) -> None:
     assert pool.submit(len, "four").result(60) == 4
 
 
+CLIENT = """
+import time
+from pytest_edgeq.compare.executors.local_pool import LocalPool
+if __name__ == '__main__':
+    pool = LocalPool(2)
+    pool.submit(time.sleep, 0).result(), pool.submit(time.sleep, 600)
+    print('ready', flush=True)
+"""
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
 def test_processes_end_with_a_client_that_is_killed(tmp_path: Path) -> None:
-    """No orphan is left."""
+    """No orphan is left; a client that ends by itself waits for none."""
     script = tmp_path / "client.py"
-    script.write_text(
-        "import os, time\n"
-        "from pytest_edgeq.compare.executors.local_pool import LocalPool\n"
-        "if __name__ == '__main__':\n"
-        "    pool = LocalPool(2)\n"
-        "    first, second = pool.submit(time.sleep, 0.5), pool.submit(time.sleep, 0.5)\n"
-        "    first.result(), second.result(), pool.submit(time.sleep, 60)\n"
-        "    print('ready', flush=True)\n"
-        "    time.sleep(60)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    script.write_text(CLIENT)
+    subprocess.run([sys.executable, script], env=ENVIRONMENT, check=True, timeout=60)
+    script.write_text(f"{CLIENT}    time.sleep(60)\n")
     command = [sys.executable, str(script)]
-    with running(command, stdout=subprocess.PIPE, env=environment) as client:
+    with running(command, stdout=subprocess.PIPE, env=ENVIRONMENT) as client:
         assert line_of(client) == b"ready\n"
         children = psutil.Process(client.pid).children(recursive=True)
-        assert len(children) >= 2
+        assert children
         client.kill()
     assert not left_after(children)
-
-
-def test_a_program_that_shuts_no_pool_down_ends(tmp_path: Path) -> None:
-    """At once, while a process works: multiprocessing would wait for it."""
-    script = tmp_path / "client.py"
-    script.write_text(
-        "import time\n"
-        "from pytest_edgeq.compare.executors.local_pool import LocalPool\n"
-        "if __name__ == '__main__':\n"
-        "    pool = LocalPool(2)\n"
-        "    pool.submit(time.sleep, 0).result(), pool.submit(time.sleep, 600)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, script], env=environment, check=True, timeout=60)
 
 
 def print_and_abort() -> None:

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from fixtures.models import ResidualNet, samples, seeded
+from fixtures.models import ResidualNet, seeded
 from fixtures.tflite.layered import dense, run, write
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.check.run import CheckResult, check
-from pytest_edgeq.compare.executors import chunks
+from pytest_edgeq.compare.executors import stream
 from pytest_edgeq.progress import Progress
 from tests.bench.detection.edits import edited, ops_of
 from tests.bench.detection.flatfile import FlatFile
@@ -68,30 +68,7 @@ def _checked(model: QuantizedModel, inputs: Any, executor: Executor | None) -> l
     return [text, result.findings, repr(result.layers), comparison, [str(n.message) for n in notes]]
 
 
-@pytest.mark.parametrize("flow", ["quantized", "recipe"])
-@pytest.mark.parametrize("is_damaged", [False, True])
-def test_rows_do_not_depend_on_workers_or_chunks(
-    flow: str,
-    is_damaged: bool,
-    given: list[Any],
-    threads: Threads,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Every figure of every row; of a sound file, and of one that is not."""
-    model = request.getfixturevalue(flow)
-    model = _damaged(model) if is_damaged else model
-    inputs = _late(given)
-    alone = Edgeq().localize(model, inputs)
-    assert (alone.culprit is not None) == is_damaged
-    assert repr(Edgeq().localize(model, iter(inputs), executor=threads(3))) == repr(alone)
-    monkeypatch.setattr(chunks, "_SECONDS", 0.0)
-    source = Edgeq.samples(lambda indices: (inputs[index] for index in indices), len(inputs))
-    assert repr(Edgeq().localize(model, source, executor=threads(5))) == repr(alone)
-
-
-@pytest.mark.parametrize("flow", ["quantized", "recipe"])
-@pytest.mark.parametrize("is_damaged", [False, True])
+@pytest.mark.parametrize(("flow", "is_damaged"), [("quantized", True), ("recipe", False)])
 def test_a_check_does_not_depend_on_workers_or_chunks(
     flow: str,
     is_damaged: bool,
@@ -100,7 +77,7 @@ def test_a_check_does_not_depend_on_workers_or_chunks(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Text, findings, rows, errors and notes; the samples whose ops are measured are the same."""
+    """Text, findings, rows, errors and notes, of a sound file and of one that is not."""
     model = request.getfixturevalue(flow)
     model = _damaged(model) if is_damaged else model
     inputs = _late(given)
@@ -108,8 +85,10 @@ def test_a_check_does_not_depend_on_workers_or_chunks(
     assert "clipping makes most of the loss" in alone[0] or is_damaged
     assert ("verdict='lowering'" in alone[2]) == is_damaged
     assert _checked(model, iter(inputs), threads(3)) == Near(alone)
-    monkeypatch.setattr(chunks, "_SECONDS", 0.0)
-    assert _checked(model, iter(inputs), threads(5)) == Near(alone)
+    rows = repr(Edgeq().localize(model, inputs))
+    monkeypatch.setattr(stream, "_SECONDS", 0.0)
+    source = Edgeq.samples(lambda indices: (inputs[index] for index in indices), len(inputs))
+    assert repr(Edgeq().localize(model, source, executor=threads(5))) == rows
 
 
 def test_a_sample_that_is_none_is_an_error(
@@ -126,11 +105,10 @@ def test_a_sample_that_is_none_is_an_error(
     assert len(set(errors)) == 1
 
 
-def test_a_file_that_does_not_fit_is_a_finding(given: list[Any], threads: Threads) -> None:
+def test_a_file_that_does_not_fit_is_a_finding(
+    quantized: QuantizedModel, given: list[Any], threads: Threads
+) -> None:
     """Of a reference with outputs of another shape for a later sample."""
-    quantized = Edgeq().quantize(
-        seeded(ResidualNet), ResidualNet.sample_inputs(), calibration=samples(ResidualNet, 8)
-    )
     reference: Any = seeded(ResidualNet)
 
     def other(x: Any) -> Any:
@@ -143,8 +121,7 @@ def test_a_file_that_does_not_fit_is_a_finding(given: list[Any], threads: Thread
     assert _checked(loaded, _late(given), threads(2)) == alone
 
 
-@pytest.mark.parametrize("kind", ["int8", "float32"])
-@pytest.mark.parametrize("factor", [1.0, 1.2])
+@pytest.mark.parametrize(("kind", "factor"), [("int8", 1.0), ("float32", 1.2)])
 def test_few_outputs_of_a_callable_are_judged_together(
     kind: str, factor: float, threads: Threads
 ) -> None:

@@ -36,25 +36,18 @@ def test_what_somebody_else_froze_stays_frozen() -> None:
     assert gc.get_freeze_count() > 0
 
 
-def test_what_an_import_makes_is_passed_over_too() -> None:
-    """Nothing is collected during an import, and what it leaves is frozen with the rest."""
-    with frozen_heap():
-        with paused_collector():
-            assert not gc.isenabled()
-            made: list[int] = []
-            assert any(each is made for each in gc.get_objects())
-        assert gc.isenabled()
-        # Which leaves out what is frozen. The number of frozen objects falls as they go.
-        assert not any(each is made for each in gc.get_objects())
-    assert gc.get_freeze_count() == 0
+def test_nothing_is_collected_during_an_import() -> None:
+    """The collector runs again afterwards."""
+    with paused_collector():
+        assert not gc.isenabled()
+    assert gc.isenabled()
 
 
 def test_an_import_that_fails_leaves_the_collector_on() -> None:
-    """An exception of the import is raised, and nothing stays frozen."""
+    """An exception of the import is raised."""
     with pytest.raises(ImportError), paused_collector():
         raise ImportError
     assert gc.isenabled()
-    assert gc.get_freeze_count() == 0
 
 
 def test_who_turned_the_collector_off_finds_it_so() -> None:

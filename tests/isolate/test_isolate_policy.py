@@ -15,7 +15,7 @@ from fixtures.models import ConvBnRelu, samples, seeded
 from fixtures.tflite import make, stacks
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.names import RUNTIMES
-from pytest_edgeq.quantize.cache.log import CacheLog
+from pytest_edgeq.quantize.cache.directory import CacheLog
 from pytest_edgeq.runtimes.workers import policy
 from pytest_edgeq.runtimes.workers.bounds import default_memory, parse_memory
 from tests.isolate import runners

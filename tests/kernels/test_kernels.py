@@ -338,7 +338,7 @@ def test_hybrid_inputs_are_what_the_kernels_see(build: Any, kind: str, runtime: 
         graph, op = _read(single.content)
         made = _run(single.content, single.inputs, runtime)
         x = single.inputs[0].astype(np.float64)
-        seen = HybridInput(graph, op, runtime=runtime).fake_quantize(x)
+        seen = HybridInput(graph, op, runtime=runtime).fake_quantize_with_halves(x)[0]
         assert seen is not None
         assert seen.shape == x.shape
         bound = float_bound(graph, op, exact=True)
@@ -351,7 +351,7 @@ def test_hybrid_inputs_of_float32_stay_float32() -> None:
     """The dtype is the caller's; a row of zeros stays one."""
     single = HYBRID["FULLY_CONNECTED"][0](np.random.default_rng(0), "int8")
     graph, op = _read(single.content)
-    seen = HybridInput(graph, op).fake_quantize(single.inputs[0])
+    seen = HybridInput(graph, op).fake_quantize_with_halves(single.inputs[0])[0]
     assert seen is not None
     assert seen.dtype == np.float32
     assert np.abs(seen[-1]).max() == 0

@@ -21,7 +21,7 @@ from fixtures.tflite.writer import pack, unpack
 from pytest_edgeq import Edgeq, assert_runtimes_agree
 from pytest_edgeq.localize.rows import LOWERING
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.runtimes.runner import Runtimes
+from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.workers.remote_worker import facts
 from pytest_edgeq.runtimes.workers.target import Target
 from tests.bench.speed.kernels_of_arm import INTEGERS, Difference, difference, drawn, fixture_files

@@ -23,7 +23,7 @@ from fixtures.tflite.stateful import counter
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.errors import CrashedError, UnrunnableError
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.runtimes.runner import Runtimes
+from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.workers.target import Target
 from tests.isolate.runners import segfault_at_run
 from tests.processes import left_after, let_sigint_through, target_workers

@@ -18,7 +18,7 @@ from fixtures.tflite.stateful import counter
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
 from pytest_edgeq import Edgeq, assert_accuracy_drop, assert_runtimes_agree
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.runtimes.runner import Runtimes
+from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.workers.remote_worker import facts
 from pytest_edgeq.runtimes.workers.target import Target
 from pytest_edgeq.runtimes.workers.target_spec import KERNELS

@@ -20,7 +20,7 @@ from fixtures.tflite.writer import chain, one_op, pack, unpack
 from pytest_edgeq import Edgeq, assert_runtimes_agree
 from pytest_edgeq.names import RUNTIMES
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.runtimes.runner import Runtimes
+from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.tflite.runtimes import Runtime, RuntimeSession
 
 Inputs = dict[str, npt.NDArray[Any]]

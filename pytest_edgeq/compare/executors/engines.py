@@ -11,15 +11,11 @@ from concurrent.futures import BrokenExecutor, Executor, Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pytest_edgeq.compare.executors.tasks import Answer, ExecutorError, Task
-from pytest_edgeq.compare.executors.worker import run_chunk
+from pytest_edgeq.compare.executors.worker import Answer, ExecutorError, Task, run_chunk
 from pytest_edgeq.compare.parallel import available_cores
 
-_REFRESH_SECONDS = 5.0
-"""After so many the number of a cluster's workers is asked for again."""
-
-_NOBODY_SECONDS = 60.0
-"""How long a cluster may have no worker."""
+_REFRESH_SECONDS = 5.0  # after so many the number of a cluster's workers is asked for again
+_NOBODY_SECONDS = 60.0  # how long a cluster may have no worker
 
 
 class Shared(NamedTuple):
@@ -31,7 +27,7 @@ class Shared(NamedTuple):
 
 
 class SampleExecutor:
-    """Any executor; workers of this machine read shared data from a private directory."""
+    """Any executor; workers of this machine read shared pickles from a private directory."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
@@ -77,7 +73,7 @@ class SampleExecutor:
 
 
 class DaskSampleExecutor(SampleExecutor):
-    """dask.distributed, which scatters shared data; the executor is `Client.get_executor()`."""
+    """dask.distributed, which scatters shared pickles; the executor is `Client.get_executor()`."""
 
     def __init__(self, executor: Any) -> None:
         super().__init__(executor)
@@ -87,12 +83,7 @@ class DaskSampleExecutor(SampleExecutor):
 
     @property
     def workers(self) -> int:
-        """
-        How many threads the cluster has.
-
-        Raises:
-            ExecutorError: There has been none for a minute, or the scheduler is gone.
-        """
+        """How many threads the cluster has, or raise an ExecutorError."""
         now = time.monotonic()
         if not self._workers or now - self._asked > _REFRESH_SECONDS:
             self._workers, self._asked = self._count(), now

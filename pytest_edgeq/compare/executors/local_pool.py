@@ -18,13 +18,7 @@ from pytest_edgeq.runtimes.workers.local_worker import LocalWorker
 
 
 class WorkerDiedError(RuntimeError):
-    """
-    A process ended while it ran a task.
-
-    Attributes:
-        pid: Its id.
-        exitcode: Minus the signal's number where one ended it.
-    """
+    """A process ended while it ran a task."""
 
     def __init__(self, pid: int | None, exitcode: int) -> None:
         super().__init__(f"process {pid} ended with exit code {exitcode}")
@@ -35,9 +29,8 @@ class LocalPool(Executor):
     """
     Processes that run one task each at a time, each started with a task.
 
-    A process that dies fails its own task alone, and another one takes its place: they share
-    nothing, as one that is killed may hold a lock or have written half of a message. Processes end
-    with this one, however it ends, and with the pool.
+    A process that dies fails its own task alone. They share nothing, as one that is killed may hold
+    a lock or have written half of a message.
     """
 
     def __init__(self, processes: int) -> None:
@@ -50,13 +43,7 @@ class LocalPool(Executor):
         self._end = weakref.finalize(self, _end, self._tasks, self._workers)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """
-        Run a function in one of the processes.
-
-        Raises:
-            RuntimeError: The pool is shut down.
-            OSError: A process cannot be started.
-        """
+        """Run a function in one of the processes."""
         task: _Task = (Future(), partial(fn, *args, **kwargs))
         with self._lock:
             if not self._end.alive:

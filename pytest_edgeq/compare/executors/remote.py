@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from pytest_edgeq import litert
-from pytest_edgeq.compare.executors.chunks import Chunk, Chunks, SampleError
 from pytest_edgeq.compare.executors.engines import SampleExecutor
-from pytest_edgeq.compare.executors.pickled import CannotTravelError, Pickled
-from pytest_edgeq.compare.executors.stream import Stream
-from pytest_edgeq.compare.executors.tasks import Job
+from pytest_edgeq.compare.executors.pickled import CannotTravelError, pickled
+from pytest_edgeq.compare.executors.stream import Chunk, Chunks, SampleError, Stream
+from pytest_edgeq.compare.executors.worker import Job
 from pytest_edgeq.compare.foreign import OnnxReference, is_keras
 from pytest_edgeq.compare.parallel import on_one_thread, state_of
 from pytest_edgeq.compare.quantized import QuantizedModel, SignatureReference
 from pytest_edgeq.compare.reference import as_tensor, call_reference, torch_module, undisturbed
 from pytest_edgeq.compare.sample_source import SampleSource
-from pytest_edgeq.compare.samples import Sample, SampleSpec
+from pytest_edgeq.compare.samples import Sample
 from pytest_edgeq.errors import warn_user
 from pytest_edgeq.litert.digest import UnhashableError
 from pytest_edgeq.litert.graphs import decode_graph, encode_graph
-from pytest_edgeq.numerics.samples import SampleLedger
 from pytest_edgeq.progress import Step
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.workers.target import Target
 
-PickledReference = Pickled | dict[str, bytes]
-"""A reference as a pickle, or a torch graph in the format of the conversion cache."""
+# A reference as a pickle, or a torch graph in the format of the conversion cache.
+PickledReference = bytes | dict[str, bytes]
 
 
 class OpenModel:
@@ -45,87 +43,69 @@ class OpenModel:
         self.quantized.edge.runtimes.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """A `QuantizedModel` in parts that can be pickled."""
+def _opened(
+    runtime: str,
+    key: str | None,
+    files: tuple[bytes, bytes | None],
+    settings: dict[str, Any],
+    references: tuple[PickledReference, PickledReference | None],
+    own: bytes | None,
+    target: tuple[str, tuple[str, ...], float] | None,
+    signature: dict[str, Any],
+    *,
+    has_origin: bool,
+    **labels: Any,
+) -> OpenModel:
+    """Return a pickled model with new interpreters."""
+    owns = {} if own is None else {runtime: pickle.loads(own)}
+    runtimes = Runtimes(owns, targets={} if target is None else {target[0]: Target(*target)})
 
-    name: str
-    flow: str
-    key: str | None
-    file: bytes
-    float_file: bytes | None
-    settings: dict[str, Any]
-    spec: SampleSpec
-    reference: PickledReference
-    simulated: PickledReference | None
-    ledger: SampleLedger
-    has_origin: bool
-    runtime: str
-    own: Pickled | None
-    target: tuple[str, tuple[str, ...], float] | None
+    def edge_of(content: bytes) -> EdgeFile:
+        edge = EdgeFile(content, runtimes=runtimes, **settings)
+        return edge if key is None else edge.at(key)
 
-    def opened(self) -> OpenModel:
-        """Return the model with new interpreters."""
-        own = {} if self.own is None else {self.runtime: self.own.copy()}
-        targets = {} if self.target is None else {self.target[0]: Target(*self.target)}
-        runtimes = Runtimes(own, targets=targets)
-
-        def edge_of(content: bytes) -> EdgeFile:
-            edge = EdgeFile(content, runtimes=runtimes, **self.settings)
-            return edge if self.key is None else edge.at(self.key)
-
-        edge = edge_of(self.file)
-        simulated = None if self.simulated is None else unpickled_reference(self.simulated)
-        reference = SignatureReference(
-            self.spec,
-            unpickled_reference(self.reference),
-            None if simulated is None else lambda: simulated,
-            ledger=self.ledger,
-        )
-        model = QuantizedModel(
-            edge,
-            name=self.name,
-            flow=self.flow,
-            references={edge.signature.key: reference},
-            runtime=lambda: self.runtime,
-            float_edge=None if self.float_file is None else edge_of(self.float_file),
-            origin=edge if self.has_origin else None,
-        )
-        return OpenModel(model, self.runtime)
+    edge = edge_of(files[0])
+    reference, simulated = references
+    graph = None if simulated is None else unpickled_reference(simulated)
+    known = SignatureReference(
+        float_model=unpickled_reference(reference),
+        make_simulated=None if graph is None else lambda: graph,
+        **signature,
+    )
+    model = QuantizedModel(
+        edge,
+        references={edge.signature.key: known},
+        runtime=lambda: runtime,
+        float_edge=None if files[1] is None else edge_of(files[1]),
+        origin=edge if has_origin else None,
+        **labels,
+    )
+    return OpenModel(model, runtime)
 
 
 def pickled_model(quantized: QuantizedModel, runtime: str, first: Callable[[], Sample]) -> bytes:
-    """
-    Return the pickle of a model, whose `opened` a worker calls.
-
-    Args:
-        quantized: The model.
-        runtime: Kernels to run on.
-        first: Reads a sample, for a reference that can be exported alone.
-
-    Raises:
-        CannotTravelError: The reference, or a runtime of the user's own, cannot be pickled.
-    """
+    """Return the pickle of a function that opens a model, or raise a CannotTravelError."""
     edge, simulated = quantized.edge, quantized.simulated
     own, target = edge.runtimes.own.get(runtime), edge.runtimes.target_of(runtime)
     fix = "write it as a function or a class that opens its device when it is called"
-    parts = _Parts(
-        quantized.name,
-        quantized.flow,
-        edge.key,
-        quantized.tflite,
-        quantized.float_tflite,
-        {"threads": edge.threads, "layout": edge.layout, "modules": edge.modules},
-        quantized.spec,
-        _reference(quantized, first),
-        None if simulated is None else pickled_reference(simulated),
-        quantized.ledger,
-        quantized.origin is not None,
+    opened = functools.partial(
+        _opened,
         runtime,
-        None if own is None else Pickled(own, f"the runtime {runtime!r}", fix),
+        edge.key,
+        (quantized.tflite, quantized.float_tflite),
+        {"threads": edge.threads, "layout": edge.layout, "modules": edge.modules},
+        (
+            _reference(quantized, first),
+            None if simulated is None else pickled_reference(simulated),
+        ),
+        None if own is None else pickled(own, f"the runtime {runtime!r}", fix),
         None if target is None else (target.name, target.command, target.seconds),
+        {"spec": quantized.spec, "ledger": quantized.ledger},
+        has_origin=quantized.origin is not None,
+        name=quantized.name,
+        flow=quantized.flow,
     )
-    return pickle.dumps(parts)
+    return pickle.dumps(opened)
 
 
 def _reference(quantized: QuantizedModel, first: Callable[[], Sample]) -> PickledReference:
@@ -151,12 +131,7 @@ def _reference(quantized: QuantizedModel, first: Callable[[], Sample]) -> Pickle
 
 
 def pickled_reference(reference: Callable[..., Any]) -> PickledReference:
-    """
-    Return a graph in the format of the conversion cache, or anything else as a pickle.
-
-    Raises:
-        CannotTravelError: It cannot be pickled.
-    """
+    """Return a graph in the format of the conversion cache, or anything else as a pickle."""
     if isinstance(reference, torch.fx.GraphModule):
         try:
             return encode_graph(reference)
@@ -175,12 +150,12 @@ def pickled_reference(reference: Callable[..., Any]) -> PickledReference:
         "pass a torch module, or a function that opens files and sessions when it is called; or "
         "leave the executor out"
     )
-    return Pickled(reference, f"the reference {name}", fix)
+    return pickled(reference, f"the reference {name}", fix)
 
 
 def unpickled_reference(reference: PickledReference) -> Any:
     """Return a copy of the reference."""
-    return reference.copy() if isinstance(reference, Pickled) else decode_graph(reference)
+    return decode_graph(reference) if isinstance(reference, dict) else pickle.loads(reference)
 
 
 def _order_reason(quantized: QuantizedModel, first: Callable[[], Sample]) -> str:
@@ -217,19 +192,14 @@ class Reading:
         self._head: list[Any] = []
 
     def items(self) -> Iterator[Any]:
-        """Read the items that are left here."""
+        """Read the items that are left here, also those that `first` has read."""
         while self._head:
             yield self._head.pop(0)
         for item in self._items:  # noqa: UP028 # which would close it with this generator
             yield item
 
     def first(self) -> Sample:
-        """
-        Read the first sample; its item is left all the same.
-
-        Raises:
-            ValueError, TypeError: There is none, or it does not fit.
-        """
+        """Read the first sample; its item is left all the same."""
         if not self._head:
             self._head.append(next(self._items))
         return self._sample_of(self._head[0])
@@ -241,12 +211,7 @@ class Reading:
             yield spec.bind(item, f"evaluation sample {index}") if self.source is not None else item
 
     def pickled(self, runtime: str) -> bytes | None:
-        """
-        Pickle the model; None, with a warning, where it must be measured here, in order.
-
-        Raises:
-            CannotTravelError: The reference, or a runtime of the user's own, cannot be pickled.
-        """
+        """Pickle the model; None, with a warning, where it must be measured here, in order."""
         quantized = self._quantized
         if self.source is not None and not len(self.source):
             self.first()  # raises
@@ -271,13 +236,7 @@ class Reading:
         extra: Callable[[], Any] = lambda: None,
         keeps_chunk: bool = False,
     ) -> tuple[str, ...]:
-        """
-        Measure the samples that are left by an engine; return the machines that did.
-
-        Raises:
-            SampleError: Of the first sample that failed, where `keeps_chunk`.
-            Exception: What that sample raised, otherwise; and as `Stream.run` does.
-        """
+        """Measure the samples that are left by an engine; return the machines that did."""
         stream = Stream(engine, model, job, step)
         inputs = self.items() if self.source is None else self.source
         try:

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import os
+import re
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any
-
-from pytest_edgeq.compare.executors.names import SPEC, check_spec
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pytest_edgeq.compare.executors.engines import SampleExecutor
 
+NEEDS_DASK = (
+    "dask:ADDRESS needs dask.distributed, which is not installed: pip install 'pytest-edgeq[dask]'"
+)
+
+_SPEC = re.compile(r"(?:processes:(?P<count>[1-9]\d*)|dask:(?P<address>\S+))")
+
+
+def check_spec(text: str) -> str:
+    """Return the name of a session's executor if it is valid, without importing dask."""
+    match = _SPEC.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f"executor: expected processes:N with N from 1, or dask:ADDRESS as in "
+            f"dask:tcp://127.0.0.1:8786, got {text!r}"
+        )
+    if match["count"] and os.name != "posix":
+        raise ValueError("executor: processes:N needs Linux or macOS; dask:ADDRESS does not")
+    if match["address"] and importlib.util.find_spec("distributed") is None:
+        raise ModuleNotFoundError(NEEDS_DASK)
+    return text
+
 
 def check_executor(executor: object) -> Executor:
-    """
-    Return an executor if it is one.
-
-    Raises:
-        TypeError: It is none.
-    """
+    """Return an executor if it is one."""
     if isinstance(executor, Executor):
         return executor
     hint = ""
@@ -31,12 +49,7 @@ def check_executor(executor: object) -> Executor:
 
 
 class SessionExecutor:
-    """
-    The lazily created executor of a session, and wrappers of executors of calls.
-
-    Raises:
-        ValueError, ModuleNotFoundError, TypeError: As `check_spec` and `check_executor` do.
-    """
+    """The lazily created executor of a session, and wrappers of executors of calls."""
 
     def __init__(self, default: str | Executor | None = None) -> None:
         if isinstance(default, str):
@@ -44,19 +57,12 @@ class SessionExecutor:
         elif default is not None:
             check_executor(default)
         self._default = default
-        self._own: Executor | None = None
-        self._client: Any = None
+        self._ends = contextlib.ExitStack()  # of what it has started
         self._engine: SampleExecutor | None = None
         self._last: tuple[Executor, SampleExecutor] | None = None
 
     def engine(self, executor: Executor | None = None) -> SampleExecutor | None:
-        """
-        Return the engine of a call.
-
-        Raises:
-            TypeError: Not an executor.
-            OSError: No scheduler answers at the address.
-        """
+        """Return the engine of a call."""
         if executor is None and self._default is None:
             return None
         from pytest_edgeq.compare.executors.engines import engine_for
@@ -73,17 +79,19 @@ class SessionExecutor:
     def _made(self) -> Executor:
         if isinstance(self._default, Executor):
             return self._default
-        match = SPEC.fullmatch(self._default or "")
+        match = _SPEC.fullmatch(self._default or "")
         assert match is not None, "unreachable because __init__ has looked"
         if match["count"]:
             from pytest_edgeq.compare.executors.local_pool import LocalPool
 
-            self._own = LocalPool(int(match["count"]))
-            return self._own
+            pool = LocalPool(int(match["count"]))
+            self._ends.callback(pool.shutdown)
+            return pool
         from distributed import Client
 
-        self._client = Client(match["address"], set_as_default=False)
-        own: Executor = self._client.get_executor()
+        client = Client(match["address"], set_as_default=False)
+        self._ends.callback(client.close)
+        own: Executor = client.get_executor()
         return own
 
     def close(self) -> None:
@@ -93,9 +101,4 @@ class SessionExecutor:
         for engine in engines:
             if engine is not None:
                 engine.close()
-        own, self._own = self._own, None
-        if own is not None:
-            own.shutdown()
-        client, self._client = self._client, None
-        if client is not None:
-            client.close()
+        self._ends.close()

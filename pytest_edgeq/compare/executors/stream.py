@@ -4,31 +4,124 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, wait
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
+from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_edgeq.compare.executors.chunks import Chunk, Chunks, SampleError, chunk_size
 from pytest_edgeq.compare.executors.engines import SampleExecutor
 from pytest_edgeq.compare.executors.local_pool import WorkerDiedError
-from pytest_edgeq.compare.executors.pickled import pickled
-from pytest_edgeq.compare.executors.tasks import ExecutorError, Job, Task, release, unpacked
+from pytest_edgeq.compare.executors.pickled import packed, pickled
+from pytest_edgeq.compare.executors.worker import (
+    Answer,
+    ExecutorError,
+    Job,
+    Task,
+    release,
+    unpacked,
+)
+from pytest_edgeq.compare.sample_source import SampleSource
 from pytest_edgeq.progress import Step
 
-_IN_FLIGHT = 2
-"""Chunks a worker: one that it measures, and one that waits there."""
+_SECONDS = 0.5  # how long a chunk should take; to send and to merge it takes 1 % of that
 
-_UNMERGED = 4
-"""Chunks a worker that are in flight, or done before an earlier one."""
+_MOST_BYTES = 1 << 22  # of the samples of a chunk, which the client keeps until it is merged
+_MOST_SAMPLES = 512  # of a chunk, whatever they cost
+
+
+def chunk_size(seconds: float | None, left: int | None, workers: int) -> int:
+    """Return the number of samples of the next chunk."""
+    if seconds is None:
+        return 1
+    size = _MOST_SAMPLES if not seconds else min(_MOST_SAMPLES, int(_SECONDS / seconds))
+    if left is not None:
+        size = min(size, -(-left // (2 * workers)))
+    return max(size, 1)
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Samples that are measured together; their pickles, unless the workers read them."""
+
+    start: int
+    stop: int
+    samples: tuple[bytes, ...] | None
+    extra: Any = None
+    future: Future[Answer] | None = None
+    answer: Answer | None = None
+    was_sent_again: bool = False
+
+    @property
+    def named(self) -> str:
+        """Which samples, for texts."""
+        last = self.stop - 1
+        return f"sample {self.start}" if last == self.start else f"samples {self.start}…{last}"
+
+    def read(self, source: SampleSource | None) -> Iterator[Any]:
+        """Read the samples in this process."""
+        if source is not None:
+            yield from source.read(range(self.start, self.stop))
+        for content in self.samples or ():
+            yield pickle.loads(content)
+
+
+class SampleError(Exception):
+    """Reading or measuring a sample failed; all chunks before its own are merged."""
+
+    def __init__(self, error: BaseException, index: int, chunk: Chunk | None) -> None:
+        super().__init__(str(error))
+        self.error, self.index, self.chunk = error, index, chunk
+
+
+@dataclass(slots=True)
+class Chunks:
+    """Chunks of the samples, read when they are asked for."""
+
+    inputs: Iterator[Any] | SampleSource
+    on_read: Callable[[Any], None] = lambda sample: None
+    next_index: int = 0
+    error: Exception | None = None
+    _is_over: bool = field(default=False, init=False)
+
+    @property
+    def total(self) -> int | None:
+        """How many samples there are; None where that is not known."""
+        return len(self.inputs) if isinstance(self.inputs, SampleSource) else None
+
+    def take(self, size: int) -> Chunk | None:
+        """Return the next chunk, of so many samples at the most; None where there are no more."""
+        start = self.next_index
+        if isinstance(self.inputs, SampleSource):
+            stop = min(start + size, len(self.inputs))
+            self.next_index = stop
+            return Chunk(start, stop, None) if stop > start else None
+        if self._is_over:
+            return None
+        samples: list[bytes] = []
+        n_bytes = 0
+        while len(samples) < size and n_bytes < _MOST_BYTES:
+            try:
+                sample = next(self.inputs)
+            except StopIteration:
+                self._is_over = True
+                break
+            except Exception as error:  # raised once the samples before have been measured
+                self._is_over, self.error = True, error
+                break
+            self.on_read(sample)
+            samples.append(packed(sample, start + len(samples)))
+            n_bytes += len(samples[-1])
+            del sample  # before the next one is made
+        self.next_index = start + len(samples)
+        return Chunk(start, self.next_index, tuple(samples)) if samples else None
+
+
+_IN_FLIGHT = 2  # chunks a worker: one that it measures, and one that waits there
+_UNMERGED = 4  # chunks a worker that are in flight, or done before an earlier one
 
 
 class Stream:
-    """
-    One job on all samples.
-
-    Raises:
-        CannotTravelError: A factory or a metric of the user's cannot be pickled.
-    """
+    """One job on all samples."""
 
     def __init__(self, engine: SampleExecutor, model: bytes, job: Job, step: Step) -> None:
         fix = "let it open files when it is called, and hold paths, not handles or generators"
@@ -44,13 +137,7 @@ class Stream:
         merge: Callable[[Chunk, Any], None],
         extra: Callable[[], Any] = lambda: None,
     ) -> None:
-        """
-        Measure all samples, and merge the results in their order.
-
-        Raises:
-            SampleError: Of the first sample that failed.
-            ExecutorError: A chunk's worker died twice, or the engine fails.
-        """
+        """Merge the results of all samples in order, or raise a SampleError or an ExecutorError."""
         sent: deque[Chunk] = deque()
         try:
             while True:
@@ -83,19 +170,11 @@ class Stream:
         self._step.in_flight = in_flight
 
     def _submit(self, chunk: Chunk, *, with_content: bool = False) -> None:
-        task = Task(
-            release(),
-            self._model.key,
-            self._job.key,
-            chunk.start,
-            chunk.stop,
-            chunk.samples,
-            chunk.extra,
-        )
+        model, job = self._model, self._job
+        place = chunk.start, chunk.stop, chunk.samples, chunk.extra
+        task = Task(release(), model.key, job.key, *place)
         try:
-            chunk.future = self._engine.submit(
-                task, self._model, self._job, with_content=with_content
-            )
+            chunk.future = self._engine.submit(task, model, job, with_content=with_content)
         except BrokenExecutor as error:
             raise ExecutorError(
                 f"executor: {chunk.named}: expected what a worker measured, but the pool broke "

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from pytest_edgeq.compare.executors.names import check_spec
+from pytest_edgeq.compare.executors.session_executor import check_spec
 from pytest_edgeq.names import (
     NEEDS_REPORT,
     NEEDS_TENSORFLOW,

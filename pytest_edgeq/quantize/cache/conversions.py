@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_edgeq import litert
-from pytest_edgeq.litert.digest import UnhashableError, digest_of
+from pytest_edgeq.litert.digest import UnhashableError, digest_of, feed, feed_graph
 from pytest_edgeq.quantize.cache import environment
 from pytest_edgeq.quantize.cache.entries import CachedStep, Entries, Parts
 from pytest_edgeq.quantize.cache.parts import (
@@ -25,7 +26,6 @@ from pytest_edgeq.quantize.cache.parts import (
     write_simulation,
 )
 from pytest_edgeq.quantize.cache.sample_replay import Tagged, streams_of
-from pytest_edgeq.quantize.cache.trace import graph_digest, program_digest
 from pytest_edgeq.runtimes.process_state import seeded
 
 if TYPE_CHECKING:
@@ -72,9 +72,8 @@ class ConversionCache:
         """
         Return a key that makes a strict export unnecessary, or None.
 
-        It includes everything that determines the strict export of a model and its annotations by a
-        preset, as far as it is visible without that export: the non-strict graph with its source
-        lines, and the source of every module that is not installed.
+        It covers the non-strict graph with its source lines, and every module that is not
+        installed.
         """
         if not self.is_on:
             return None
@@ -82,7 +81,7 @@ class ConversionCache:
             # The strict export must not see changed generators or a changed model.
             with seeded(self._seed):
                 program = litert.export(traced.of(_copied(traced.model)), runs=False)
-            digest = program_digest(program, lines=True)
+            digest = _program_digest(program, lines=True)
             return self._digest(
                 (digest, environment.sources(), preset), threads=torch.get_num_threads()
             )
@@ -92,39 +91,29 @@ class ConversionCache:
     def prepared_key(
         self, name: str, make: Callable[[], str], traced_key: str | None = None
     ) -> str | None:
-        """
-        Return the key of a graph with observers, or None.
+        """Return the key of a graph with observers; read it by the key of the trace if possible."""
 
-        It is computed by `graph_key`, unless an earlier run has stored it under the key of the
-        trace.
-        """
-        if self._entries is None:
-            return None
-        try:
-            if traced_key is None:
+        def read_or_make() -> str:
+            if traced_key is None or self._entries is None:
                 return make()
             key = self._entries.once("export", traced_key, "key", lambda: make().encode(), read_key)
-        except UnhashableError as error:
-            self.refuse(name, f"its key cannot be known, because of {error}")
-            return None
-        return key.decode()
+            return key.decode()
+
+        return self._known(name, read_or_make)
 
     def graph_key(self, graph: torch.fx.GraphModule, *facts: Any) -> str:
-        """
-        Return the key of a graph with observers and of its export.
-
-        Raises:
-            UnhashableError: A part of it cannot be identified.
-        """
-        return self._digest((graph_digest(graph), facts), threads=torch.get_num_threads())
+        """Return the key of a graph with observers and of its export."""
+        return self._digest((_graph_digest(graph), facts), threads=torch.get_num_threads())
 
     def _key(
         self, name: str, ingredients: Callable[[], Sequence[Any]], **options: Any
     ) -> str | None:
-        if not self.is_on:
-            return None
+        return self._known(name, lambda: self._digest(ingredients(), **options))
+
+    def _known(self, name: str, make: Callable[[], str]) -> str | None:
+        """Return a key; None, with the reason, where a part of it cannot be identified."""
         try:
-            return self._digest(ingredients(), **options)
+            return make() if self.is_on else None
         except UnhashableError as error:
             self.refuse(name, f"its key cannot be known, because of {error}")
             return None
@@ -155,7 +144,7 @@ class ConversionCache:
                     found.append((key, digest, _shapes(traced), repr(traced.dynamic_shapes)))
                 else:
                     programs[key] = litert.export(traced)
-                    found.append((key, program_digest(programs[key])))
+                    found.append((key, _program_digest(programs[key])))
             return found
 
         def make() -> bytes:
@@ -182,11 +171,7 @@ class ConversionCache:
         make: Callable[[Iterator[Sample]], tuple[Simulation, bool]],
         made_key: Callable[[], str | None],
     ) -> Simulation:
-        """
-        Return the quantized graph of a model and its calibration samples.
-
-        It is stored only if the calibrated graph has the key that was looked up.
-        """
+        """Return the quantized graph; store it only if its graph still has the key."""
         if key is None or self._entries is None:
             return make(samples)[0]
 
@@ -245,6 +230,31 @@ class ConversionCache:
         if key is None or self._entries is None:
             return make()
         return self._entries.once(kind, key, "tflite", make, read_file)
+
+
+def _program_digest(program: torch.export.ExportedProgram, *, lines: bool = False) -> str:
+    """Return a hash of an exported program, optionally with its nodes' source lines."""
+    hasher = hashlib.sha256()
+    feed_graph(hasher, program.graph_module, ("stack_trace",) if lines else ())
+    signature = program.graph_signature
+    for spec in (*signature.input_specs, *signature.output_specs):
+        feed(hasher, str(spec))
+    feed(hasher, dict(sorted(program.state_dict.items())))
+    feed(hasher, dict(sorted(program.constants.items())))
+    feed(
+        hasher, sorted(f"{symbol} {bounds}" for symbol, bounds in program.range_constraints.items())
+    )
+    feed(hasher, (str(program.call_spec.in_spec), str(program.call_spec.out_spec)))
+    return hasher.hexdigest()
+
+
+def _graph_digest(module: torch.fx.GraphModule) -> str:
+    """Return a hash of a graph with observers: nodes, annotations, observers and constants."""
+    hasher = hashlib.sha256()
+    feed_graph(hasher, module, litert.NODE_METADATA)
+    info = getattr(module.graph._codegen, "pytree_info", None)
+    feed(hasher, str(info))
+    return hasher.hexdigest()
 
 
 def _copied(model: torch.nn.Module) -> torch.nn.Module:

@@ -14,30 +14,35 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
 
 from pytest_edgeq.baselines.regular_files import NotRegularError, open_regular
+from pytest_edgeq.errors import warn_user
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
+# Bytes above which the entries that were used longest ago are deleted.
 DEFAULT_LIMIT: Final = 2 << 30
-"""Bytes above which the entries that were used longest ago are deleted."""
 
 _SUFFIX = ".entry"
 _LONGEST_HEADER = 1 << 16
 
 _TEMPORARY = re.compile(r"\..+\.entry\.[0-9]+-[0-9a-f]+")
 
-_HOUR_NS = 3600 * 10**9
-"""Age of an orphaned temporary file, and tolerance for the clocks of two machines."""
-
 _GITIGNORE = "# Created by pytest-edgeq: finished conversions, safe to delete.\n*\n"
 
+# Errors of functions that take a path; ValueError if the path contains a NUL.
 _REFUSALS = (OSError, ValueError)
-"""Errors of functions that take a path; ValueError if the path contains a NUL."""
 
 Report = Callable[[str], None]
+
+
+class CacheLog(NamedTuple):
+    """Receivers of messages; not Python warnings in pytest, where a suite may make them errors."""
+
+    warn: Report = warn_user
+    note: Report = lambda text: None
 
 
 class _DamagedError(Exception):
@@ -55,11 +60,7 @@ _HELD: Final = _Held()
 
 
 class Store:
-    """
-    Entries of named byte strings, one file each, below one directory.
-
-    Nothing here raises: an entry that cannot be read or written is a miss, and is reported.
-    """
+    """Entries of named byte strings, a file each; one that cannot be read or written is a miss."""
 
     def __init__(self, directory: Path, warn: Report, *, limit: int = DEFAULT_LIMIT) -> None:
         self.directory = directory
@@ -120,12 +121,10 @@ class Store:
     @contextlib.contextmanager
     def lock(self, kind: str, key: str) -> Iterator[None]:
         """
-        Acquire the exclusive lock of a key, waiting for other processes and threads.
+        Acquire the exclusive lock of a key, which a thread may acquire repeatedly.
 
-        The lock is reentrant for a thread: its calibration samples may come from a conversion of
-        the same model. The operating system releases the lock of a process that dies. Lock files
-        are never deleted: a process that has opened a deleted file and one that makes a new one
-        would both get the lock.
+        Lock files are never deleted: a process that has opened a deleted file and one that makes a
+        new one would both get the lock.
         """
         path = self.directory / "locks" / f"{kind}-{key}.lock"
         lock, name = None, ""
@@ -174,17 +173,15 @@ class Store:
             ignore.write_text(_GITIGNORE, encoding="utf-8")
 
     def _evict(self) -> None:
-        now, total = time.time_ns(), 0
+        total = 0
         entries: list[tuple[int, Path, int]] = []
         refusals: list[OSError] = []
         for path, status in _files(self.directory):
-            # A file dated in the future by a wrong clock would never be the oldest.
-            used = status.st_mtime_ns if status.st_mtime_ns <= now + _HOUR_NS else 0
             if path.suffix == _SUFFIX:
-                entries.append((used, path, status.st_size))
+                entries.append((status.st_mtime_ns, path, status.st_size))
                 total += status.st_size
-            elif _TEMPORARY.fullmatch(path.name) and used < now - _HOUR_NS:
-                _delete(path, refusals)
+            elif _TEMPORARY.fullmatch(path.name) and status.st_mtime < time.time() - 3600:
+                _delete(path, refusals)  # of a writer that has died
         for _, path, size in sorted(entries):
             if total <= self._limit:
                 break
@@ -209,15 +206,7 @@ def is_cache(directory: Path) -> bool:
 
 
 def clear(directory: Path) -> tuple[int, int]:
-    """
-    Delete all entries below a directory, except lock files in use.
-
-    Returns:
-        The number of entries deleted, and their bytes.
-
-    Raises:
-        OSError: An entry cannot be deleted; the others are.
-    """
+    """Delete all entries below a directory; return their number and their bytes."""
     refusals: list[OSError] = []
     sizes = [
         status.st_size
@@ -257,13 +246,7 @@ def _delete(path: Path, refusals: list[OSError]) -> bool:
 
 
 def _acquired(path: Path) -> BaseFileLock:
-    """
-    Wait for the lock of a file, and return it.
-
-    Raises:
-        OSError: The file cannot be locked.
-        NotImplementedError: Nor can any other of its file system, by an older filelock.
-    """
+    """Wait for the lock of a file, and return it."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(path)
@@ -293,12 +276,7 @@ def _pack(name: str, parts: Mapping[str, bytes]) -> Iterator[bytes]:
 
 
 def _unpack(file: BinaryIO, name: str, limit: int) -> dict[str, bytes]:
-    """
-    Read an entry and verify its lengths and its hash.
-
-    Raises:
-        _DamagedError: Not an entry, another one's, cut off, or changed.
-    """
+    """Read an entry and verify its lengths and its hash, or raise a _DamagedError."""
     size = os.fstat(file.fileno()).st_size
     if size > limit:
         raise _DamagedError("larger than the whole cache may be")

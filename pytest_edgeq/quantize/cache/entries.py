@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from pytest_edgeq.quantize.cache.sample_replay import Recording, Tagged, spooled
@@ -12,45 +11,29 @@ if TYPE_CHECKING:
     from pytest_edgeq.quantize.cache.directory import Store
 
 
-Parts = Mapping[str, bytes]
-"""The content of an entry, by name."""
+Parts = Mapping[str, bytes]  # the content of an entry, by name
 
 _Result = TypeVar("_Result")
 
+# Decodes the parts of an entry; raises anything for parts that another program wrote.
 Decode = Callable[[Parts], _Result]
-"""Decodes the parts of an entry; raises anything for parts that another program wrote."""
 
 
 class CachedStep(NamedTuple):
-    """
-    One step of a conversion.
+    """One step of a conversion."""
 
-    Attributes:
-        kind: `export`, `calibrate`, `convert`, `ranges` or `quantize`.
-        is_cached: Whether its result was read, or for an export was not needed.
-    """
-
-    kind: str
-    is_cached: bool
+    kind: str  # `export`, `calibrate`, `convert`, `ranges` or `quantize`
+    is_cached: bool  # whether its result was read, or for an export was not needed
 
 
 class Entries:
-    """
-    The entries of a store by kind and key.
-
-    Attributes:
-        steps: The steps run since this list was assigned, in order.
-    """
+    """The entries of a store by kind and key."""
 
     def __init__(self, store: Store, *, refresh: bool = False) -> None:
         self._store = store
         self._refresh = refresh
         self._written: set[tuple[str, str]] = set()
-        self.steps: list[CachedStep] = []
-
-    def lock(self, kind: str, key: str) -> AbstractContextManager[None]:
-        """Lock an entry: one process at a time creates it."""
-        return self._store.lock(kind, key)
+        self.steps: list[CachedStep] = []  # the steps run since this list was assigned, in order
 
     def read(self, kind: str, key: str, decode: Decode[_Result]) -> _Result | None:
         """Return the content of an entry; None if missing or, with a warning, damaged."""
@@ -78,7 +61,7 @@ class Entries:
         found = self.read(kind, key, decode)
         is_cached = True
         if found is None:
-            with self.lock(kind, key):
+            with self._store.lock(kind, key):
                 # Another process may have finished it while this one waited.
                 found = self.read(kind, key, decode)
                 if found is None:
@@ -99,7 +82,7 @@ class Entries:
         """Return the stored result of a run on equal samples, or run on them."""
         recording = Recording(samples)
         remaining: Iterator[Tagged] = recording
-        with self.lock(kind, key):
+        with self._store.lock(kind, key):
             stored = self._store.keys(kind, f"{key}.")
             found = f"{key}.none"  # of a run that needed no samples
             if stored and found not in stored:

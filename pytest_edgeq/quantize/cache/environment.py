@@ -17,58 +17,23 @@ import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.litert.digest import UnhashableError, digest_of
+from pytest_edgeq.runtimes.process_state import cpu_model
 
 _DISTRIBUTIONS: Final = (
-    "absl-py",
-    "flatbuffers",
-    "immutabledict",
-    "mpmath",
-    "networkx",
-    "opt-einsum",
-    "scipy",
-    "sympy",
-    "torch",
-    "torchao",
-    "litert-torch",
-    "ai-edge-torch",
-    "litert-converter",
-    "ai-edge-litert",
-    "ai-edge-quantizer",
-    "litert-quantizer",
-    "jax",
-    "jaxlib",
-    "xdsl",
-    "ml-dtypes",
-    "numpy",
+    *("absl-py", "flatbuffers", "immutabledict", "mpmath", "networkx", "opt-einsum", "scipy"),
+    *("sympy", "torch", "torchao", "litert-torch", "ai-edge-torch", "litert-converter"),
+    *("ai-edge-litert", "ai-edge-quantizer", "litert-quantizer", "jax", "jaxlib", "xdsl"),
+    *("ml-dtypes", "numpy"),
 )
 
 _MODULES: Final = {"absl-py": "absl"}
 """Packages by distribution, where the two names differ in more than hyphens."""
 
 _VARIABLES: Final = (
-    "TORCH",
-    "LITERT",
-    "ODML",
-    "PYTORCH",
-    "ATEN",
-    "ONEDNN",
-    "DNNL",
-    "MKL",
-    "XNNPACK",
-    "JAX_",
-    "XLA_",
-    "TF_AUTO_MIXED_PRECISION_",
-    "TF_DETERMINISTIC_",
-    "TF_DISABLE_",
-    "TF_ENABLE_",
-    "TF_ONEDNN_",
-    "TF_USE_",
-    "TF_XLA_",
-    "NPY_",
-    "OPENBLAS",
-    "ENABLE_GROUP_NORM_COMPOSITE",
-    "LAYOUT_OPTIMIZE_PARTITIONER",
-    "RESOURCE_CONSTANT_NUMEL_THRESHOLD",
+    *("TORCH", "LITERT", "ODML", "PYTORCH", "ATEN", "ONEDNN", "DNNL", "MKL", "XNNPACK", "JAX_"),
+    *("XLA_", "TF_AUTO_MIXED_PRECISION_", "TF_DETERMINISTIC_", "TF_DISABLE_", "TF_ENABLE_"),
+    *("TF_ONEDNN_", "TF_USE_", "TF_XLA_", "NPY_", "OPENBLAS", "ENABLE_GROUP_NORM_COMPOSITE"),
+    *("LAYOUT_OPTIMIZE_PARTITIONER", "RESOURCE_CONSTANT_NUMEL_THRESHOLD"),
 )
 """
 Beginnings of the names of environment variables that the libraries read.
@@ -78,32 +43,9 @@ reads its `config` only from variables; the last three are its own.
 """
 
 _SILENT: Final = frozenset(
-    {
-        "LITERT_TORCH_SHOW_PROGRESS",
-        "LITERT_TORCH_SILENCE_TORCH_LOGS",
-        "TORCHINDUCTOR_CACHE_DIR",
-    }
+    {"LITERT_TORCH_SHOW_PROGRESS", "LITERT_TORCH_SILENCE_TORCH_LOGS", "TORCHINDUCTOR_CACHE_DIR"}
 )
 """Variables that change no result; the last one torch 2.13 sets itself, when it is imported."""
-
-_CPU_INFO: Final = Path("/proc/cpuinfo")
-
-_CPU: Final = (
-    "vendor_id",
-    "cpu family",
-    "model",
-    "model name",
-    "cache size",
-    "flags",
-    "cpu",
-    "isa",
-    "CPU implementer",
-    "CPU architecture",
-    "CPU variant",
-    "CPU part",
-    "Features",
-)
-"""Lines of that file by which kernels are chosen."""
 
 _FP32: Final = ("", "matmul", "conv", "rnn")
 """Kinds of operators with a precision setting in oneDNN; the first is for all others."""
@@ -111,15 +53,8 @@ _FP32: Final = ("", "matmul", "conv", "rnn")
 
 @functools.cache
 def _installed(names: tuple[str, ...], path: tuple[str, ...]) -> dict[str, str]:
-    """
-    Return the versions of distributions, each with a hash of its file list.
-
-    Raises:
-        UnhashableError: Its code is imported from elsewhere, such as a working tree that may
-            change, or is installed by another distribution, such as a nightly.
-    """
-    found, unknown = {"python": sys.version}, set[str]()
-    known = set[str]()
+    """Return the versions of distributions, each with a hash of its file list."""
+    found, unknown, known = {"python": sys.version}, set[str](), set[str]()
     for name in names:
         module = _MODULES.get(name, name.replace("-", "_"))
         try:
@@ -168,12 +103,7 @@ def _own_code() -> str:
 
 
 def libraries() -> dict[str, str]:
-    """
-    Return the versions of every library in the chain, and ours.
-
-    Raises:
-        UnhashableError: A library is not installed, or other code has registered rules with it.
-    """
+    """Return the versions of every library in the chain, and ours, or raise an UnhashableError."""
     found = litert.registered_by_others()
     if found:
         raise UnhashableError(f"{found[0]}, which other code has registered with the libraries")
@@ -182,14 +112,7 @@ def libraries() -> dict[str, str]:
 
 
 def sources() -> dict[str, Any]:
-    """
-    Return identities of all code that a model may run.
-
-    These are names and versions of installed packages, and hashes of other loaded modules.
-
-    Raises:
-        UnhashableError: The file of a loaded module cannot be read.
-    """
+    """Return the versions of installed packages and hashes of the other loaded modules."""
     scripts = sysconfig.get_path("scripts") + os.sep
     loaded = {}
     for name, module in sorted(sys.modules.items()):
@@ -221,14 +144,12 @@ def settings() -> dict[str, str]:
     """
     Return the settings of process and machine that affect floating-point results.
 
-    The number of torch's threads matters where samples run, not where a graph is converted. The CPU
-    matters for both, since the converter computes constants: entries of one model of CPU are not
-    read on another.
+    The CPU counts for conversions, too: the converter computes constants.
     """
     chosen = {
         "machine": platform.machine(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
-        "cpu model": _cpu_model(),
+        "cpu model": cpu_model(),
         "fp32": _fp32_precision(),
         "denormal": str(sys.float_info.min / 2),  # 0.0 after `torch.set_flush_denormal(True)`
         "dtype": str(torch.get_default_dtype()),
@@ -244,31 +165,9 @@ def settings() -> dict[str, str]:
     return chosen | variables
 
 
-@functools.cache
-def _cpu_model() -> str:
-    """
-    Return the CPU properties by which oneDNN, MKL, XNNPACK and OpenBLAS choose kernels.
-
-    torch's capability, AVX512 for instance, covers many models, whose results differ.
-    """
-    if not _CPU_INFO.exists():
-        return platform.processor()
-    lines = {
-        line for line in _CPU_INFO.read_text().splitlines() if line.split("\t")[0].strip() in _CPU
-    }
-    return digest_of(sorted(lines))
-
-
 def _fp32_precision() -> str:
-    """
-    Return the precision of float32 arithmetic, by kind of operator.
-
-    torch 2.9 added a setting for each kind; once one is used, `get_float32_matmul_precision` raises
-    RuntimeError (torch 2.13).
-    """
+    """Return the precision of float32 arithmetic, by kind of operator."""
     mkldnn = torch.backends.mkldnn
-    if not hasattr(mkldnn, "matmul"):
-        return torch.get_float32_matmul_precision()
     kinds = [getattr(mkldnn, kind) if kind else mkldnn for kind in _FP32]
     # "none" means unset; `set_float32_matmul_precision("highest")` sets "ieee".
     return " ".join(kind.fp32_precision.replace("none", "ieee") for kind in kinds)

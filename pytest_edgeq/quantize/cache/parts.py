@@ -19,35 +19,20 @@ from pytest_edgeq.litert.graphs import decode_graph, decode_tensors, encode_grap
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """
-    A quantized torch graph, built at first use, with facts for the flow.
+    """A quantized torch graph, built at first use, with facts for the flow."""
 
-    Attributes:
-        graph: Return the graph, always the same one.
-        static: Whether activations are quantized statically.
-        weights_alone: Whether an op has a quantized weight and a float input.
-        annotated: Module and op type of the weights that the quantizer annotated.
-        strict_refusal: Why strict export refused the model, if it did.
-        warned: Warnings of the libraries during calibration, each text once.
-        digest: A hash of the graph; None where the graph cannot be stored.
-    """
-
-    graph: Callable[[], torch.fx.GraphModule]
-    static: bool
-    weights_alone: bool
+    graph: Callable[[], torch.fx.GraphModule]  # return the graph, always the same one
+    static: bool  # whether activations are quantized statically
+    weights_alone: bool  # whether an op has a quantized weight and a float input
+    # module and op type of the weights that the quantizer annotated
     annotated: frozenset[tuple[str, str]]
-    strict_refusal: str | None = None
-    warned: tuple[Warned, ...] = ()
-    digest: str | None = None
+    strict_refusal: str | None = None  # why strict export refused the model, if it did
+    warned: tuple[Warned, ...] = ()  # warnings of the libraries during calibration, each text once
+    digest: str | None = None  # a hash of the graph; None where the graph cannot be stored
 
 
 def write_simulation(simulation: Simulation) -> dict[str, bytes]:
-    """
-    Encode a quantized graph.
-
-    Raises:
-        UnhashableError: The format cannot encode it.
-    """
+    """Encode a quantized graph, or raise an UnhashableError."""
     parts = encode_graph(simulation.graph())
     facts = {
         "static": simulation.static,
@@ -61,12 +46,7 @@ def write_simulation(simulation: Simulation) -> dict[str, bytes]:
 
 
 def read_simulation(parts: Mapping[str, bytes]) -> Simulation:
-    """
-    Decode a quantized graph of `write_simulation`; it is built at first use.
-
-    Raises:
-        Exception: The parts are invalid; of any class.
-    """
+    """Decode a quantized graph of `write_simulation`; it is built at first use."""
     _check_names(parts, "graph", "tensors", "facts")
     facts = json.loads(parts["facts"])
     # Checked now, because when the graph is built it is too late to calibrate again.
@@ -95,12 +75,7 @@ def _fact(facts: Mapping[str, Any], key: str, *types: type) -> Any:
 
 
 def write_ranges(ranges: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
-    """
-    Encode ranges by tensor name.
-
-    Raises:
-        UnhashableError: One of them is no array.
-    """
+    """Encode ranges by tensor name, or raise an UnhashableError."""
     arrays: dict[str, torch.Tensor] = {}
     scalars: list[str] = []
     for i, each in enumerate(ranges.values()):
@@ -117,12 +92,7 @@ def write_ranges(ranges: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
 
 
 def read_ranges(parts: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
-    """
-    Decode the ranges of `write_ranges`.
-
-    Raises:
-        Exception: The parts are invalid; of any class.
-    """
+    """Decode the ranges of `write_ranges`."""
     _check_names(parts, "ranges", "tensors")
     content = json.loads(parts["ranges"])
     arrays = {
@@ -136,12 +106,7 @@ def read_ranges(parts: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
 
 
 def read_file(parts: Mapping[str, bytes]) -> bytes:
-    """
-    Return a `.tflite` file.
-
-    Raises:
-        ValueError: The parts are invalid.
-    """
+    """Return a `.tflite` file."""
     _check_names(parts, "tflite")
     if parts["tflite"][4:8] != b"TFL3":
         raise ValueError("its part 'tflite' is no such file")
@@ -149,12 +114,7 @@ def read_file(parts: Mapping[str, bytes]) -> bytes:
 
 
 def read_key(parts: Mapping[str, bytes]) -> bytes:
-    """
-    Return a key, in hexadecimal.
-
-    Raises:
-        ValueError: The parts are invalid.
-    """
+    """Return a key, in hexadecimal."""
     _check_names(parts, "key")
     if not re.fullmatch(rb"[0-9a-f]{64}", parts["key"]):
         raise ValueError("its part 'key' is none")

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import collections
+import contextlib
 import hashlib
 import io
 import itertools
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 
 from pytest_edgeq.compare.samples import Sample, as_array
 from pytest_edgeq.litert.digest import feed
+from pytest_edgeq.litert.graphs import decode_tensors, encode_tensors
 
-Tagged = tuple[str, Sample]
-"""A signature and a sample of it."""
+Tagged = tuple[str, Sample]  # a signature and a sample of it
 
-_IN_MEMORY = 1 << 26
-"""Bytes of samples kept in memory; more are written to a temporary file."""
+_IN_MEMORY = 1 << 26  # bytes of samples kept in memory; more are written to a temporary file
 
 
 class Recording:
@@ -47,11 +47,59 @@ class Recording:
 
 
 def spooled(samples: Iterable[Tagged], report: Callable[[str], None]) -> Iterator[Tagged]:
-    """Read all samples, and return an iterator over copies of them."""
-    spool = _Spool(report)
-    for tagged in samples:
-        spool.add(*tagged)
-    return spool.replayed()
+    """Read all samples, and return an iterator over copies: in memory, then in a file."""
+    kept: list[tuple[str, Sample | Callable[[], Sample]]] = []
+    size, is_refused = 0, False
+    with contextlib.ExitStack() as stack:
+        file: io.FileIO | None = None
+        for signature, sample in samples:
+            copy: Sample | Callable[[], Sample] = sample.clone()
+            size += sum(value.nbytes for value in sample.tensors)
+            try:
+                if size > _IN_MEMORY and not is_refused:
+                    if file is None:
+                        # Unbuffered: a buffer keeps data that a full disk has refused.
+                        file = stack.enter_context(tempfile.TemporaryFile(buffering=0))
+                    copy = _stored(sample, file)
+            except OSError as error:
+                is_refused = True
+                report(
+                    f"calibration samples cannot be written to a temporary file ({error}); they "
+                    "are kept in memory"
+                )
+            kept.append((signature, copy))
+        stack = stack.pop_all()
+
+    def replayed() -> Iterator[Tagged]:
+        kept.reverse()
+        while kept:
+            signature, copy = kept.pop()
+            yield signature, copy() if callable(copy) else copy
+
+    copies = replayed()
+    weakref.finalize(copies, stack.close)  # samples of a stored run are never read again
+    return copies
+
+
+def _stored(sample: Sample, file: io.FileIO) -> Callable[[], Sample]:
+    """Write a sample to a file, and return a function that reads it."""
+    values = {str(i): torch.as_tensor(value) for i, value in enumerate(sample.tensors)}
+    table, raw = encode_tensors(values)
+    are_arrays = sample.mapped(lambda value: isinstance(value, np.ndarray))
+    start, rest = file.seek(0, io.SEEK_END), memoryview(raw)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+    def read() -> Sample:
+        file.seek(start)
+        tensors = iter(decode_tensors(table, file.read(len(raw))).values())
+        return are_arrays.mapped(lambda is_array: _as(next(tensors), is_array=is_array))
+
+    return read
+
+
+def _as(tensor: torch.Tensor, *, is_array: bool) -> Any:
+    return tensor.numpy() if is_array else tensor
 
 
 def streams_of(samples: Iterator[Tagged], signatures: Iterable[str]) -> dict[str, Iterator[Sample]]:
@@ -67,81 +115,3 @@ def streams_of(samples: Iterator[Tagged], signatures: Iterable[str]) -> dict[str
             yield tagged[1]
 
     return {signature: stream(signature) for signature in signatures}
-
-
-class _Head(NamedTuple):
-    """Placeholder in a sample for a value stored in the file."""
-
-    dtype: torch.dtype
-    shape: torch.Size
-    stride: tuple[int, ...]
-    is_tensor: bool
-
-
-class _Spool:
-    """Copies of samples, in memory up to a limit, then in a file."""
-
-    def __init__(self, report: Callable[[str], None]) -> None:
-        self._report = report
-        self._kept: collections.deque[Tagged] = collections.deque()
-        self._in_memory = 0
-        self._file: io.FileIO | None = None
-        self._is_refused = False
-
-    def add(self, signature: str, sample: Sample) -> None:
-        """Keep a copy of a sample."""
-        copy = sample.clone()
-        size = sum(value.nbytes for value in copy.tensors)
-        if self._is_refused or self._in_memory + size <= _IN_MEMORY:
-            self._in_memory += size
-        else:
-            copy = self._stored(copy)
-        self._kept.append((signature, copy))
-
-    def replayed(self) -> Iterator[Tagged]:
-        """Yield the samples, once."""
-        file = None
-        if self._file is not None:
-            self._file.seek(0)
-            file = io.BufferedReader(self._file)
-        while self._kept:
-            signature, sample = self._kept.popleft()
-            yield signature, sample.mapped(lambda value: _read(value, file))
-
-    def _stored(self, sample: Sample) -> Sample:
-        """Return the sample with values in the file, or unchanged if writing fails."""
-        try:
-            if self._file is None:
-                # Unbuffered: data refused by a full disk would stay in the buffer, and fail again.
-                self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 # the finalizer closes it
-                # Samples of a stored run are never read again.
-                weakref.finalize(self, self._file.close)
-            file = self._file
-            return sample.mapped(lambda value: _write(value, file))
-        except OSError as error:
-            self._is_refused = True
-            self._report(
-                f"calibration samples cannot be written to a temporary file ({error}); they are "
-                "kept in memory"
-            )
-            return sample
-
-
-def _write(value: Any, file: io.FileIO) -> _Head:
-    is_tensor = isinstance(value, torch.Tensor)
-    tensor = value if is_tensor else torch.from_numpy(value)
-    rest = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
-    while rest:
-        rest = rest[file.write(rest) :]
-    return _Head(tensor.dtype, tensor.shape, tensor.stride(), is_tensor)
-
-
-def _read(value: Any, file: BinaryIO | None) -> Any:
-    if not isinstance(value, _Head):
-        return value
-    assert file is not None, "unreachable because a head is made by writing"
-    tensor = torch.empty_strided(value.shape, value.stride, dtype=value.dtype)
-    raw = bytearray(file.read(tensor.nbytes))
-    if raw:
-        tensor.copy_(torch.frombuffer(raw, dtype=value.dtype).reshape(value.shape))
-    return tensor if value.is_tensor else tensor.numpy()

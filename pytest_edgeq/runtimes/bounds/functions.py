@@ -8,15 +8,8 @@ from __future__ import annotations
 
 import math
 
-from pytest_edgeq.runtimes.bounds.fixed import (
-    quantized_multiplier,
-    rescale_excess,
-)
-from pytest_edgeq.runtimes.bounds.site import (
-    ULP,
-    Site,
-    scale_of,
-)
+from pytest_edgeq.runtimes.bounds.fixed import quantized_multiplier, rescale_excess
+from pytest_edgeq.runtimes.bounds.site import ULP, Site, scale_of
 from pytest_edgeq.runtimes.bounds.tables import table_excess
 from pytest_edgeq.tflite.subgraph import Tensor
 

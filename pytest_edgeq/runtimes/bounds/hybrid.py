@@ -54,28 +54,15 @@ def hybrid_position(graph: OpGraph, op: Op) -> int | None:
 
 
 class _Steps(NamedTuple):
-    """
-    Quantization of rows, a value a row.
-
-    Attributes:
-        factor: Factor of the values.
-        zero_point: Added to the product.
-        scale: Size of one step.
-    """
+    """Quantization of rows, a value a row."""
 
     factor: Floats
-    zero_point: Floats
-    scale: Floats
+    zero_point: Floats  # added to the product
+    scale: Floats  # size of one step
 
 
 class Halves(NamedTuple):
-    """
-    Elements of an input near halfway between two codes.
-
-    Attributes:
-        steps: Quantization of the input.
-        near: Rows, parts of them, and the places there.
-    """
+    """Elements of an input near halfway between two codes: rows, parts and places there."""
 
     steps: _Steps
     near: list[tuple[slice, slice, npt.NDArray[np.intp]]]
@@ -100,24 +87,13 @@ class HybridInput:
         """Return whether the op can quantize a shape; a wrongly wired op cannot."""
         return len(shape) > 0 and math.prod(shape) % (self._size or 1) == 0
 
-    def fake_quantize(self, x: Floats) -> Floats:
-        """
-        Return the op's input, quantized and dequantized as by the kernel.
-
-        Returns:
-            An array of the same shape and dtype.
-        """
-        return self.fake_quantize_with_halves(x)[0]
-
-    def fake_quantize_with_halves(
-        self, x: Floats, ends: tuple[float, float] | None = None
-    ) -> tuple[Floats, Halves]:
+    def fake_quantize_with_halves(self, x: Floats) -> tuple[Floats, Halves]:
         """Return the fake-quantized input, and its elements near halfway between codes."""
         rows = self._rows(x)
         seen = np.empty(rows.shape, x.dtype)
         near = []
         with np.errstate(all="ignore"):
-            low, high = _ends(rows, ends)
+            low, high = rows.min(axis=1, keepdims=True), rows.max(axis=1, keepdims=True)
             steps = (_asymmetric if self._is_asymmetric else _symmetric)(low, high)
             # Clipping few values is faster than checking whether it is needed.
             cuts = x.size <= _TILE or _reaches_beyond(low, high, steps, self._low)
@@ -133,13 +109,10 @@ class HybridInput:
 
     def rounding_ambiguity(self, x: Floats, halves: Halves) -> float:
         """
-        Return the summed error of the inputs halfway between two codes.
+        Return the summed error of the inputs halfway between two codes, in units of the input.
 
         A float32 quotient is known to two units in the last place, so the code of such a value
         depends on the order in which a processor multiplies and adds. Each counts one step.
-
-        Returns:
-            In units of the input; times the largest weight it bounds the error of the results.
         """
         rows = self._rows(x)
         total = 0.0
@@ -186,14 +159,6 @@ def is_packed(op: Op, weights: Tensor) -> bool:
         return False
     n_out, n_in = weights.shape[0], weights.shape[-1]
     return n_in % 2 == 0 and n_in >= 32 and n_out >= 4
-
-
-def _ends(rows: Floats, known: tuple[float, float] | None) -> tuple[Floats, Floats]:
-    """Return the least and the greatest value of each row."""
-    if known is not None and len(rows) == 1:
-        low, high = (np.full((1, 1), end, np.float32) for end in known)
-        return low, high
-    return rows.min(axis=1, keepdims=True), rows.max(axis=1, keepdims=True)
 
 
 def _symmetric(low: Floats, high: Floats) -> _Steps:

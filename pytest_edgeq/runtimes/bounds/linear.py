@@ -11,11 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pytest_edgeq.runtimes.bounds.fixed import (
-    double_rounding,
-    quantized_multiplier,
-    rescale_excess,
-)
+from pytest_edgeq.runtimes.bounds.fixed import double_rounding, quantized_multiplier, rescale_excess
 from pytest_edgeq.runtimes.bounds.floats import reduction_length
 from pytest_edgeq.runtimes.bounds.site import (
     ULP,

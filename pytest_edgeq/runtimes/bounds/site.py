@@ -19,24 +19,14 @@ _CODES = ("int8", "uint8", "int16")
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """
-    An op whose output has one scale.
-
-    Attributes:
-        graph: The file.
-        op: The op.
-        output: The output in question.
-        scale: Of the output.
-        zero_point: Of the output.
-        reach: Greatest distance of the output's codes from the zero point, in LSB.
-    """
+    """An op whose output has one scale."""
 
     graph: OpGraph
     op: Op
     output: Tensor
     scale: float
     zero_point: int
-    reach: float
+    reach: float  # greatest distance of the output codes from the zero point, in LSB
 
     def input(self, position: int) -> Tensor | None:
         """Return an operand by position; None if it was left out."""
@@ -57,12 +47,7 @@ def site_of(graph: OpGraph, op: Op, output: int) -> Site | None:
 
 
 def option(graph: OpGraph, op: Op, name: str) -> Any:
-    """
-    Return an option of an op by the reader's name; None without options.
-
-    Raises:
-        AttributeError: The op's options have no such field.
-    """
+    """Return an option of an op by the reader's name; None without options."""
     from ai_edge_litert import schema_py_generated as schema
 
     model = schema.Model.GetRootAs(graph.buffer, 0)

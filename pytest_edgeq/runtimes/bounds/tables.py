@@ -79,13 +79,9 @@ def _exp(x: Floats) -> Floats:
 
 
 def _gelu(x: Floats) -> Floats:
-    # numpy has no error function, and calling math.erf 65,536 times is slow.
-    import torch
+    from scipy.special import erf
 
-    values: Floats = (
-        0.5 * torch.from_numpy(x) * (1 + torch.erf(torch.from_numpy(x) / 2**0.5))
-    ).numpy()
-    return values
+    return np.asarray(0.5 * x * (1 + erf(x / math.sqrt(2))), np.float64)
 
 
 def _gelu_by_tanh(x: Floats) -> Floats:

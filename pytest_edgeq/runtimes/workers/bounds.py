@@ -35,12 +35,7 @@ _CGROUPS: Final = (
 
 
 def parse_memory(text: str) -> int:
-    """
-    Return a number of bytes from a text such as `4G`, `512M` or `2048` (MiB).
-
-    Raises:
-        ValueError: No such text, or a size that the child's libraries exceed.
-    """
+    """Return a number of bytes from a text such as `4G`, `512M` or `2048` (MiB)."""
     found = re.fullmatch(r"([0-9]+)\s*([MGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if found is None:
         raise ValueError(f"expected a size such as 4G, 512M or 2048 (MiB), got {text!r}")
@@ -54,13 +49,7 @@ def _at_least(size: int, given: object) -> int:
 
 
 def memory_bound(given: int | str | None) -> int:
-    """
-    Return the memory bound of the user in bytes, or the default.
-
-    Raises:
-        ValueError: No size, or one that the child's libraries exceed.
-        TypeError: Neither a number of bytes nor a text.
-    """
+    """Return the memory bound of the user in bytes, or the default."""
     if given is None:
         return default_memory()
     if isinstance(given, str):
@@ -71,11 +60,7 @@ def memory_bound(given: int | str | None) -> int:
 
 
 def default_memory(workers: int = 1) -> int:
-    """
-    Return the default bound: half of the memory, divided by the workers.
-
-    At least 4 GiB, or all that there is.
-    """
+    """Return the default bound: half of the memory, divided by the workers."""
     total = _total_memory()
     return max(min(_LEAST_MEMORY, total), total // 2 // workers)
 

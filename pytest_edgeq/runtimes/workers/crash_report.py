@@ -49,16 +49,10 @@ _WORKER = "<edgeq worker>"
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """
-    Memory of a process, in bytes.
-
-    Attributes:
-        resident: In RAM.
-        data: Private writable mappings, which the bound is on.
-    """
+    """Memory of a process, in bytes."""
 
     resident: int
-    data: int
+    data: int  # private writable mappings, which the bound is on
 
     @classmethod
     def of(cls, pid: int) -> Memory | None:
@@ -74,28 +68,17 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class CrashReport:
-    """
-    How a worker of this machine ended.
+    """How a worker of this machine ended."""
 
-    Attributes:
-        kind: `signal`, `exit`, `timeout`, `memory` or `start`.
-        signal: Its number.
-        exit_code: Of a process that ended by itself.
-        seconds: The bound on time, which it exceeded.
-        memory: What it held when it was last looked at; None where that is unknown.
-        bound: Bytes that it could map; 0 where it never ran.
-        printed: The end of what it printed.
-        pid: Its id; None where it never ran.
-    """
-
-    kind: str
+    kind: str  # `signal`, `exit`, `timeout`, `memory` or `start`
     signal: int = 0
-    exit_code: int = 0
-    seconds: float = 0
+    exit_code: int = 0  # of a process that ended by itself
+    seconds: float = 0  # the bound on time, which it exceeded
+    # what it held when it was last looked at; None where that is unknown
     memory: Memory | None = None
-    bound: int = 0
-    printed: str = ""
-    pid: int | None = None
+    bound: int = 0  # bytes that it could map; 0 where it never ran
+    printed: str = ""  # the end of what it printed
+    pid: int | None = None  # its id; None where it never ran
 
     @classmethod
     def of(
@@ -155,20 +138,19 @@ class CrashReport:
                 frames.append(f"{frame[1]}, line {frame[2]}, in {frame[3]}")
         return []
 
-    def details(self, facts: Sequence[str], *, own: str | None) -> list[str]:
-        """Return the lines of a failure text after the first."""
-        lines = list(facts)
+    def text(self, first: str, facts: Sequence[str] = (), *, own: str | None = None) -> str:
+        """Return a failure text with this first line; `own` is the file of a user's own runtime."""
+        lines = [first, *facts]
         if self.frames and own is not None:
             lines.append("where:")
             # What cloudpickle sends does not know its file.
             frames = [frame.replace(_SENT, own or _SENT) for frame in self.frames[:_FRAMES]]
             lines += [f"  {frame}"[:_WIDTH] for frame in frames]
+        held = "unknown, as it was not looked at before it ended"
         if self.memory is not None:
             held = f"{size_text(self.memory.resident)} in RAM, {size_text(self.memory.data)} mapped"
-        else:
-            held = "unknown, as it was not looked at before it ended"
-            if sys.platform != "linux":
-                held = "unknown on this system"
+        elif sys.platform != "linux":
+            held = "unknown on this system"
         lines.append(f"memory held: {held} (bound: {size_text(self.bound)})")
         # Without Python's own about the crash.
         dump = _DUMP.search(self.printed)
@@ -179,7 +161,7 @@ class CrashReport:
         library, correct = _OF_LIBRARY if own is None else _OF_OWN
         lines.append(f"cause: {cause.format(library=library)}")
         lines.append(f"fix: {fix.format(correct=correct)}")
-        return lines
+        return "\n".join(lines)
 
 
 _OF_LIBRARY = ("the library", "report it with the file to the library's authors")

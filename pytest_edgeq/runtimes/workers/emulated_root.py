@@ -69,14 +69,11 @@ class EmulatedRootError(RuntimeError):
 
 def make_root(folder: Path, *, say: Callable[[str], None]) -> list[str]:
     """
-    Make a root for 64-bit ARM, unless the folder is one with the installed ai-edge-litert.
-
-    Returns:
-        The command that starts the root's Python; on 64-bit ARM this Python, and no root is made.
+    Make a root for 64-bit ARM if needed, and return the command that starts its Python.
 
     Raises:
-        EmulatedRootError: The folder is something else, a program or the network is missing, or
-            the root's Python does not run a model.
+        EmulatedRootError: The folder is something else, a program or the network is missing, or the
+            root's Python does not run a model.
     """
     if platform.machine() in ("aarch64", "arm64"):
         say("this machine is a 64-bit ARM itself: no emulation is needed, its own Python serves")

@@ -33,14 +33,7 @@ _NO_REASON = re.compile(r"(Node number \d+ \(\w+\) failed to (prepare|invoke)\.?
 
 
 class IsolatedFiles(FileHost):
-    """
-    Opens files in a worker of this machine; crashed steps are not retried.
-
-    Args:
-        worker: The process.
-        seconds: Bound on a step.
-        own: A user's own runtime as a pickle; None for a built-in one.
-    """
+    """Opens files in a worker of this machine; crashed steps are not retried."""
 
     def __init__(self, worker: LocalWorker, seconds: float, own: bytes | None) -> None:
         self._worker, self._seconds, self._own = worker, seconds, own
@@ -62,13 +55,7 @@ class IsolatedFiles(FileHost):
         return [dict(inputs)]
 
     def send(self, message: Callable[[Link], Message], *, is_trial: bool = False) -> Answer:
-        """
-        Send a message to the worker.
-
-        Raises:
-            WorkerCrashError: The worker ended.
-            Exception: What the kernels or the user's own runtime raise.
-        """
+        """Send a message to the worker, or raise a WorkerCrashError."""
         try:
             return self._worker.ask(message, self._bound(is_trial=is_trial))
         except RuntimeError as error:
@@ -107,27 +94,19 @@ class IsolatedFiles(FileHost):
         how = "was ended" if report.was_killed or report.kind == "timeout" else "crashed"
         first = f"{how} in the step {step}: expected {_EXPECTED[step]}, got {report.what}"
         own = None if opening.own is None else source_file(opening.own)
-        lines = report.details(facts, own=own)
-        return CrashedError(opening.runtime, "\n".join([first, *lines]))
+        return CrashedError(opening.runtime, report.text(first, facts, own=own))
 
 
 class TriedEngine(Engine):
     """
     An engine of this process whose file is loaded and run once in the child, first.
 
-    What the kernels refuse there is not tried here: memory has no bound in this process. A user's
-    own runtime is, as it may depend on what only this process has.
-
-    Raises:
-        CrashedError: The child ended.
-        RuntimeError, ValueError: The kernels cannot allocate the file.
+    What the kernels refuse there is not tried here. A user's own runtime is: it may depend on this
+    process.
     """
 
     def __init__(
-        self,
-        opening: Opening,
-        trial: Callable[[], RemoteEngine],
-        survived: Callable[[], None],
+        self, opening: Opening, trial: Callable[[], RemoteEngine], survived: Callable[[], None]
     ) -> None:
         self._survived = survived
         self._is_own = opening.own is not None
@@ -135,13 +114,7 @@ class TriedEngine(Engine):
         self._engine = open_here(opening)
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-        """
-        Run one sample.
-
-        Raises:
-            CrashedError: The child ended.
-            RuntimeError, ValueError, KeyError: The kernels fail.
-        """
+        """Run one sample, or raise a CrashedError."""
         trial = self._trial
         if trial is not None:
             self._tried(lambda: trial.run(inputs))

@@ -82,20 +82,15 @@ class LinkError(Exception):
     """
     The worker does not answer as it should.
 
-    Attributes:
-        kind: `absent`, `start`, `missing`, `garbage`, `lost`, `time` or `closed`.
-        what: What came in place of an answer.
-        printed: The end of its output.
-        code: Its exit status, minus the signal's number where one ended it; None if unknown.
-        pid: Of the process; None where it never ran.
-        was_read: Whether it had read the request, and may have begun to answer it.
+    `kind` is `absent`, `start`, `missing`, `garbage`, `lost`, `time` or `closed`; `code` the exit
+    status, minus the signal's number where one ended it.
     """
 
     def __init__(self, kind: str, what: str, printed: str = "", code: int | None = None) -> None:
         super().__init__(what)
         self.kind, self.what, self.printed, self.code = kind, what, printed, code
-        self.pid: int | None = None
-        self.was_read = True
+        self.pid: int | None = None  # of the process; None where it never ran
+        self.was_read = True  # whether it had read the request, and may have begun to answer it
 
 
 class Link:
@@ -103,20 +98,8 @@ class Link:
     A running worker.
 
     Requests may come from several threads. The worker answers one after the other, and any thread
-    that waits reads the answers of all.
-
-    Args:
-        command: Starts a Python, with the arguments that follow it.
-        seconds: Bound on the time until it is ready.
-        local: The arguments of `remote_worker.main` where it is this Python: messages are pickles
-            then, and functions can be called. None for any other command.
-        path: The search path of modules of a local worker.
-        on_tick: Called while an answer is waited for.
-
-    Attributes:
-        facts: What a target says of itself (`remote_worker.facts`).
-        pid: Of the process.
-        forgotten: Keys of open files that nobody uses any more.
+    that waits reads the answers of all. With `local`, the arguments of `remote_worker.main` in a
+    process of this Python, messages are pickles and functions can be called.
 
     Raises:
         LinkError: The command does not start, ends, prints something else, or lacks a package.
@@ -142,7 +125,7 @@ class Link:
         self._answers: dict[int, tuple[Head, memoryview]] = {}
         self._tail = b""
         self._sent = 0
-        self.forgotten: list[int] = []
+        self.forgotten: list[int] = []  # keys of open files that nobody uses any more
         self._process = self._started(command)
         self.pid = self._process.pid
         self._in, self._out, self._err = (
@@ -176,6 +159,7 @@ class Link:
             self.close()
             what = f"Python {head['python']} that lacks a package ({head['missing']})"
             raise LinkError("missing", what, self.printed)
+        # what a target says of itself (`remote_worker.facts`)
         self.facts: dict[str, Any] = head.get("facts", {})
 
     def take_forgotten(self) -> list[int]:
@@ -203,13 +187,7 @@ class Link:
         return taken
 
     def ask(self, head: Head, parts: Iterable[Any] = (), seconds: float | None = None) -> Answer:
-        """
-        Send a request, and wait for the answer.
-
-        Raises:
-            LinkError: The worker has ended, no sign of life came in time, or something that is no
-                answer.
-        """
+        """Send a request, and wait for the answer, or raise a LinkError."""
         number = next(self._numbers)
         pieces = pack({**head, "id": number, "seconds": seconds}, parts, is_local=self._is_local)
         end = self._sent + sum(map(len, pieces))

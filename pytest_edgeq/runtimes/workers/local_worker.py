@@ -34,17 +34,13 @@ class WorkerTracebackError(Exception):
 
 class LocalWorker:
     """
-    A process that runs one function at a time; it is started by the first call.
+    A process that runs one function at a time; a call starts it where it does not run.
 
-    It is spawned, as torch has threads that a fork would cut off, and imports no main module. It
-    ends with this process, however that ends. Where it has died, the next call starts another one.
-
-    Attributes:
-        memory: Bytes of private writable memory that it may map; None for no bound.
+    It is spawned, as torch has threads that a fork would cut off, and ends with this process.
     """
 
     def __init__(self, memory: int | None = None) -> None:
-        self.memory = memory
+        self.memory = memory  # bytes of private writable memory that it may map; None for no bound
         self.reset()
 
     def reset(self) -> None:
@@ -60,12 +56,7 @@ class LocalWorker:
         return None if self._link is None else self._link.pid
 
     def start(self) -> Link:
-        """
-        Start the process, unless it runs.
-
-        Raises:
-            LinkError: It does not start.
-        """
+        """Start the process, unless it runs, or raise a LinkError."""
         with self._lock:
             if not self._is_killed and (self._link is None or not self._link.is_alive):
                 path = [each for each in sys.path if isinstance(each, str)]
@@ -87,14 +78,7 @@ class LocalWorker:
     def call(
         self, seconds: float | None, function: Callable[..., _Result], /, *args: Any, **kwargs: Any
     ) -> _Result:
-        """
-        Call a function in the process.
-
-        Raises:
-            WorkerCrashError: The process ended, or exceeded a bound on time or memory.
-            KeyboardInterrupt: The controller of this worker of pytest-xdist has ended.
-            Exception: What the function raises, or what cannot be pickled.
-        """
+        """Call a function in the process, or raise a WorkerCrashError."""
         answer = self.ask(lambda _: ({"what": "call"}, [(function, args, kwargs)]), seconds)
         result: _Result = answer[1][0]
         return result
@@ -123,13 +107,7 @@ class LocalWorker:
         raise AssertionError("unreachable: the last of the starts raises")
 
     def check(self, answer: Answer) -> Answer:
-        """
-        Return an answer if it is no error.
-
-        Raises:
-            WorkerCrashError: The process met the bound on memory, whatever the function made of it.
-            Exception: What the function raised.
-        """
+        """Return an answer if it is no error, or raise a WorkerCrashError."""
         head, parts = answer
         if "traceback" not in head:
             return answer

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import importlib.metadata
 import json
 import os
-import platform
-import re
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from pytest_edgeq.errors import CrashedConversionError, CrashedError, UnrunnableError
 from pytest_edgeq.names import DEFAULT_RUNTIME, ISOLATE_MODES
 from pytest_edgeq.runtimes.opening import Opening
+from pytest_edgeq.runtimes.process_state import cpu_model
 from pytest_edgeq.runtimes.runner import open_here
 from pytest_edgeq.runtimes.workers.sending import sent, source_file
 from pytest_edgeq.tflite.mapped import Buffer, MappedFile
 from pytest_edgeq.tflite.source import build_interpreter
+from pytest_edgeq.versions import version_of
 
 if TYPE_CHECKING:
     from pytest_edgeq.runtimes.engines import Engine
@@ -50,12 +48,7 @@ class SurvivorStore(Protocol):
 
 
 class Isolation:
-    """
-    Opens files in this process or in a child process.
-
-    Raises:
-        ValueError: All is to run in a child on a system where there is none.
-    """
+    """Opens files in this process or in a child process."""
 
     def __init__(
         self,
@@ -98,29 +91,22 @@ class Isolation:
         return IsolatedConversion(name, self.child, self._seconds, self._note)
 
     def open(self, opening: Opening) -> Engine:
-        """
-        Open a file.
-
-        Raises:
-            CrashedError: The child ended.
-            RuntimeError, ValueError: The kernels refuse the file, or, where everything is to run in
-                the child, the user's own runtime cannot be sent there.
-        """
+        """Open a file, or raise a CrashedError."""
         if opening.target is not None:
             return open_here(opening)  # another process already
         if self._mode == "off" or not (
             self.is_on or opening.foreign or opening.runtime != DEFAULT_RUNTIME
         ):
             return open_here(opening)
-        key = "" if self.is_on else self._key(opening, b"")
+        key = "" if self.is_on else _opening_key(opening, b"")
         if key and opening.own is None and self._has_survived(key):
             return open_here(opening)
         try:
-            own = self._sent(opening)
+            own = None if opening.own is None else sent(opening.own)
         except Exception as error:  # whatever the objects do that the runner holds
             return self._unsent(opening, error)
         if own is not None and not self.is_on:
-            key = self._key(opening, own)
+            key = _opening_key(opening, own)
             if self._has_survived(key):
                 return open_here(opening)
         # Only now, as this module is imported by every session.
@@ -135,20 +121,13 @@ class Isolation:
         )
 
     def build(self, content: Buffer, *, foreign: bool) -> None:
-        """
-        Build an interpreter of a file that nothing has looked at.
-
-        Raises:
-            CrashedError: The child ended.
-            RuntimeError, ValueError: The interpreter refuses the file.
-        """
+        """Build an interpreter of a file that nothing has looked at, or raise a CrashedError."""
         source = content.path if isinstance(content, MappedFile) else content
         if self._mode == "off" or not (self.is_on or foreign):
             build_interpreter(source)
             return
         digest = hashlib.sha256(content).hexdigest()
-        parts = [digest, _versions(DEFAULT_RUNTIME), _cpu()]
-        key = "" if self.is_on else hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        key = "" if self.is_on else _key(digest, _versions(DEFAULT_RUNTIME))
         if key and self._has_survived(key):
             return
         from pytest_edgeq.runtimes.workers.crash_report import WorkerCrashError, file_fact
@@ -158,13 +137,9 @@ class Isolation:
         except WorkerCrashError as error:
             facts = [file_fact(source, digest, len(content))]
             first = f"crashed in the step open: expected a model, got {error.report.what}"
-            lines = [first, *error.report.details(facts, own=None)]
-            raise CrashedError("reference", "\n".join(lines)) from error.__cause__
+            raise CrashedError("reference", error.report.text(first, facts)) from error.__cause__
         if key:
             self._remember(key)
-
-    def _sent(self, opening: Opening) -> bytes | None:
-        return None if opening.own is None else sent(opening.own)
 
     def _unsent(self, opening: Opening, error: Exception) -> Engine:
         why = f"{type(error).__name__}: {error}".splitlines()[0][:120]
@@ -179,31 +154,11 @@ class Isolation:
         self._note(f"runtime {opening.runtime!r} was not tried in a child process first: {why}")
         return open_here(opening)
 
-    # --- what has survived ----------------------------------------------------------------------
-
-    def _key(self, opening: Opening, own: bytes) -> str:
-        parts = [
-            _digest_of(opening.graph),
-            opening.signature.key,
-            opening.runtime,
-            hashlib.sha256(own).hexdigest(),
-            _source_digest(opening.own),
-            _versions(opening.runtime),
-            _cpu(),
-        ]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
     def _has_survived(self, key: str) -> bool:
-        if key in _survived:
-            return True
-        known = (
-            self._store is not None
-            and not self._refresh
-            and self._store.read(_KIND, key) is not None
-        )
-        if known:
+        store = None if self._refresh else self._store
+        if key not in _survived and store is not None and store.read(_KIND, key) is not None:
             _survived.add(key)
-        return known
+        return key in _survived
 
     def _remember(self, key: str) -> None:
         if key not in _survived:
@@ -224,34 +179,31 @@ class IsolatedConversion:
         self._note = note
 
     def call(self, step: str, function: Callable[..., _Result], /, *arguments: Any) -> _Result:
-        """
-        Call a function in the child.
-
-        Raises:
-            CrashedConversionError: The child ended.
-            Exception: What the function raises.
-        """
+        """Call a function in the child, or raise a CrashedConversionError."""
         from pytest_edgeq.runtimes.workers.crash_report import WorkerCrashError
 
         try:
             return self._child.call(self._seconds, function, *arguments)
         except WorkerCrashError as error:
             report = error.report
-            lines = [
-                f"{self._name}: expected a result of the step {step}, got {report.what}",
-                *report.details([], own=None),
-            ]
-            raise CrashedConversionError("\n".join(lines)) from error.__cause__
+            first = f"{self._name}: expected a result of the step {step}, got {report.what}"
+            raise CrashedConversionError(report.text(first)) from error.__cause__
 
     def runs_here(self, step: str, why: str, /) -> None:
         """Note that a step runs in this process, and why."""
         self._note(f"{self._name}: the step {step} ran in this process, not in a child: {why}")
 
 
-def _digest_of(graph: OpGraph) -> str:
+def _key(*facts: str | None) -> str:
+    return hashlib.sha256(json.dumps([*facts, cpu_model()]).encode()).hexdigest()
+
+
+def _opening_key(opening: Opening, own: bytes) -> str:
+    graph, runtime = opening.graph, opening.runtime
     if graph not in _digests:
         _digests[graph] = hashlib.sha256(graph.buffer).hexdigest()
-    return _digests[graph]
+    digests = _digests[graph], hashlib.sha256(own).hexdigest(), _source_digest(opening.own)
+    return _key(*digests, opening.signature.key, runtime, _versions(runtime))
 
 
 def _source_digest(runner: object) -> str:
@@ -264,24 +216,8 @@ def _source_digest(runner: object) -> str:
         return ""
 
 
-@functools.cache
-def _versions(runtime: str) -> str:
-    """Return the version of the library of a built-in runtime."""
-    names = ("tensorflow", "tensorflow-cpu") if runtime == "tensorflow" else ("ai-edge-litert",)
-    for name in names:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return ""
-
-
-@functools.cache
-def _cpu() -> str:
-    """Return a key of this CPU, which differs if kernels may differ."""
-    info = Path("/proc/cpuinfo")
-    if not info.exists():
-        return platform.processor()
-    lines = re.compile(r"^(?:model name|flags|Features|CPU part)\s*:.*$", re.MULTILINE)
-    found = set(lines.findall(info.read_text()))
-    return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()
+def _versions(runtime: str) -> str | None:
+    """Return the version of what runs files on a built-in runtime."""
+    if runtime == "tensorflow":
+        return version_of("tensorflow") or version_of("tensorflow-cpu")
+    return version_of("ai-edge-litert")

@@ -29,20 +29,13 @@ _keys = itertools.count()
 
 
 class RemoteFile:
-    """
-    A file open in a worker, which closes it when this object is collected.
-
-    Attributes:
-        opening: What is to be opened, from this source.
-        key: Names it in requests.
-        link: To the worker in which it is open; None before it is opened.
-    """
+    """A file open in a worker, which closes it when this object is collected."""
 
     def __init__(self, opening: Opening, source: Source | None = None) -> None:
-        self.opening = opening
+        self.opening = opening  # what is to be opened, from this source
         self.source: Source = opening.source if source is None else source
-        self.key = next(_keys)
-        self.link: Link | None = None
+        self.key = next(_keys)  # names it in requests
+        self.link: Link | None = None  # to the worker in which it is open; None before it is opened
 
     def opened_in(self, link: Link) -> None:
         """Note where it is open."""
@@ -55,33 +48,20 @@ class FileHost:
     Interface to one kind of worker: opens files, and again after a restart.
 
     A file whose runs leave a state behind is not opened anew: its outputs would be others.
-
-    Attributes:
-        is_far: Whether a message takes so long that all tensors are read at once.
     """
 
-    is_far = False
+    is_far = False  # whether a message takes so long that all tensors are read at once
 
     def file(self, opening: Opening) -> RemoteFile:
         """Return a file to ask about."""
         return RemoteFile(opening)
 
     def inputs(self, opening: Opening, inputs: Inputs) -> list[Any]:
-        """
-        Return the inputs of a sample in the form of the worker.
-
-        Raises:
-            RuntimeError: One cannot be sent.
-        """
+        """Return the inputs of a sample in the form of the worker."""
         raise NotImplementedError
 
     def send(self, message: Callable[[Link], Message], *, is_trial: bool = False) -> Answer:
-        """
-        Send a message to a worker; retry once on a new worker if possible.
-
-        Raises:
-            Exception: The worker ends, does not answer, or raises it.
-        """
+        """Send a message to a worker; retry once on a new worker if possible."""
         raise NotImplementedError
 
     def open_in(self, link: Link, file: RemoteFile, *, is_trial: bool = False) -> None:
@@ -104,13 +84,7 @@ class FileHost:
         inputs: Inputs | None = None,
         needs_state: bool = False,
     ) -> Answer:
-        """
-        Ask about a file, which is opened where it is not.
-
-        Raises:
-            UnrunnableError: The worker ended, or does not answer, or a file has lost its state.
-            RuntimeError, ValueError, KeyError, MemoryError: The kernels fail.
-        """
+        """Ask about a file, which is opened where it is not, or raise an UnrunnableError."""
         now = step
 
         def message(link: Link) -> Message:
@@ -164,13 +138,7 @@ _LOST = (
 
 
 class RemoteEngine(Engine):
-    """
-    A file that is open in a worker.
-
-    Raises:
-        UnrunnableError: The worker does not start, ends, or does not answer.
-        RuntimeError, ValueError, MemoryError: The kernels cannot allocate the file.
-    """
+    """A file that is open in a worker."""
 
     def __init__(self, host: FileHost, opening: Opening) -> None:
         self._host, self._opening = host, opening
@@ -180,13 +148,7 @@ class RemoteEngine(Engine):
         self._ask("load", {"what": "forget", "keys": []})  # nothing, once the file is open
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-        """
-        Run one sample.
-
-        Raises:
-            UnrunnableError: The worker ends, does not answer, or has lost the file's state.
-            RuntimeError, ValueError, KeyError, MemoryError: The kernels fail.
-        """
+        """Run one sample, or raise an UnrunnableError."""
         constant = {key: self._read[key] for key in self._read if self._tensors[key].is_constant}
         self._read = constant
         made = self._ask(
@@ -203,13 +165,7 @@ class RemoteEngine(Engine):
         ]
 
     def tensor(self, index: int) -> npt.NDArray[Any]:
-        """
-        Return a tensor as the last run left it.
-
-        Raises:
-            UnrunnableError: The worker has ended since the run.
-            ValueError: It has no memory.
-        """
+        """Return a tensor as the last run left it, or raise an UnrunnableError."""
         tensors = self._tensors
         if not self._host.is_far:
             [value] = self._tensor_values([tensors[index]]).values()
@@ -241,13 +197,7 @@ class RemoteEngine(Engine):
         }
 
     def close(self) -> None:
-        """
-        Have the worker close the file: a user's own runtime at once, others with the next request.
-
-        Raises:
-            CrashedError: The worker ended.
-            Exception: What a user's own runtime raises.
-        """
+        """Have the worker close the file: a user's own runtime at once, others later."""
         file = self._file
         if file is None:
             return

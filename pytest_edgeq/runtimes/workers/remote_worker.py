@@ -88,12 +88,7 @@ def _hash(pieces: Iterable[Any]) -> bytes:
 
 
 def read_payload(stream: BinaryIO, *, is_local: bool = False) -> bytearray | None:
-    """
-    Read the payload of a frame; None where the stream ends before or within it.
-
-    Raises:
-        FrameError: Something else stands there.
-    """
+    """Read a frame's payload, or raise a FrameError; None where the stream ends within it."""
     start = _read(stream, _FRAME.size)
     while is_local and len(start) == _FRAME.size and not start.startswith(MAGIC):
         start = start[1:] + _read(stream, 1)  # printed while Python started, by a sitecustomize
@@ -167,7 +162,7 @@ def _array(blob: memoryview) -> Any:
 
 # --- in the worker ------------------------------------------------------------------------------
 
-_RESOLVERS = {
+RESOLVERS = {
     "xnnpack": "BUILTIN",
     "builtin": "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
     "reference": "BUILTIN_REF",
@@ -192,12 +187,7 @@ def _litert() -> tuple[Any, str, str]:
 
 
 def facts() -> dict[str, Any]:
-    """
-    Return machine, CPU and versions of this process.
-
-    Raises:
-        ImportError: There is no numpy or no interpreter.
-    """
+    """Return machine, CPU and versions of this process."""
     import numpy as np
 
     _, package, release = _litert()
@@ -236,23 +226,27 @@ def _features() -> list[str]:
     return sorted(name for name, is_there in found.items() if is_there)
 
 
-class _WorkerFile:
-    """A file that is open."""
+def _opened(content: bytes, head: Head) -> OpenInterpreter:
+    module = _litert()[0]
+    options: dict[str, Any] = {"num_threads": head["threads"]}
+    if head["kernels"] != "xnnpack":
+        resolvers = module.OpResolverType
+        options["experimental_op_resolver_type"] = resolvers[RESOLVERS[head["kernels"]]]
+    if head["keep"]:
+        options["experimental_preserve_all_tensors"] = True
+    return OpenInterpreter(module.Interpreter(model_content=content, **options), head)
 
-    def __init__(self, content: bytes, head: Head) -> None:
-        module = _litert()[0]
-        options: dict[str, Any] = {"num_threads": head["threads"]}
-        if head["kernels"] != "xnnpack":
-            resolvers = module.OpResolverType
-            options["experimental_op_resolver_type"] = resolvers[_RESOLVERS[head["kernels"]]]
-        if head["keep"]:
-            options["experimental_preserve_all_tensors"] = True
+
+class OpenInterpreter:
+    """An interpreter that runs the signature which a head describes; it is allocated once."""
+
+    def __init__(self, interpreter: Any, head: Head) -> None:
         self._inputs, self._outputs = head["inputs"], head["outputs"]
         self._subgraph = head["subgraph"]
-        self._interpreter = module.Interpreter(model_content=content, **options)
+        self._interpreter = interpreter
         self._shapes: Any = [tuple(shape) for shape in head["shapes"]]
         try:
-            self._interpreter.allocate_tensors()
+            interpreter.allocate_tensors()
         except (RuntimeError, ValueError):
             if not head["has_free_shapes"]:
                 raise
@@ -260,7 +254,7 @@ class _WorkerFile:
         # The interpreter's own runner allocates anew at each call: for other subgraphs alone.
         self._runner = None
         if head["signature"] is not None and self._subgraph:
-            self._runner = self._interpreter.get_signature_runner(head["signature"])
+            self._runner = interpreter.get_signature_runner(head["signature"])
 
     def run(self, arrays: list[Any]) -> list[Any]:
         """Run one sample; arrays and outputs have the order of the head that opened the file."""
@@ -371,7 +365,7 @@ class _Server:
             self._files[digest] = content
             return {"digest": digest}, []
         if what == "open":
-            self._open[head["key"]] = _WorkerFile(self._files[head["digest"]], head)
+            self._open[head["key"]] = _opened(self._files[head["digest"]], head)
             return {}, []
         if what == "forget":
             self._forget(head["keys"])
@@ -456,13 +450,7 @@ def _end_with(parent: int) -> None:
 
 
 def main(local: dict[str, Any] | None = None) -> None:
-    """
-    Serve requests, framed on stdin and stdout.
-
-    Args:
-        local: The arguments of `_prepare` in a process that the host has started from its own
-            Python; None on a target, which first says what computes there.
-    """
+    """Serve requests, framed on stdin and stdout."""
     stdin, stdout = os.fdopen(os.dup(0), "rb", 0), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -12,12 +12,7 @@ from typing import Any
 
 
 def sent(runner: Any) -> bytes:
-    """
-    Return a runner as the child can read it.
-
-    Raises:
-        Exception: It holds what cannot be sent: an open file, a lock, a native object.
-    """
+    """Return a runner as the child can read it."""
     import cloudpickle
 
     module = sys.modules.get(getattr(runner, "__module__", None) or type(runner).__module__)
@@ -37,11 +32,7 @@ def source_file(runner: Any) -> str:
 
 @contextlib.contextmanager
 def _by_value(module: ModuleType | None) -> Iterator[None]:
-    """
-    Pickle the members of a module by value if the child could not import it.
-
-    A `conftest.py` and a test module are known by names that lead elsewhere there, or nowhere.
-    """
+    """Pickle the members of a module by value if the child could not import it."""
     import cloudpickle
 
     if module is None or module.__name__ == "__main__" or _can_be_imported(module):

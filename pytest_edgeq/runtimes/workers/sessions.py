@@ -17,21 +17,13 @@ from pytest_edgeq.runtimes.workers.bounds import DEFAULT_SECONDS
 
 @dataclasses.dataclass(frozen=True)
 class IsolationSettings:
-    """
-    Settings of isolation, resolved from the options of a session.
+    """Settings of isolation, resolved from the options of a session."""
 
-    Attributes:
-        mode: `auto`, `on` or `off`.
-        seconds: Bound on the time of one step in the child.
-        memory: Bound on its memory, in bytes; None for the default.
-        cache_dir: Remembers what has survived; None for this process alone.
-        controller: Id of the process that this one is a worker of; None where it is none.
-    """
-
-    mode: str = "auto"
-    seconds: float = DEFAULT_SECONDS
-    memory: int | None = None
-    cache_dir: Path | None = None
+    mode: str = "auto"  # `auto`, `on` or `off`
+    seconds: float = DEFAULT_SECONDS  # bound on the time of one step in the child
+    memory: int | None = None  # bound on its memory, in bytes; None for the default
+    cache_dir: Path | None = None  # remembers what has survived; None for this process alone
+    # id of the process that this one is a worker of; None where it is none
     controller: int | None = None
 
 
@@ -40,12 +32,7 @@ _sessions: list[IsolationSettings] = []
 
 
 def begin(settings: IsolationSettings) -> Callable[[], None]:
-    """
-    Begin a session with these settings.
-
-    Returns:
-        What ends it; with the last session the child processes end.
-    """
+    """Begin a session with these settings, and return the function that ends it."""
     _sessions.append(settings)
 
     def end() -> None:

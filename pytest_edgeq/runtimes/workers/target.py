@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 
 
 class Target:
-    """
-    A command that starts a Python with numpy and ai_edge_litert elsewhere.
-
-    Raises:
-        TypeError, ValueError: The command is no list of words, or empty.
-    """
+    """A command that starts a Python with numpy and ai_edge_litert elsewhere."""
 
     def __init__(self, name: str, command: Sequence[str], seconds: float) -> None:
         self.name = name
@@ -40,15 +35,7 @@ class Target:
         weakref.finalize(self, _close, self._links)
 
     def start(self) -> TargetMachine:
-        """
-        Start the command, unless it runs.
-
-        Returns:
-            The machine that answers.
-
-        Raises:
-            UnrunnableError: It does not start, or lacks a package.
-        """
+        """Start the command, unless it runs, or raise an UnrunnableError."""
         try:
             self.link()
         except LinkError as error:
@@ -57,13 +44,7 @@ class Target:
         return self.machine
 
     def open(self, opening: Opening) -> Engine:
-        """
-        Open a file there.
-
-        Raises:
-            UnrunnableError: The command does not start, ends, or does not answer.
-            RuntimeError, ValueError: The kernels cannot allocate the file.
-        """
+        """Open a file there, or raise an UnrunnableError."""
         if self._files is None:
             # Only now, as it imports numpy.
             from pytest_edgeq.runtimes.workers.target_files import TargetFiles
@@ -73,12 +54,7 @@ class Target:
         return self._files.open(opening)
 
     def link(self) -> Link:
-        """
-        Return the link of now, which is started where there is none.
-
-        Raises:
-            LinkError: The command does not start, now or the first time.
-        """
+        """Return the link of now, which is started where there is none, or raise a LinkError."""
         with self._lock:
             if self._refused is not None:
                 raise self._refused
@@ -108,10 +84,5 @@ def _close(links: list[Link]) -> None:
 
 
 def make_targets(commands: Mapping[str, Sequence[str]], seconds: float) -> dict[str, Target]:
-    """
-    Make a target of each command, by name; none is started.
-
-    Raises:
-        TypeError, ValueError: A command is no list of words, or empty.
-    """
+    """Make a target of each command, by name; none is started."""
     return {name: Target(name, command, seconds) for name, command in commands.items()}

@@ -17,12 +17,7 @@ _CRASH: Final = re.compile(r"SIG(SEGV|ABRT|BUS|FPE|ILL|TRAP)|exit code (132|133|
 
 
 def raise_error(answer: Answer) -> Answer:
-    """
-    Return an answer if it is no error.
-
-    Raises:
-        RuntimeError, ValueError, KeyError, MemoryError: As the kernels raised it there.
-    """
+    """Return an answer if it is no error."""
     head = answer[0]
     if "error" not in head:
         return answer

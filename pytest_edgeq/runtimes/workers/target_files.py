@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from pytest_edgeq.errors import CrashedError, UnrunnableError
 from pytest_edgeq.runtimes.crashing_op import Inputs
+from pytest_edgeq.runtimes.engines import described
 from pytest_edgeq.runtimes.opening import Opening
 from pytest_edgeq.runtimes.workers.link import Answer, Link, LinkError
 from pytest_edgeq.runtimes.workers.remote_engine import FileHost, Message, RemoteEngine, RemoteFile
@@ -47,13 +48,7 @@ class TargetFiles(FileHost):
         )
 
     def open(self, opening: Opening) -> RemoteEngine:
-        """
-        Open a file on the target.
-
-        Raises:
-            UnrunnableError: The target does not start, ends, or does not answer.
-            RuntimeError, ValueError: The kernels refuse the file, or an output cannot be sent.
-        """
+        """Open a file on the target, or raise an UnrunnableError."""
         for entry in opening.signature.outputs:
             if entry.tensor.dtype in ("resource", "variant", "string"):
                 raise RuntimeError(
@@ -71,22 +66,11 @@ class TargetFiles(FileHost):
             return self._shared.setdefault(key, file)
 
     def inputs(self, opening: Opening, inputs: Inputs) -> list[Any]:
-        """
-        Return the inputs in the order of the signature.
-
-        Raises:
-            RuntimeError: One cannot be sent.
-        """
+        """Return the inputs in the order of the signature."""
         return [_sendable(inputs[entry.name]) for entry in opening.signature.inputs]
 
     def send(self, message: Callable[[Link], Message], *, is_trial: bool = False) -> Answer:
-        """
-        Send the message for a link, and once more where the connection is lost.
-
-        Raises:
-            LinkError: The worker is gone for good, or does not answer.
-            RuntimeError, ValueError, KeyError, MemoryError: As the kernels raised it.
-        """
+        """Send a request, and once more where the connection is lost, or raise a LinkError."""
         try:
             return self._send(message)
         except LinkError as error:
@@ -108,8 +92,16 @@ class TargetFiles(FileHost):
         with self._lock:
             if file.link is link:
                 return
-            head = {"digest": self._sent_content(link, file), "key": file.key}
-            head |= _description(file.opening)
+            opening = file.opening
+            head = {
+                **described(opening.signature),
+                "what": "open",
+                "digest": self._sent_content(link, file),
+                "key": file.key,
+                "kernels": opening.kernels,
+                "threads": opening.threads,
+                "keep": opening.keep,
+            }
             raise_error(link.ask(head, (), self._target.seconds))
             file.opened_in(link)
 
@@ -135,23 +127,6 @@ class TargetFiles(FileHost):
         target = self._target
         op = find_op() if error.kind == "lost" else ""
         return link_error(opening.runtime, target.command, error, target.seconds, op)
-
-
-def _description(opening: Opening) -> dict[str, Any]:
-    """Return the request to open a file."""
-    signature = opening.signature
-    return {
-        "what": "open",
-        "kernels": opening.kernels,
-        "threads": opening.threads,
-        "keep": opening.keep,
-        "signature": signature.key,
-        "subgraph": signature.subgraph,
-        "inputs": [[entry.name, entry.tensor.index] for entry in signature.inputs],
-        "outputs": [[entry.name, entry.tensor.index] for entry in signature.outputs],
-        "shapes": [list(entry.tensor.shape) for entry in signature.inputs],
-        "has_free_shapes": signature.has_free_shapes,
-    }
 
 
 def _sendable(value: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -20,15 +20,7 @@ _LINE = re.compile(r"\s*([^\s=]+)\s*=\s*(\S.*)", re.DOTALL)
 
 
 def parse_targets(lines: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """
-    Read targets, one a line.
-
-    Returns:
-        The words of each command by the target's name.
-
-    Raises:
-        ValueError: A line of another form, or a name that stands twice.
-    """
+    """Read targets, one a line: the words of each command by name."""
     found: dict[str, tuple[str, ...]] = {}
     for line in lines:
         if not line.strip():
@@ -52,13 +44,7 @@ def parse_targets(lines: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def checked_command(name: str, command: object) -> tuple[str, ...]:
-    """
-    Return a command as a tuple of words.
-
-    Raises:
-        TypeError: No list of strings.
-        ValueError: It is empty, or the system is Windows.
-    """
+    """Return a command as a tuple of words."""
     if os.name != "posix":
         raise ValueError(f"target {name!r}: targets need Linux or macOS")
     if isinstance(command, str) or not isinstance(command, Sequence):
@@ -72,12 +58,7 @@ def checked_command(name: str, command: object) -> tuple[str, ...]:
 
 
 def split_runtime(runtime: str, targets: Mapping[str, object]) -> tuple[str, str] | None:
-    """
-    Split the name of a runtime.
-
-    Returns:
-        The target's name and the kernels; None where the runtime is of no target.
-    """
+    """Split the name of a runtime."""
     name, colon, kernels = runtime.partition(":")
     if name not in targets or (colon and kernels not in KERNELS):
         return None

@@ -10,7 +10,7 @@ import numpy as np
 
 from pytest_edgeq.numerics.target_machine import TargetMachine
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.runtimes.runner import Runtimes
+from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.workers.target import Target
 from pytest_edgeq.tflite.model_objects import packed
 
@@ -19,27 +19,15 @@ _KERNELS = ("xnnpack", "builtin")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """
-    The result of a trial.
+    """The result of a trial."""
 
-    Attributes:
-        machine: The machine that answered.
-        start: Milliseconds until it answered.
-        runs: Milliseconds of one run, to and fro, by kernels.
-    """
-
-    machine: TargetMachine
-    start: float
-    runs: dict[str, float]
+    machine: TargetMachine  # the machine that answered
+    start: float  # milliseconds until it answered
+    runs: dict[str, float]  # milliseconds of one run, to and fro, by kernels
 
 
 def try_target(target: Target) -> Trial:
-    """
-    Start a target, if it does not run, and run a file of one op.
-
-    Raises:
-        RuntimeError: It does not start, does not run the file, or gives something else.
-    """
+    """Start a target, if it does not run, and run a file of one op."""
     began = time.perf_counter()
     machine = target.start()
     start = time.perf_counter() - began

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from fixtures.tflite.make import CONVERTED
 from pytest_edgeq.numerics.target_machine import TargetMachine
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.runtimes.runner import Runtimes
+from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.workers.emulated_root import make_root
 from pytest_edgeq.runtimes.workers.remote_worker import facts
 from pytest_edgeq.runtimes.workers.target import Target
