@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from pytest_edgeq.compare.executors.local_pool import LocalPool, WorkerDiedError
-from pytest_edgeq.runtimes.workers.local_worker import WorkerTracebackError
+from pytest_edgeq.runtimes.workers.link import WorkerTracebackError
 from tests.processes import left_after
 from tests.waiting import SECONDS, line_of, rounds, running, wait_until
 

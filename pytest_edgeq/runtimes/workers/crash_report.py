@@ -9,21 +9,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_edgeq.runtimes.workers.link import LinkError, printed_lines, signal_name
 
-_FRAMES = 3
-"""Of the Python stack, the innermost."""
-
-_WIDTH = 150
-"""Characters of a line of the Python stack."""
-
+# Printed by libraries where an allocation fails, before they end the process.
 _OUT_OF_MEMORY = ("bad_alloc", "Cannot allocate memory", "ut of memory", "emory allocation")
-"""What libraries print when an allocation fails, before they end the process."""
 
+# Share of the bound on memory at which a process ended for want of it.
 _NEAR = 0.9
-"""Share of the bound on memory at which a process ended for want of it."""
 
 _SIGNALS = {
     "SIGSEGV": "invalid memory access",
@@ -34,21 +28,12 @@ _SIGNALS = {
     "SIGTRAP": "a trap of the compiler",
 }
 
+# The first line and the frames that faulthandler writes.
 _DUMP = re.compile(r"^(?:Fatal Python error: .*|Timeout \(.*\)!)$", re.MULTILINE)
-"""First line of what faulthandler writes."""
-
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 
-_OWN = "/pytest_edgeq/"
 
-_SENT = "<dynamic-code>"
-
-_WORKER = "<edgeq worker>"
-"""The file of the frames of `remote_worker`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(NamedTuple):
     """Memory of a process, in bytes."""
 
     resident: int
@@ -132,9 +117,9 @@ class CrashReport:
             frame = _FRAME.match(line)
             if frame is None:
                 frames = []  # of another thread
-            elif frame[1] == _WORKER:
+            elif frame[1] == "<edgeq worker>":  # of `remote_worker`
                 return frames
-            elif _OWN not in frame[1]:
+            elif "/pytest_edgeq/" not in frame[1]:
                 frames.append(f"{frame[1]}, line {frame[2]}, in {frame[3]}")
         return []
 
@@ -144,8 +129,9 @@ class CrashReport:
         if self.frames and own is not None:
             lines.append("where:")
             # What cloudpickle sends does not know its file.
-            frames = [frame.replace(_SENT, own or _SENT) for frame in self.frames[:_FRAMES]]
-            lines += [f"  {frame}"[:_WIDTH] for frame in frames]
+            sent = "<dynamic-code>"
+            frames = [frame.replace(sent, own or sent) for frame in self.frames[:3]]
+            lines += [f"  {frame}"[:150] for frame in frames]
         held = "unknown, as it was not looked at before it ended"
         if self.memory is not None:
             held = f"{size_text(self.memory.resident)} in RAM, {size_text(self.memory.data)} mapped"
@@ -167,6 +153,7 @@ class CrashReport:
 _OF_LIBRARY = ("the library", "report it with the file to the library's authors")
 _OF_OWN = ("the runtime of your own", "correct the runtime")
 
+# Causes and fixes by how a worker ended.
 _TEXTS = {
     "killed": (
         "another process sent SIGKILL, as the kernel does where memory runs out (the OOM killer), "
@@ -203,7 +190,6 @@ _TEXTS = {
         "file to the library's authors",
     ),
 }
-"""Causes and fixes by how a worker ended."""
 
 
 class WorkerCrashError(LinkError):
