@@ -112,7 +112,9 @@ def test_a_process_that_cannot_be_started_fails_its_task_alone(
     pool = LocalPool(1)
 
     def without_processes() -> list[type[object]]:
-        process_of(pool, 0).kill()
+        process = process_of(pool, 0)
+        process.kill()
+        assert not left_after([process])
         return [type(pool.submit(os.getpid).exception(60)) for _ in range(3)]
 
     for _ in range(2):
