@@ -50,16 +50,10 @@ WAYS: dict[str, Callable[[], object]] = {
 
 @dataclass(frozen=True)
 class Ending:
-    """
-    A runtime that negates, and ends its process before.
+    """A runtime that negates, and ends its process before."""
 
-    Attributes:
-        way: A key of `WAYS`.
-        step: `load`, `run` or `close`.
-    """
-
-    way: str
-    step: str = "run"
+    way: str  # a key of `WAYS`
+    step: str = "run"  # or `load`, or `close`
 
     def __call__(self, path: Path, signature: str | None) -> EndingSession:
         """Open a file of `negation`."""
