@@ -36,9 +36,12 @@ def rounding_bound(
     if runtime not in ("builtin", "reference", "xnnpack"):
         raise ValueError(f"no rounding bounds are known for runtime {runtime!r}")
     site = site_of(graph, op, output)
-    rule = _RULES.get(op.name)
-    excess = None if site is None or rule is None else rule(site)
-    if site is None or not excess or runtime == "builtin":
+    if site is None or op.name not in _RULES:
+        return None
+    rule, count = _RULES[op.name]
+    scales = [scale_of(site.input(position)) for position in range(count)]
+    excess = None if None in scales else rule(site, *scales)
+    if not excess or runtime == "builtin":
         return excess
     if runtime == "reference":
         return max(excess, linear.summed_whole(site)) if op.name == "SUM" else excess
@@ -51,41 +54,42 @@ def _copied(site: Site) -> float | None:
     return 0.0 if any(scale_of(tensor) is not None for tensor in operands) else None
 
 
-_RULES: dict[str, Callable[[Site], float | None]] = {
-    "ABS": linear.rescaled,
-    "ADD": linear.added,
-    "AVERAGE_POOL_2D": linear.averaged,
-    "BATCH_MATMUL": linear.product(0, 1, None),
-    "CONCATENATION": linear.joined,
-    "CONV_2D": linear.product(0, 1, 2),
-    "DEPTHWISE_CONV_2D": linear.product(0, 1, 2),
-    "DIV": linear.divided,
-    "ELU": functions.table,
-    "EXP": functions.table,
-    "FULLY_CONNECTED": linear.product(0, 1, 2),
-    "GELU": functions.table,
-    "HARD_SWISH": functions.hard_swish,
-    "L2_NORMALIZATION": functions.l2_normalized,
-    "LEAKY_RELU": linear.leaky,
-    "LOG": functions.table,
-    "LOGISTIC": functions.sigmoid,
-    "LOG_SOFTMAX": functions.log_softmax,
-    "MEAN": linear.mean,
-    "MUL": linear.multiplied,
-    "PRELU": linear.parametric,
-    "QUANTIZE": linear.quantized,
-    "RELU": linear.rescaled,
-    "RELU6": linear.rescaled,
-    "RELU_0_TO_1": linear.rescaled,
-    "RELU_N1_TO_1": linear.rescaled,
-    "RESIZE_BILINEAR": linear.interpolated,
-    "RSQRT": functions.reciprocal_root,
-    "SOFTMAX": functions.softmax,
-    "SQRT": functions.square_root,
-    "SQUARED_DIFFERENCE": linear.squared_difference,
-    "SUB": linear.added,
-    "SUM": linear.summed,
-    "TANH": functions.tanh,
-    "TRANSPOSE_CONV": linear.product(2, 1, 3),
+# Rules by op, and of how many inputs they get the scale.
+_RULES: dict[str, tuple[Callable[..., float | None], int]] = {
+    "ABS": (linear.rescaled, 1),
+    "ADD": (linear.added, 2),
+    "AVERAGE_POOL_2D": (linear.averaged, 1),
+    "BATCH_MATMUL": (linear.product(0, 1, None), 0),
+    "CONCATENATION": (linear.joined, 0),
+    "CONV_2D": (linear.product(0, 1, 2), 0),
+    "DEPTHWISE_CONV_2D": (linear.product(0, 1, 2), 0),
+    "DIV": (linear.divided, 2),
+    "ELU": (functions.table, 0),
+    "EXP": (functions.table, 0),
+    "FULLY_CONNECTED": (linear.product(0, 1, 2), 0),
+    "GELU": (functions.table, 0),
+    "HARD_SWISH": (functions.hard_swish, 1),
+    "L2_NORMALIZATION": (functions.l2_normalized, 0),
+    "LEAKY_RELU": (linear.leaky, 1),
+    "LOG": (functions.table, 0),
+    "LOGISTIC": (functions.sigmoid, 1),
+    "LOG_SOFTMAX": (functions.log_softmax, 1),
+    "MEAN": (linear.mean, 1),
+    "MUL": (linear.multiplied, 2),
+    "PRELU": (linear.parametric, 2),
+    "QUANTIZE": (linear.quantized, 0),
+    "RELU": (linear.rescaled, 1),
+    "RELU6": (linear.rescaled, 1),
+    "RELU_0_TO_1": (linear.rescaled, 1),
+    "RELU_N1_TO_1": (linear.rescaled, 1),
+    "RESIZE_BILINEAR": (linear.interpolated, 1),
+    "RSQRT": (functions.reciprocal_root, 1),
+    "SOFTMAX": (functions.softmax, 1),
+    "SQRT": (functions.square_root, 0),
+    "SQUARED_DIFFERENCE": (linear.squared_difference, 2),
+    "SUB": (linear.added, 2),
+    "SUM": (linear.summed, 1),
+    "TANH": (functions.tanh, 1),
+    "TRANSPOSE_CONV": (linear.product(2, 1, 3), 0),
 }
-_RULES |= {name: _copied for name, op in OPS.items() if op.copies}
+_RULES |= {name: (_copied, 0) for name, op in OPS.items() if op.copies}
