@@ -162,10 +162,12 @@ def test_figures_are_the_same_to_the_last_bit(
 @pytest.mark.parametrize("quantizer", ["pt2e_static_int8", "recipe_static_wi8_ai8", None])
 def test_files_converted_in_the_child_are_the_same_byte_by_byte(quantizer: str | None) -> None:
     """By the converter's passes, and by ai-edge-quantizer."""
-    example, options = ConvBnRelu.sample_inputs(), {"quantizer": quantizer}
     here, there = (
         Edgeq(isolate=mode, cache="off").quantize(
-            seeded(ConvBnRelu), example, **options, calibration=samples(ConvBnRelu, 4)
+            seeded(ConvBnRelu),
+            ConvBnRelu.sample_inputs(),
+            quantizer=quantizer,
+            calibration=samples(ConvBnRelu, 4),
         )
         for mode in ("off", "on")
     )

@@ -35,7 +35,7 @@ class OpenFile:
         keep: bool,
         own: bytes | None,
     ) -> None:
-        from pytest_edgeq.runtimes.opening import Opening
+        from pytest_edgeq.runtimes.engines import Opening
         from pytest_edgeq.runtimes.runner import open_here
         from pytest_edgeq.tflite.graph import OpGraph
 

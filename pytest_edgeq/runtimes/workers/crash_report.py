@@ -20,12 +20,13 @@ _OUT_OF_MEMORY = ("bad_alloc", "Cannot allocate memory", "ut of memory", "emory 
 _NEAR = 0.9
 
 _SIGNALS = {
-    "SIGSEGV": "invalid memory access",
-    "SIGBUS": "memory that its file does not back",
-    "SIGABRT": "abort",
-    "SIGFPE": "integer division by zero or overflow",
-    "SIGILL": "an instruction that this CPU lacks",
-    "SIGTRAP": "a trap of the compiler",
+    "SIGKILL": "from outside",
+    "SIGSEGV": "(invalid memory access)",
+    "SIGBUS": "(memory that its file does not back)",
+    "SIGABRT": "(abort)",
+    "SIGFPE": "(integer division by zero or overflow)",
+    "SIGILL": "(an instruction that this CPU lacks)",
+    "SIGTRAP": "(a trap of the compiler)",
 }
 
 # The first line and the frames that faulthandler writes.
@@ -93,27 +94,19 @@ class CrashReport:
     @property
     def what(self) -> str:
         """Say how it ended, in a few words."""
-        if self.kind == "signal":
-            name = signal_name(self.signal)
-            if self.was_killed:
-                return f"{name} from outside"
-            return f"{name} ({_SIGNALS[name]})" if name in _SIGNALS else name
-        if self.kind == "timeout":
-            return f"no result in {self.seconds:g} s"
-        if self.kind == "memory":
-            return f"memory beyond the bound of {size_text(self.bound)}"
-        if self.kind == "start":
-            return "a child process that cannot be started"
-        return f"an exit with status {self.exit_code}"
+        name = signal_name(self.signal)
+        return {
+            "signal": name if name not in _SIGNALS else f"{name} {_SIGNALS[name]}",
+            "timeout": f"no result in {self.seconds:g} s",
+            "memory": f"memory beyond the bound of {size_text(self.bound)}",
+            "start": "a child process that cannot be started",
+            "exit": f"an exit with status {self.exit_code}",
+        }[self.kind]
 
-    @property
-    def frames(self) -> list[str]:
-        """The Python frames below which it ended, the innermost first, without ours."""
-        found = _DUMP.search(self.printed)
-        if found is None:
-            return []
+    def _frames(self, dump: str) -> list[str]:
+        """Return the Python frames below which it ended, the innermost first, without ours."""
         frames: list[str] = []
-        for line in self.printed[found.end() :].splitlines():
+        for line in dump.splitlines():
             frame = _FRAME.match(line)
             if frame is None:
                 frames = []  # of another thread
@@ -126,21 +119,17 @@ class CrashReport:
     def text(self, first: str, facts: Sequence[str] = (), *, own: str | None = None) -> str:
         """Return a failure text with this first line; `own` is the file of a user's own runtime."""
         lines = [first, *facts]
-        if self.frames and own is not None:
-            lines.append("where:")
+        printed, *dump = _DUMP.split(self.printed)
+        if own is not None and dump and (frames := self._frames(dump[-1])):
             # What cloudpickle sends does not know its file.
-            sent = "<dynamic-code>"
-            frames = [frame.replace(sent, own or sent) for frame in self.frames[:3]]
-            lines += [f"  {frame}"[:150] for frame in frames]
+            frames = [frame.replace("<dynamic-code>", own or "<dynamic-code>") for frame in frames]
+            lines += ["where:", *(f"  {frame}"[:150] for frame in frames[:3])]
         held = "unknown, as it was not looked at before it ended"
         if self.memory is not None:
             held = f"{size_text(self.memory.resident)} in RAM, {size_text(self.memory.data)} mapped"
         elif sys.platform != "linux":
             held = "unknown on this system"
         lines.append(f"memory held: {held} (bound: {size_text(self.bound)})")
-        # Without Python's own about the crash.
-        dump = _DUMP.search(self.printed)
-        printed = self.printed if dump is None else self.printed[: dump.start()]
         lines += printed_lines(printed) or ["printed: nothing"]
         kind = "killed" if self.was_killed else self.kind
         cause, fix = _TEXTS[f"own {kind}" if own is not None and kind == "signal" else kind]

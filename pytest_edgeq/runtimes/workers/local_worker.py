@@ -17,11 +17,8 @@ from pytest_edgeq.runtimes.workers.sessions import is_abandoned
 
 _Result = TypeVar("_Result")
 
-_START_SECONDS = 60.0
-"""That a process has to start; half of one is enough on a machine that does nothing else."""
-
-_END_SECONDS = 10.0
-"""That a process has to close the files of a user's own runtimes."""
+_START_SECONDS = 60.0  # half of one is enough on a machine that does nothing else
+_END_SECONDS = 10.0  # to close the files of a user's own runtimes
 
 
 class LocalWorker:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pytest_edgeq.errors import CrashedConversionError, CrashedError, UnrunnableError
 from pytest_edgeq.names import DEFAULT_RUNTIME, ISOLATE_MODES
-from pytest_edgeq.runtimes.opening import Opening
+from pytest_edgeq.runtimes.engines import Opening
 from pytest_edgeq.runtimes.process_state import cpu_model
 from pytest_edgeq.runtimes.runner import open_here
 from pytest_edgeq.runtimes.workers.child import sent, source_file

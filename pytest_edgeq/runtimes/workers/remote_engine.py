@@ -5,12 +5,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -18,9 +16,8 @@ import numpy.typing as npt
 
 from pytest_edgeq.errors import CrashedError, UnrunnableError
 from pytest_edgeq.runtimes.crashing_op import SECONDS_OF_A_TRIAL, Inputs, crashing_op_text
-from pytest_edgeq.runtimes.engines import Arrays, Engine, Source, described
-from pytest_edgeq.runtimes.opening import Opening
-from pytest_edgeq.runtimes.runner import open_here
+from pytest_edgeq.runtimes.engines import Arrays, Engine, Opening, Source, described
+from pytest_edgeq.runtimes.runner import on_disk, open_here
 from pytest_edgeq.runtimes.workers.child import OpenFile, source_file
 from pytest_edgeq.runtimes.workers.crash_report import WorkerCrashError, file_fact, size_text
 from pytest_edgeq.runtimes.workers.link import LinkError
@@ -255,13 +252,10 @@ class IsolatedEngine(RemoteEngine):
     def _make_file(self) -> RemoteFile:
         """Return a file; a user's own runtime reads it by a path."""
         file = super()._make_file()
-        if self._own is not None and isinstance(file.source, bytes):
+        if self._own is not None:
             # Not written by the worker, where it would stay when that dies.
-            folder = tempfile.TemporaryDirectory(prefix="edgeq-")
-            path = Path(folder.name) / "model.tflite"
-            path.write_bytes(file.source)
-            file.source = path
-            weakref.finalize(file, folder.cleanup)
+            file.source, remove = on_disk(file.source)
+            weakref.finalize(file, remove)
         return file
 
     def _use(self, request: Callable[[Link], _Result]) -> _Result:

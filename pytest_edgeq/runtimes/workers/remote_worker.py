@@ -273,7 +273,10 @@ class OpenInterpreter:
 
 
 _DUMPED_AT = 0.95
-"""Share of the time limit after which the Python stack is written to stderr."""
+"""Share of the time limit after which a worker of the host's machine writes its Python stack."""
+
+_LATER = 5
+"""Seconds behind the time limit after which a target ends, whose host may be gone."""
 
 _MOST_KEPT = 1 << 28
 """Bytes of files that are kept to be opened again: boards have little memory for more."""
@@ -290,16 +293,17 @@ class _Server:
         """Answer requests until the host closes stdin."""
         while payload := read_payload(self._stdin.readinto, is_local=self._is_local):
             head, rest = unpack_head(payload)
-            number, parts = head["id"], []
+            number, parts = {"id": head["id"]}, []
             del payload
             try:
                 parts = unpack_parts(head, rest, is_local=self._is_local)
-                pieces = self._packed(number, {}, self._step(head, parts))
+                pieces = pack(number, self._step(head, parts), is_local=self._is_local)
             except BaseException as error:
                 self._end_fork()
-                pieces = self._packed(number, *self._failure(error))
+                failure, parts = self._failure(error)
+                pieces = pack({**number, "error": failure}, parts, is_local=self._is_local)
             del parts, rest  # no memory is held while the next request is waited for
-            self._write(pieces)
+            self.write(pieces)
             del pieces
         self._forget(list(self._open))
 
@@ -308,37 +312,23 @@ class _Server:
         if os.getpid() != self._pid:
             os._exit(1)
 
-    def greet(self, head: Head) -> None:
-        """Send the first frame, which answers no request."""
-        self._write(self._packed(0, head))
-
-    def _packed(self, number: int, head: Head, parts: Iterable[Any] = ()) -> list[bytes]:
-        return pack({**head, "id": number}, parts, is_local=self._is_local)
-
-    def _write(self, pieces: Iterable[bytes]) -> None:
+    def write(self, pieces: Iterable[bytes]) -> None:
+        """Send a frame."""
         for piece in pieces:
             self._stdout.write(piece)
         self._stdout.flush()
 
     def _step(self, head: Head, parts: list[Any]) -> list[Any]:
         """Answer a request within its bound on time."""
-        seconds = head["seconds"]
-        if seconds is None:
-            return self._answer(head, parts)
-        if self._is_local:
-            # The host ends this process when the time is up.
-            faulthandler.dump_traceback_later(seconds * _DUMPED_AT, file=2)
-        else:
-            # The host may be gone, and native code may hang: no process outlives its bound.
-            _alarm(seconds)
+        if (seconds := head["seconds"]) is not None:
+            # A local host ends this process when the time is up.
+            late = seconds * _DUMPED_AT if self._is_local else seconds + _LATER
+            faulthandler.dump_traceback_later(late, exit=not self._is_local, file=2)
         try:
             return self._answer(head, parts)
         finally:
             self._end_fork()
-            if self._is_local:
-                faulthandler.cancel_dump_traceback_later()
-            else:
-                _alarm(0)
+            faulthandler.cancel_dump_traceback_later()
 
     def _answer(self, head: Head, parts: list[Any]) -> list[Any]:
         self._forget(head["forget"])
@@ -381,13 +371,13 @@ class _Server:
             except Exception:  # of the user's own code: the others are closed all the same
                 traceback.print_exc()
 
-    def _failure(self, error: BaseException) -> tuple[Head, list[Any]]:
+    def _failure(self, error: BaseException) -> tuple[Any, list[Any]]:
         """Serialize an exception for the host, which lacks the classes of a target."""
         if self._is_local:
-            return {"error": traceback.format_exc()}, [_sendable(error)]
+            return traceback.format_exc(), [_sendable(error)]
         if not isinstance(error, (RuntimeError, ValueError, KeyError, MemoryError)):
             traceback.print_exc()
-        return {"error": [type(error).__name__, str(error)]}, []
+        return [type(error).__name__, str(error)], []
 
 
 def _sendable(error: BaseException) -> Exception:
@@ -402,11 +392,6 @@ def _sendable(error: BaseException) -> Exception:
             if str(pickle.loads(pickle.dumps(error))) == str(error):
                 return error
     return RuntimeError(f"{type(error).__name__}: {error}")
-
-
-def _alarm(seconds: float) -> None:
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def _prepare(parent: int, memory: int | None) -> None:
@@ -443,15 +428,13 @@ def main(local: dict[str, Any] | None = None) -> None:
         _prepare(**local)
         hello: Head = {}
     else:
-        if hasattr(signal, "SIGALRM"):
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
         try:
             hello = {"facts": facts()}
         except Exception as error:
             lacking = f"{type(error).__name__}: {error}"
             hello = {"missing": lacking, "python": platform.python_version()}
     server = _Server(stdin, stdout, is_local=local is not None)
-    server.greet(hello)
+    server.write(pack({**hello, "id": 0}, is_local=local is not None))
     if "missing" not in hello:
         server.serve()
     if local is not None and "multiprocessing.util" in sys.modules:

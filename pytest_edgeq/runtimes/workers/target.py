@@ -15,8 +15,7 @@ from pytest_edgeq.runtimes.workers.link import Link, LinkError, printed_lines
 from pytest_edgeq.runtimes.workers.target_spec import checked_command
 
 if TYPE_CHECKING:
-    from pytest_edgeq.runtimes.engines import Engine
-    from pytest_edgeq.runtimes.opening import Opening
+    from pytest_edgeq.runtimes.engines import Engine, Opening
     from pytest_edgeq.runtimes.workers.remote_engine import RemoteFile
 
 
