@@ -13,7 +13,7 @@ import pytest
 
 from fixtures.tflite import make, stacks
 from fixtures.tflite.writer import pack, unpack
-from pytest_edgeq import Edgeq, assert_runtimes_agree
+from pytest_edgeq import Edgeq
 from pytest_edgeq.localize.rows import LOWERING
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.registry import Runtimes
@@ -81,24 +81,6 @@ def test_builtin_kernels_without_avx2_give_the_codes_of_arm(runtimes: Runtimes) 
         assert _apart(runtimes, path, "no_avx2:builtin", "arm64:builtin").codes == 0, path.name
         differs_here += _apart(runtimes, path, "builtin", "arm64:builtin").codes > 0
     assert differs_here or "AVX2" not in facts()["features"]
-
-
-@pytest.mark.skipif(
-    "AVX2" not in facts()["features"], reason="this CPU has no AVX2, and gives the codes of ARM"
-)
-def test_a_difference_between_machines_is_explained(edgeq: Edgeq) -> None:
-    """By the op that is to blame, run alone on both; XNNPACK's kernels agree."""
-    path = make.CONVERTED / "batch_norms.int8.tflite"
-    quantized = edgeq.load(path, reference=stacks.build("batch_norms"))
-    samples = samples_of("batch_norms", 8)
-
-    assert_runtimes_agree(quantized, samples, 0, runtimes=("xnnpack", "arm64"))
-    with pytest.raises(AssertionError) as error:
-        assert_runtimes_agree(quantized, samples, 0, runtimes=("builtin", "arm64:builtin"))
-
-    cause = str(error.value).partition("\ncause: ")[2]
-    assert cause.startswith("CONV_2D #4 (conv), run alone on the same inputs, differs in 1 of 144 ")
-    assert "x86 with AVX2 rounds this op otherwise; XNNPACK gives the same on both" in cause
 
 
 def test_a_damaged_layer_is_named_on_arm(edgeq: Edgeq) -> None:

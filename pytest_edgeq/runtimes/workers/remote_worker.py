@@ -399,14 +399,13 @@ def _prepare(parent: int, memory: int | None) -> None:
     if sys.platform != "linux":  # where the kernel ends it with its parent
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     faulthandler.enable(2, all_threads=False)
-    if sys.platform != "win32":
-        import resource
+    import resource  # not on Windows, which may be a target
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if memory is not None:
-            # Not RLIMIT_AS: kernels and allocators reserve address space that they never use.
-            with contextlib.suppress(ValueError):  # above the limit of this user
-                resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if memory is not None:
+        # Not RLIMIT_AS: kernels and allocators reserve address space that they never use.
+        with contextlib.suppress(ValueError):  # above the limit of this user
+            resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
 
 
 def _end_with(parent: int) -> None:
