@@ -65,8 +65,7 @@ class RemoteEngine(Engine):
     """
 
     def __init__(self, opening: Opening, seconds: float, *, is_trial: bool = False) -> None:
-        self._opening = opening
-        self._seconds = min(seconds, SECONDS_OF_A_TRIAL) if is_trial else seconds
+        self._opening, self._seconds = opening, seconds
         self._is_trial = is_trial  # of an op that may be the one that ends the worker
         self._file: RemoteFile | None = self._make_file()
         self._has_run = False
@@ -247,7 +246,8 @@ class IsolatedEngine(RemoteEngine):
         is_trial: bool = False,
     ) -> None:
         self._worker, self._own = worker, own
-        super().__init__(opening, seconds, is_trial=is_trial)
+        bound = min(seconds, SECONDS_OF_A_TRIAL) if is_trial else seconds
+        super().__init__(opening, bound, is_trial=is_trial)
 
     def _make_file(self) -> RemoteFile:
         """Return a file; a user's own runtime reads it by a path."""
