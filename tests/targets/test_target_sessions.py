@@ -48,7 +48,7 @@ def samples():
 
     generator = torch.Generator().manual_seed(0)
     shape = stacks.MODELS["batch_norms"][1][0].shape
-    return [torch.randn(shape, generator=generator) for _ in range(32)]
+    return [torch.randn(shape, generator=generator) for _ in range(8)]
 
 
 def test_compare(edgeq, quantized):

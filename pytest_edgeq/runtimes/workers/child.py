@@ -6,11 +6,9 @@ It imports little at module level.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -64,13 +62,19 @@ class OpenFile:
 
 
 def sent(runner: Any) -> bytes:
-    """Return a runner as the child can read it."""
+    """Return a runner as the child can read it: by value where that could not import it."""
     import cloudpickle
 
     module = sys.modules.get(getattr(runner, "__module__", None) or type(runner).__module__)
-    with _by_value(module):
+    by_value = module is not None and module.__name__ != "__main__" and not _is_found(module)
+    if by_value:
+        cloudpickle.register_pickle_by_value(module)
+    try:
         content: bytes = cloudpickle.dumps(runner)
-    return content
+        return content
+    finally:
+        if by_value:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def source_file(runner: Any) -> str:
@@ -82,22 +86,7 @@ def source_file(runner: Any) -> str:
     return found or ""
 
 
-@contextlib.contextmanager
-def _by_value(module: ModuleType | None) -> Iterator[None]:
-    """Pickle the members of a module by value if the child could not import it."""
-    import cloudpickle
-
-    if module is None or module.__name__ == "__main__" or _can_be_imported(module):
-        yield
-        return
-    cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        cloudpickle.unregister_pickle_by_value(module)
-
-
-def _can_be_imported(module: ModuleType) -> bool:
+def _is_found(module: ModuleType) -> bool:
     if type(module.__loader__).__module__.startswith("_pytest."):
         return False  # importing it would bring pytest, and fixtures that are run by nobody
     try:
