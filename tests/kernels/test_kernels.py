@@ -1,4 +1,4 @@
-"""Kernels stay within the bounds of `kernels`: in files of one op, and in a converted network."""
+"""Kernels stay within the bounds of `runtimes.bounds`, in files of one op."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from numpy.random import Generator
 
-from fixtures import digits
 from fixtures.tflite.single import FLOATS, HYBRID, QUANTIZED, FloatSingle, Single
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
-from pytest_edgeq.edgeq import Edgeq
 from pytest_edgeq.runtimes.bounds import (
     HybridInput,
     float_bound,
@@ -55,19 +53,12 @@ _HIDDEN = ("LOG-int16", "RSQRT-int16", "SOFTMAX-int16")
 _COARSE = ("int16", "RESIZE_BILINEAR")
 
 
-def _interpreter(content: bytes, runtime: str, **options: Any) -> Interpreter:
+def _run(content: bytes, inputs: list[Array], runtime: str = "builtin") -> Array:
+    resolver = _RESOLVERS[runtime]
     interpreter = Interpreter(
-        model_content=content,
-        experimental_op_resolver_type=_RESOLVERS[runtime],
-        num_threads=1,
-        **options,
+        model_content=content, experimental_op_resolver_type=resolver, num_threads=1
     )
     interpreter.allocate_tensors()
-    return interpreter
-
-
-def _run(content: bytes, inputs: list[Array], runtime: str = "builtin") -> Array:
-    interpreter = _interpreter(content, runtime)
     for detail, array in zip(interpreter.get_input_details(), inputs, strict=True):
         interpreter.set_tensor(detail["index"], array)
     interpreter.invoke()
@@ -164,84 +155,6 @@ def test_a_bias_off_by_one_code_is_beyond_the_bound(name: str) -> None:
     off = single.off(_run(pack(model), single.inputs)).reshape(-1, len(codes)).max(axis=0)
     beyond = off > 0.5 + _bound(single.content)
     assert np.flatnonzero(beyond).tolist() == [channel]
-
-
-@pytest.fixture(scope="module")
-def digits_file() -> bytes:
-    """The trained digits network, static int8."""
-    return (
-        Edgeq()
-        .quantize(
-            digits.trained(),
-            next(digits.calibration(1)),
-            quantizer="pt2e_static_int8",
-            calibration=digits.calibration(32),
-            name="digits",
-        )
-        .tflite
-    )
-
-
-@pytest.mark.slow
-def test_a_converted_network_stays_within_its_bounds(digits_file: bytes) -> None:
-    """Each op of a trained network on what it really takes, and none of it 2 % larger."""
-    graph = OpGraph.read(digits_file)
-    interpreter = _interpreter(digits_file, "builtin", experimental_preserve_all_tensors=True)
-    seen: dict[str, int] = {}
-    for image in list(digits.held_out().samples())[:20]:
-        entry = interpreter.get_input_details()[0]
-        x = image.numpy()
-        if entry["dtype"] == np.int8:
-            scale, zero_point = entry["quantization"]
-            x = np.clip(np.rint(x / scale) + zero_point, -128, 127).astype(np.int8)
-        interpreter.set_tensor(entry["index"], x)
-        interpreter.invoke()
-        for op in graph.ops:
-            if op.name not in _REAL:
-                continue
-            made = graph.tensor(op, op.outputs[0])
-            bound = rounding_bound(graph, op)
-            assert bound is not None
-            assert bound < 0.3
-            real = _REAL[op.name](*(_real(graph, op, i, interpreter) for i in op.inputs))
-            if op.fused_activation == "RELU":
-                real = np.maximum(real, 0)
-            codes = interpreter.get_tensor(made.index).astype(np.float64)
-            exact = np.clip(real / float(made.scales[0]) + made.zero_points[0], -128, 127)
-            assert np.abs(codes - exact).max() <= 0.5 + bound, op
-            off = np.clip(1.02 * (exact - made.zero_points[0]) + made.zero_points[0], -128, 127)
-            assert np.abs(codes - off).max() > 0.5 + bound, op
-            seen[op.name] = seen.get(op.name, 0) + codes.size
-    assert set(seen) == set(_REAL)
-    assert min(seen.values()) >= 200
-
-
-def _real(graph: OpGraph, op: Op, index: int, interpreter: Interpreter) -> Array:
-    """What a tensor stands for, in float64."""
-    tensor = graph.tensor(op, index)
-    shape = [1] * len(tensor.shape)
-    if len(tensor.scales) > 1:
-        shape[tensor.quantized_dimension] = -1
-    codes = interpreter.get_tensor(index).astype(np.float64)
-    real: Array = (codes - tensor.zero_points.reshape(shape)) * tensor.scales.astype(
-        np.float64
-    ).reshape(shape)
-    return real
-
-
-def _conv(x: Array, w: Array, bias: Array) -> Array:
-    """A convolution of 3×3 that keeps the size."""
-    padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
-    made: Array = np.einsum("nhwcij,oijc->nhwo", windows, w) + bias
-    return made
-
-
-_REAL: dict[str, Callable[..., Array]] = {
-    "ADD": lambda a, b: a + b,
-    "CONV_2D": _conv,
-    "FULLY_CONNECTED": lambda x, w, bias: x.reshape(-1, w.shape[1]) @ w.T + bias,
-}
 
 
 def test_division_of_small_codes_is_wrong_upstream() -> None:

@@ -21,6 +21,7 @@ from pytest_edgeq.runtimes.workers.remote_worker import facts
 from pytest_edgeq.runtimes.workers.target import Target
 from pytest_edgeq.runtimes.workers.target_spec import KERNELS
 from pytest_edgeq.tflite.graph import OpGraph
+from tests.bench.speed.kernels_of_arm import drawn as inputs_of
 from tests.processes import left_after, target_workers
 from tests.targets.conftest import drawn
 
@@ -42,21 +43,6 @@ def targets() -> Iterator[Runtimes]:
     assert not left_after(processes)
 
 
-def _inputs(edge: EdgeFile, seed: int) -> dict[str, Array]:
-    """Codes over the whole range of each input, in the file's shapes."""
-    generator = np.random.default_rng(seed)
-    found = {}
-    for border in edge.signature.inputs:
-        dtype = np.dtype(border.tensor.dtype)
-        shape = tuple(2 if length < 0 else length for length in border.tensor.shape_signature)
-        if dtype.kind == "f":
-            found[border.name] = generator.standard_normal(shape).astype(dtype)
-        else:
-            low, high = (0, 4) if dtype.itemsize > 2 else (-100, 100)
-            found[border.name] = generator.integers(low, high, shape).astype(dtype)
-    return found
-
-
 def _bits(outputs: list[Array]) -> list[object]:
     return [(each.dtype, each.shape, each.tobytes()) for each in outputs]
 
@@ -67,7 +53,7 @@ def test_a_target_gives_what_this_process_gives(targets: Runtimes, kernels: str)
     for path in sorted(make.CONVERTED.glob("*.tflite")):
         edge = EdgeFile(path, runtimes=targets)
         for seed in range(2):
-            inputs = _inputs(edge, seed)
+            inputs = inputs_of(edge, seed)
             expected = edge.runner(kernels).run(inputs)
             got = edge.runner(f"local:{kernels}").run(inputs)
             assert _bits(got) == _bits(expected), path.name
@@ -76,7 +62,7 @@ def test_a_target_gives_what_this_process_gives(targets: Runtimes, kernels: str)
 def test_a_shell_between_changes_nothing(targets: Runtimes) -> None:
     """The word that starts the worker reads the same with and without its quotes."""
     edge = EdgeFile(make.CONVERTED / "nested.int8.tflite", runtimes=targets)
-    inputs = _inputs(edge, 0)
+    inputs = inputs_of(edge, 0)
     for runtime in ("shell", "shell:xnnpack"):
         assert _bits(edge.runner(runtime).run(inputs)) == _bits(edge.runner("xnnpack").run(inputs))
 
@@ -111,7 +97,7 @@ def test_every_tensor_comes_back(targets: Runtimes) -> None:
     edge = EdgeFile(make.CONVERTED / "nested.int8.tflite", runtimes=targets)
     here, there = (edge.runner(name, keep=True) for name in ("builtin", "local:builtin"))
     for seed in range(2):
-        inputs = _inputs(edge, seed)
+        inputs = inputs_of(edge, seed)
         here.run(inputs)
         there.run(inputs)
         for tensor in edge.graph.subgraphs[0].tensors:
@@ -142,9 +128,9 @@ def test_a_refusal_names_the_op(targets: Runtimes, op: str, kernels: str) -> Non
     broken = one_op("LOGISTIC", [codes], [codes]) if op == "LOGISTIC" else _refused_by_xnnpack()
     edge = EdgeFile(broken, runtimes=targets)
     with pytest.raises(RuntimeError) as here:
-        edge.runner(kernels).run(_inputs(edge, 0))
+        edge.runner(kernels).run(inputs_of(edge, 0))
     with pytest.raises(RuntimeError) as there:
-        edge.runner(f"local:{kernels}").run(_inputs(edge, 0))
+        edge.runner(f"local:{kernels}").run(inputs_of(edge, 0))
     assert str(there.value) == str(here.value).replace(
         f"{kernels} runtime", f"local:{kernels} runtime"
     )

@@ -35,6 +35,7 @@ needs_avx2 = pytest.mark.skipif(
 TEST = """
 import pytest
 from fixtures.tflite import make, stacks
+from tests.targets.conftest import drawn
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +45,7 @@ def quantized(edgeq):
 
 
 def samples():
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    shape = stacks.MODELS["batch_norms"][1][0].shape
-    return [torch.randn(shape, generator=generator) for _ in range(8)]
+    return drawn("batch_norms", 8)
 
 
 def test_compare(edgeq, quantized):
@@ -198,7 +195,7 @@ def test_workers_have_one_each(project: pytest.Pytester) -> None:
 
 
 @needs_avx2
-@pytest.mark.filterwarnings("default:edgeq.check. baselines were not checked")
+@pytest.mark.filterwarnings("ignore:edgeq.check. baselines were not checked")
 def test_a_difference_of_kernels_is_explained() -> None:
     """Which op, how many codes; XNNPACK gives the same on both, and a check notes it only."""
     edgeq = Edgeq(targets={"portable": PORTABLE}, check_targets=("portable:builtin",))
@@ -216,7 +213,7 @@ def test_a_difference_of_kernels_is_explained() -> None:
     edgeq.close()
 
 
-@pytest.mark.filterwarnings("default:edgeq.check. baselines were not checked")
+@pytest.mark.filterwarnings("ignore:edgeq.check. baselines were not checked")
 def test_a_check_fails_on_a_target_that_is_broken(tmp_path: Path) -> None:
     """Its outputs are not those of the file."""
     code = (
