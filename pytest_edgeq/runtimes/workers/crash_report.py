@@ -7,9 +7,8 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pytest_edgeq.runtimes.workers.link import LinkError, printed_lines, signal_name
 
@@ -52,56 +51,37 @@ class Memory(NamedTuple):
         return cls(resident, data) if resident else None
 
 
-@dataclass(frozen=True, slots=True)
-class CrashReport:
-    """How a worker of this machine ended."""
+class WorkerCrashError(LinkError):
+    """
+    A worker of this machine ended before it returned a result.
 
-    kind: str  # `signal`, `exit`, `timeout`, `memory` or `start`
-    signal: int = 0
-    exit_code: int = 0  # of a process that ended by itself
-    seconds: float = 0  # the bound on time, which it exceeded
-    # what it held when it was last looked at; None where that is unknown
-    memory: Memory | None = None
-    bound: int = 0  # bytes that it could map; 0 where it never ran
-    printed: str = ""  # the end of what it printed
-    pid: int | None = None  # its id; None where it never ran
+    `kind` is `signal`, `exit`, `timeout`, `memory` or `start`; `memory` what it held when it was
+    last looked at, `bound` the bytes that it could map, 0 where it never ran.
+    """
 
-    @classmethod
-    def of(
-        cls, error: LinkError, seconds: float | None, memory: Memory | None, bound: int
-    ) -> CrashReport:
-        """Make a report of the error of a link."""
-        known: dict[str, Any] = {"memory": memory, "bound": bound}
-        known |= {"printed": error.printed, "pid": error.pid}
-        if error.kind == "time":
-            return cls("timeout", seconds=seconds or 0, **known)
-        if error.kind == "lost" and error.code is not None and error.code >= 0:
-            found = cls("exit", exit_code=error.code, **known)
-        elif error.kind in ("lost", "closed"):
-            found = cls("signal", signal=-(error.code or -signal.SIGKILL), **known)
-        else:
-            return cls("start", bound=bound, printed=error.printed or error.what)
+    def __init__(
+        self, error: LinkError, seconds: float | None, memory: Memory | None, bound: int
+    ) -> None:
+        code = -signal.SIGKILL if error.code is None else error.code
+        kinds = {"lost": "exit" if code >= 0 else "signal", "closed": "signal", "time": "timeout"}
+        kind = kinds.get(error.kind, "memory" if error.kind == "memory" else "start")
+        self.was_killed = kind == "signal" and code == -signal.SIGKILL  # by another process
         ran_out = any(word in error.printed for word in _OUT_OF_MEMORY) or (
             memory is not None and memory.data > _NEAR * bound
         )
-        return replace(found, kind="memory") if ran_out and not found.was_killed else found
-
-    @property
-    def was_killed(self) -> bool:
-        """Whether another process has killed it: on exceeded bounds ours reports the cause."""
-        return self.kind == "signal" and self.signal == getattr(signal, "SIGKILL", -1)
-
-    @property
-    def what(self) -> str:
-        """Say how it ended, in a few words."""
-        name = signal_name(self.signal)
-        return {
+        if kind in ("signal", "exit") and ran_out and not self.was_killed:
+            kind = "memory"
+        name = signal_name(-code)
+        what = {
             "signal": name if name not in _SIGNALS else f"{name} {_SIGNALS[name]}",
-            "timeout": f"no result in {self.seconds:g} s",
-            "memory": f"memory beyond the bound of {size_text(self.bound)}",
+            "timeout": f"no result in {seconds or 0:g} s",
+            "memory": f"memory beyond the bound of {size_text(bound)}",
             "start": "a child process that cannot be started",
-            "exit": f"an exit with status {self.exit_code}",
-        }[self.kind]
+            "exit": f"an exit with status {code}",
+        }[kind]
+        printed = error.printed or error.what if kind == "start" else error.printed
+        super().__init__(kind, what, printed, code, error.pid)
+        self.memory, self.bound = None if kind == "start" else memory, bound
 
     def _frames(self, dump: str) -> list[str]:
         """Return the Python frames below which it ended, the innermost first, without ours."""
@@ -179,14 +159,6 @@ _TEXTS = {
         "file to the library's authors",
     ),
 }
-
-
-class WorkerCrashError(LinkError):
-    """A worker of this machine ended before it returned a result."""
-
-    def __init__(self, report: CrashReport) -> None:
-        super().__init__("lost", report.what)
-        self.report = report
 
 
 def file_fact(source: Path | bytes, digest: str, size: int) -> str:

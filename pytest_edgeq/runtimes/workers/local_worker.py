@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pytest_edgeq.runtimes.workers.crash_report import CrashReport, Memory, WorkerCrashError
+from pytest_edgeq.runtimes.workers.crash_report import Memory, WorkerCrashError
 from pytest_edgeq.runtimes.workers.link import Link, LinkError
 from pytest_edgeq.runtimes.workers.sessions import is_abandoned
 
@@ -79,29 +79,29 @@ class LocalWorker:
                 self._look()
                 return request(link)
             except LinkError as error:
-                report = CrashReport.of(error, seconds, self._used, self.memory or 0)
-                self._drop()
-                raise WorkerCrashError(report) from error.__cause__
+                raise self._crash(error, seconds) from error.__cause__
             except Exception as error:
                 if self.memory is None:
                     raise
                 if not isinstance(error, MemoryError):
                     raise error from None  # of kernels, whose text says all
                 printed = "" if self._link is None else self._link.printed
-                report = CrashReport(
-                    "memory", memory=self._used, bound=self.memory, printed=printed
-                )
-                self._drop()
-                raise WorkerCrashError(report) from error
+                raise self._crash(LinkError("memory", str(error), printed), seconds) from error
             finally:
                 self._forward()
+
+    def _crash(self, error: LinkError, seconds: float | None) -> WorkerCrashError:
+        """Report how the process ended, and end it where it has not."""
+        crash = WorkerCrashError(error, seconds, self._used, self.memory or 0)
+        self._drop()
+        return crash
 
     def _forget(self) -> None:
         """Close unused files; a crash is printed, not raised, as no test caused it."""
         try:
             self.start().ask({"what": "forget"}, (), _END_SECONDS)
         except LinkError as error:
-            what = CrashReport.of(error, _END_SECONDS, self._used, self.memory or 0).what
+            what = self._crash(error, _END_SECONDS).what
             with contextlib.suppress(OSError, ValueError):  # a closed stderr
                 sys.stderr.write(f"edgeq: closing a file gave {what}\n")
 

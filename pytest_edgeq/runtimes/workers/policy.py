@@ -114,8 +114,8 @@ class Isolation:
             self.child.call(self._seconds, build_interpreter, source)
         except WorkerCrashError as error:
             facts = [file_fact(source, digest, len(content))]
-            first = f"crashed in the step open: expected a model, got {error.report.what}"
-            raise CrashedError("reference", error.report.text(first, facts)) from error.__cause__
+            first = f"crashed in the step open: expected a model, got {error.what}"
+            raise CrashedError("reference", error.text(first, facts)) from error.__cause__
         if key:
             self._remember(key)
 
@@ -161,9 +161,8 @@ class IsolatedConversion:
         try:
             return self.child.call(self.seconds, function, *arguments)
         except WorkerCrashError as error:
-            report = error.report
-            first = f"{self.name}: expected a result of the step {step}, got {report.what}"
-            raise CrashedConversionError(report.text(first)) from error.__cause__
+            first = f"{self.name}: expected a result of the step {step}, got {error.what}"
+            raise CrashedConversionError(error.text(first)) from error.__cause__
 
     def runs_here(self, step: str, why: str, /) -> None:
         """Note that a step runs in this process, and why."""

@@ -281,15 +281,14 @@ class IsolatedEngine(RemoteEngine):
     def _failure(self, step: str, error: LinkError, find_op: Callable[[], str]) -> CrashedError:
         """Report a crash: the step, the file, the op, and how the worker ended."""
         assert isinstance(error, WorkerCrashError), "a local worker raises nothing else"
-        report, opening = error.report, self._opening
-        content = opening.graph.buffer
+        opening, content = self._opening, self._opening.graph.buffer
         facts = [file_fact(opening.source, hashlib.sha256(content).hexdigest(), len(content))]
-        if opening.own is None and not report.was_killed:
+        if opening.own is None and not error.was_killed:
             facts.append(find_op())
-        how = "was ended" if report.was_killed or report.kind == "timeout" else "crashed"
-        first = f"{how} in the step {step}: expected {_EXPECTED[step]}, got {report.what}"
+        how = "was ended" if error.was_killed or error.kind == "timeout" else "crashed"
+        first = f"{how} in the step {step}: expected {_EXPECTED[step]}, got {error.what}"
         own = None if opening.own is None else source_file(opening.own)
-        return CrashedError(opening.runtime, report.text(first, facts, own=own))
+        return CrashedError(opening.runtime, error.text(first, facts, own=own))
 
 
 class TriedEngine(Engine):
