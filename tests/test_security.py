@@ -93,7 +93,7 @@ def test_what_is_looked_for_is_found(source: str, problem: str) -> None:
 def test_no_pickle_is_read_from_a_target() -> None:
     """A worker of this machine sends pickles, a target arrays alone."""
     frame = pack({}, [{"a": 1}], is_local=True)
-    head, rest = unpack_head(bytearray(b"".join(frame[1:])))
+    head, rest = unpack_head(memoryview(b"".join(frame[1:])))
     with pytest.raises(ValueError, match="magic string"):
         unpack_parts(head, rest)
 

@@ -2,8 +2,7 @@
 Run `.tflite` files.
 
 - `edge`: `EdgeFile`, a file with its graph, its signature and its runtimes.
-- `registry` names runtimes, `opening` describes a file to open, `runner` opens and runs it,
-  `engines` are the interpreters.
+- `registry` names runtimes, `runner` opens and runs a file, `engines` are the interpreters.
 - `refusals` and `unsafe` explain what kernels cannot run, `crashing_op` finds the op that ends a
   process.
 - `bounds`: error bounds of sound kernels. `workers`: files in other processes.

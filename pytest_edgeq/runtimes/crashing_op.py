@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.runtimes.opening import Opening
+from pytest_edgeq.runtimes.engines import Opening
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.cut import Cut, cut_ops, first_op_that
 from pytest_edgeq.tflite.op_dtypes import entry_of

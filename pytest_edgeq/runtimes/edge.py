@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from pytest_edgeq.errors import CopyError
 from pytest_edgeq.names import nearest, readable
-from pytest_edgeq.runtimes.opening import Opening
+from pytest_edgeq.runtimes.engines import Opening
 from pytest_edgeq.runtimes.registry import BUILT_IN, Runtimes
 from pytest_edgeq.runtimes.runner import Copied, Runner, source_of
 from pytest_edgeq.tflite.boundary import decode, encode
@@ -154,18 +154,14 @@ class EdgeFile:
         self, names: Sequence[str], arrays: Sequence[npt.NDArray[Any]]
     ) -> dict[str, npt.NDArray[Any]]:
         """Return inputs by the file's names: matched by name if it knows them, else by position."""
-        io_tensors = self.signature.inputs
         by_name = dict(zip(names, arrays, strict=True))
-        known = {io_tensor.name for io_tensor in io_tensors}
-        if known != set(by_name):
-            # Names that agree in part would be matched by position to others' inputs.
-            if len(by_name) != len(io_tensors) or known & set(by_name):
-                raise ValueError(
-                    f"the file takes the inputs {[io_tensor.name for io_tensor in io_tensors]}, "
-                    f"got {list(by_name)}"
-                )
-            return dict(zip((io_tensor.name for io_tensor in io_tensors), arrays, strict=True))
-        return by_name
+        known = [each.name for each in self.signature.inputs]
+        if set(known) == set(by_name):
+            return by_name
+        # Names that agree in part would be matched by position to others' inputs.
+        if len(by_name) != len(known) or by_name.keys() & set(known):
+            raise ValueError(f"the file takes the inputs {known}, got {list(by_name)}")
+        return dict(zip(known, arrays, strict=True))
 
     def encode(
         self, names: Sequence[str], arrays: Sequence[npt.NDArray[Any]]

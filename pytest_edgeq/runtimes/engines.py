@@ -10,8 +10,9 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,20 +25,37 @@ from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
 
+if TYPE_CHECKING:
+    from pytest_edgeq.runtimes.workers.target import Target
+    from pytest_edgeq.tflite.modules import ModulePaths
+    from pytest_edgeq.tflite.runtimes import Runtime
+
 Source = Path | bytes
 Arrays = list[npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opening:
+    """A file to open on a runtime."""
+
+    source: Source
+    graph: OpGraph
+    signature: Signature  # the entry point to run
+    runtime: str
+    threads: int
+    own: Runtime | None = None  # the runner of a user's own runtime; None for a built-in one
+    target: Target | None = None  # the target that runs it; None for this machine
+    kernels: str = ""  # the built-in runtime whose kernels run it; a user's own runtime's name
+    modules: ModulePaths | None = None  # to name ops
+    keep: bool = False  # whether to keep every intermediate tensor
+    foreign: bool = False  # whether the file was made elsewhere
 
 
 class Engine:
     """Interface of an engine: it runs one signature of one file, for every sample."""
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-        """
-        Run one sample.
-
-        Returns:
-            The outputs as stored, in the model's own order; the caller owns them.
-        """
+        """Run one sample, and return the stored outputs in the model's order, for the caller."""
         raise NotImplementedError
 
     def tensor(self, index: int) -> npt.NDArray[Any]:
@@ -63,13 +81,9 @@ class InterpreterEngine(Engine):
         for io_tensor in signature.outputs:
             # The interpreter reads a handle's memory as numbers, and crashes.
             if io_tensor.tensor.dtype in ("resource", "variant"):
-                raise RuntimeError(
-                    f"output {io_tensor.name!r} is {io_tensor.tensor.dtype}, which cannot be "
-                    "read here"
-                )
-        where: dict[str, Any] = (
-            {"model_content": source} if isinstance(source, bytes) else {"model_path": str(source)}
-        )
+                raise _unreadable(io_tensor)
+        in_memory = isinstance(source, bytes)
+        where: Any = {"model_content": source} if in_memory else {"model_path": str(source)}
         self._signature = signature
         if runtime == "tensorflow":
             with warnings.catch_warnings():
@@ -79,13 +93,9 @@ class InterpreterEngine(Engine):
         else:
             from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-            resolver = OpResolverType[RESOLVERS[runtime]]
-            self._interpreter = Interpreter(
-                **where,
-                num_threads=threads,
-                experimental_op_resolver_type=resolver,
-                experimental_preserve_all_tensors=keep,
-            )
+            where["experimental_op_resolver_type"] = OpResolverType[RESOLVERS[runtime]]
+            where["experimental_preserve_all_tensors"] = keep
+            self._interpreter = Interpreter(**where, num_threads=threads)
         head = described(signature)
         if signature.key is not None and signature.subgraph:
             keys = self._interpreter.get_signature_list()
@@ -137,11 +147,8 @@ class CompiledEngine(Engine):
         _check_outputs_written(graph, signature)
         options = Options(cpu_options=CpuOptions(num_threads=threads))
         make = CompiledModel.from_buffer if isinstance(source, bytes) else CompiledModel.from_file
-        self._model = make(
-            source if isinstance(source, bytes) else str(source),
-            environment=_environment(),
-            options=options,
-        )
+        content = source if isinstance(source, bytes) else str(source)
+        self._model = make(content, environment=_environment(), options=options)
         self._source, self._threads = source, threads
         self._signature = signature
         self._index = graph.signatures.index(signature)
@@ -202,10 +209,8 @@ class CompiledEngine(Engine):
         If a file computes a length by SHAPE, as Keras does, CompiledModel writes past the end of
         its memory, and the process crashes sooner or later (ai-edge-litert 2.3.0).
         """
-        outputs = zip(
-            self._signature.outputs, self._interpreter.run(inputs), self._sizes, strict=True
-        )
-        for io_tensor, array, size in outputs:
+        arrays, outputs = self._interpreter.run(inputs), self._signature.outputs
+        for io_tensor, array, size in zip(outputs, arrays, self._sizes, strict=True):
             if array.shape != size:
                 raise RuntimeError(
                     f"Failed to register output: {io_tensor.name!r} has room for {list(size)}, and "
@@ -235,25 +240,26 @@ _SHAPE_BY_VALUES = "Failed to register output: its shape is another after the ru
 def _dtype_of(io_tensor: SignatureTensor) -> np.dtype[Any]:
     dtype = numpy_dtype(io_tensor.tensor.dtype)
     if dtype is None:
-        raise RuntimeError(
-            f"output {io_tensor.name!r} is {io_tensor.tensor.dtype}, which cannot be read here"
-        )
+        raise _unreadable(io_tensor)
     return dtype
 
 
+def _unreadable(io_tensor: SignatureTensor) -> RuntimeError:
+    what = f"output {io_tensor.name!r} is {io_tensor.tensor.dtype}"
+    return RuntimeError(f"{what}, which cannot be read here")
+
+
 def _check_outputs_written(graph: OpGraph, signature: Signature) -> None:
-    io_tensors = {
-        io_tensor.tensor.index: io_tensor for io_tensor in (*signature.inputs, *signature.outputs)
-    }
-    names = Counter(io_tensor.tensor.name for io_tensor in io_tensors.values())
+    io_tensors = {each.tensor.index: each for each in (*signature.inputs, *signature.outputs)}
+    names = Counter(each.tensor.name for each in io_tensors.values())
     if signature.key is None and max(names.values(), default=0) > 1:
         raise RuntimeError(
             f"CompiledModel tells tensors apart by name: {max(names.values())} inputs or outputs "
             f"are called {max(names, key=lambda name: names[name])!r}"
         )
     computed = graph.subgraphs[signature.subgraph].producer
-    times = Counter(io_tensor.tensor.index for io_tensor in signature.outputs)
-    inputs = {io_tensor.tensor.index for io_tensor in signature.inputs}
+    times = Counter(each.tensor.index for each in signature.outputs)
+    inputs = {each.tensor.index for each in signature.inputs}
     for io_tensor in signature.outputs:
         tensor = io_tensor.tensor
         if tensor.index in inputs:
@@ -285,12 +291,9 @@ def _environment() -> Any:
 
     package = importlib.util.find_spec("ai_edge_litert")
     folder = Path(*(package.submodule_search_locations or [])) if package else Path()
-    nowhere = str(folder / "no-plugins")
-    environment = Environment.create(
-        options=EnvironmentOptions(
-            runtime_path=str(folder), compiler_plugin_path=nowhere, dispatch_library_path=nowhere
-        )
-    )
+    nowhere = dict.fromkeys(("compiler_plugin_path", "dispatch_library_path"), str(folder / "none"))
+    options = EnvironmentOptions(runtime_path=str(folder), **nowhere)
+    environment = Environment.create(options=options)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(environment.capsule))
     with destructors_without_stderr():
         TensorBuffer.create_from_host_memory(np.zeros(1, np.int8)).get_tensor_details()

@@ -54,12 +54,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def frozen_heap() -> Iterator[None]:
-    """
-    Exclude existing objects from garbage collection.
-
-    The libraries hold millions of them, and a conversion allocates enough to have all of them
-    scanned several times: 4 to 9 % of its time. Garbage of the conversion itself is collected.
-    """
+    """Exclude the objects of libraries from garbage collection, 4 to 9 % of a conversion's time."""
     if gc.get_freeze_count():
         yield  # objects frozen by others must stay frozen
         return
@@ -72,11 +67,7 @@ def frozen_heap() -> Iterator[None]:
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
-    """
-    Turn the garbage collector off while libraries are imported.
-
-    Their objects stay alive, and scanning them repeatedly is a third of the import's time.
-    """
+    """Turn the garbage collector off while libraries are imported, a third of the import's time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

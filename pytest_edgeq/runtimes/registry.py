@@ -56,7 +56,11 @@ class Runtimes:
             raise TypeError(f"runtimes: expected a dict of name → runner, got {type(own).__name__}")
         for name, runner in own.items():
             _check_name(name, "runtime")
-            _check_runner(name, runner)
+            if not callable(runner):
+                raise TypeError(
+                    f"runtime {name!r}: expected a runner, called with the path of a .tflite file "
+                    f"and a signature's key, got {type(runner).__name__}"
+                )
         self.own = dict(own)
         for name in targets:
             _check_name(name, "target")
@@ -82,9 +86,8 @@ class Runtimes:
 
     def builder(self, *, foreign: bool) -> Callable[[Buffer], None] | None:
         """Return the function that builds a file's interpreter; None for this process."""
-        if self.isolation is None:
-            return None
-        return functools.partial(self.isolation.build, foreign=foreign)
+        isolation = self.isolation
+        return None if isolation is None else functools.partial(isolation.build, foreign=foreign)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -93,11 +96,8 @@ class Runtimes:
 
     @property
     def _target_names(self) -> list[str]:
-        return [
-            full
-            for name in self.targets
-            for full in (name, *(f"{name}:{kernels}" for kernels in KERNELS))
-        ]
+        ends = ("", *(f":{kernels}" for kernels in KERNELS))
+        return [f"{name}{end}" for name in self.targets for end in ends]
 
     def target_of(self, runtime: str) -> Target | None:
         """Return the target of a runtime; None for a runtime of this machine."""
@@ -112,8 +112,7 @@ class Runtimes:
     @property
     def machines(self) -> tuple[TargetMachine, ...]:
         """The machines of the targets that were started."""
-        known = (target.machine for target in self.targets.values())
-        return tuple(machine for machine in known if machine is not None)
+        return tuple(each.machine for each in self.targets.values() if each.machine is not None)
 
     def kernels_of(self, runtime: str) -> str:
         """Return the built-in runtime of a target's kernels, else the name itself."""
@@ -164,14 +163,6 @@ def _check_name(name: object, kind: str) -> None:
     if not _NAME.fullmatch(name):
         raise ValueError(
             f"runtimes: {name!r} is no name for a {kind}: letters, digits, '_', '.' and '-'"
-        )
-
-
-def _check_runner(name: str, runner: object) -> None:
-    if not callable(runner):
-        raise TypeError(
-            f"runtime {name!r}: expected a runner, called with the path of a .tflite file and a "
-            f"signature's key, got {type(runner).__name__}"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.errors import CopyError, CrashedError, UnreadableError, UnrunnableError
-from pytest_edgeq.runtimes.engines import Arrays, CompiledEngine, Engine, InterpreterEngine, Source
-from pytest_edgeq.runtimes.opening import Opening
+from pytest_edgeq.runtimes.engines import (
+    Arrays,
+    CompiledEngine,
+    Engine,
+    InterpreterEngine,
+    Opening,
+    Source,
+)
 from pytest_edgeq.runtimes.refusals import refusal
 from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.unsafe import unsafe_ops
@@ -58,10 +64,9 @@ class Runner:
         self._opening, self._runtimes, self._copied = opening, runtimes, copied
         runtime, kernels = opening.runtime, opening.kernels
         if opening.keep and kernels not in KEEPING:
-            keeping = [name for name in runtimes.names if runtimes.kernels_of(name) in KEEPING]
+            keeping = ", ".join(n for n in runtimes.names if runtimes.kernels_of(n) in KEEPING)
             raise ValueError(
-                f"the {runtime} runtime keeps no intermediate tensors; these do: "
-                f"{', '.join(keeping)}"
+                f"the {runtime} runtime keeps no intermediate tensors; these do: {keeping}"
             )
         self._file = "the .tflite file" if copied is None else copied.what
         try:
@@ -105,7 +110,14 @@ class Runner:
     def _refusal(
         self, what: str, error: Exception, inputs: Mapping[str, npt.NDArray[Any]]
     ) -> UnrunnableError | CopyError:
-        refused = self._refused(what, error, inputs)
+        what, graph, runtime = f"{what} {self._file}", self._opening.graph, self._opening.runtime
+        if isinstance(error, UnrunnableError):
+            refused = error
+        elif isinstance(error, _OwnError):
+            refused = UnrunnableError(runtime, f"cannot {what}{error}")
+        else:
+            message = (runtime == "compiled" and self._interpreter_error(inputs)) or str(error)
+            refused = refusal(what, message, graph, runtime, self._where, self._load)
         if self._copied is None:
             return refused
         if isinstance(refused, CrashedError):
@@ -113,20 +125,6 @@ class Runner:
             return CopyError(f"the {refused.runtime} runtime {first} ({self._file})")
         # Its ops have other numbers.
         return CopyError(re.sub(r" ?Node number \d+ \(\w+\) failed to \w+\.?", "", str(refused)))
-
-    def _refused(
-        self, what: str, error: Exception, inputs: Mapping[str, npt.NDArray[Any]]
-    ) -> UnrunnableError:
-        if isinstance(error, UnrunnableError):
-            return error
-        message = str(error)
-        what = f"{what} {self._file}"
-        if isinstance(error, _OwnError):
-            return UnrunnableError(self._opening.runtime, f"cannot {what}{message}")
-        if self._opening.runtime == "compiled":
-            message = self._interpreter_error(inputs) or message
-        graph, runtime = self._opening.graph, self._opening.runtime
-        return refusal(what, message, graph, runtime, self._where, self._load)
 
     def _where(self, op: Op) -> str:
         if self._copied is not None:
@@ -168,21 +166,14 @@ class _OwnEngine(Engine):
 
     def __init__(self, runner: Runtime, source: Source, signature: Signature) -> None:
         self._signature = signature
-        folder = None
-        if isinstance(source, bytes):
-            folder = tempfile.TemporaryDirectory(prefix="edgeq-")
-            path = Path(folder.name) / "model.tflite"
-            path.write_bytes(source)
-        else:
-            path = source
+        path, remove = on_disk(source)
         try:
             self._session = runner(path, signature.key)
         except Exception as error:
-            if folder is not None:
-                folder.cleanup()
+            remove()
             raise _OwnError(_raised(error)) from error
         # Also if nobody closes it: when the model is collected, at the latest at exit.
-        self._close = weakref.finalize(self, _close, self._session, folder)
+        self._close = weakref.finalize(self, _close, self._session, remove)
         if not callable(self._session):
             raise _OwnError(
                 f": the runner gave {type(self._session).__name__}, expected a session that can be "
@@ -202,12 +193,10 @@ class _OwnEngine(Engine):
                 f": the runner gave {type(outputs).__name__}, expected a dict of arrays by the "
                 "outputs' names"
             )
-        wanted = [io_tensor.name for io_tensor in self._signature.outputs]
+        wanted = [each.name for each in self._signature.outputs]
         if set(outputs) != set(wanted):
             raise _OwnError(f": the runner gave the outputs {list(outputs)}, the file has {wanted}")
-        return [
-            _checked(outputs[io_tensor.name], io_tensor) for io_tensor in self._signature.outputs
-        ]
+        return [_checked(outputs[each.name], each) for each in self._signature.outputs]
 
     def close(self) -> None:
         """Close the session, once."""
@@ -218,14 +207,21 @@ def _raised(error: Exception) -> str:
     return f": the runner raised {type(error).__name__}: {error}"
 
 
-def _close(session: object, folder: tempfile.TemporaryDirectory[str] | None) -> None:
+def _close(session: object, remove: Callable[[], object]) -> None:
     try:
-        close = getattr(session, "close", None)
-        if close is not None:
-            close()
+        getattr(session, "close", lambda: None)()
     finally:
-        if folder is not None:
-            folder.cleanup()
+        remove()
+
+
+def on_disk(source: Source) -> tuple[Path, Callable[[], object]]:
+    """Return the path of a file, written where it is held in memory, and how to remove that."""
+    if isinstance(source, Path):
+        return source, lambda: None
+    folder = tempfile.TemporaryDirectory(prefix="edgeq-")
+    path = Path(folder.name) / "model.tflite"
+    path.write_bytes(source)
+    return path, folder.cleanup
 
 
 def _checked(value: object, io_tensor: SignatureTensor) -> npt.NDArray[Any]:

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from pytest_edgeq.compare.executors.local_pool import LocalPool, WorkerDiedError
-from pytest_edgeq.runtimes.workers.local_worker import WorkerTracebackError
+from pytest_edgeq.runtimes.workers.link import WorkerTracebackError
 from tests.processes import left_after
 from tests.waiting import SECONDS, line_of, rounds, running, wait_until
 
@@ -112,7 +112,9 @@ def test_a_process_that_cannot_be_started_fails_its_task_alone(
     pool = LocalPool(1)
 
     def without_processes() -> list[type[object]]:
-        process_of(pool, 0).kill()
+        process = process_of(pool, 0)
+        process.kill()
+        assert not left_after([process])
         return [type(pool.submit(os.getpid).exception(60)) for _ in range(3)]
 
     for _ in range(2):

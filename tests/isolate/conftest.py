@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
@@ -27,22 +26,15 @@ _VARYING = (
 )
 
 
-class Golden(Protocol):
-    """Run what must fail, and hold its text against the golden file of this name."""
-
-    def __call__(
-        self, name: str, error: type[Exception], call: Callable[[], object]
-    ) -> pytest.ExceptionInfo[Exception]:
-        """Return the error."""
+Golden = Callable[[str, type[Exception], Callable[[], object]], None]
+"""Run what must fail, and compare its text with the golden file of this name."""
 
 
 @pytest.fixture(scope="session")
 def golden() -> Golden:
     """Compare a failure's text with tests/isolate/golden/<name>.txt."""
 
-    def check(
-        name: str, error: type[Exception], call: Callable[[], object]
-    ) -> pytest.ExceptionInfo[Exception]:
+    def check(name: str, error: type[Exception], call: Callable[[], object]) -> None:
         with pytest.raises(error) as caught:
             call()
         text = str(caught.value)
@@ -50,7 +42,6 @@ def golden() -> Golden:
             text = pattern.sub(stands_for, text)
         assert f"{text}\n" == (GOLDEN / f"{name}.txt").read_text("utf-8")
         assert max(map(len, text.splitlines())) <= 160
-        return caught
 
     return check
 

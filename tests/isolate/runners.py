@@ -17,8 +17,6 @@ from fixtures.tflite.writer import FileWriter, one_op
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
-SIDE = {"dtype": "float32", "shape": (1, 4)}
-
 
 def _hang() -> None:
     """Wait in native code, with the interpreter's lock held."""
@@ -50,16 +48,10 @@ WAYS: dict[str, Callable[[], object]] = {
 
 @dataclass(frozen=True)
 class Ending:
-    """
-    A runtime that negates, and ends its process before.
+    """A runtime that negates, and ends its process before."""
 
-    Attributes:
-        way: A key of `WAYS`.
-        step: `load`, `run` or `close`.
-    """
-
-    way: str
-    step: str = "run"
+    way: str  # a key of `WAYS`
+    step: str = "run"  # or `load`, or `close`
 
     def __call__(self, path: Path, signature: str | None) -> EndingSession:
         """Open a file of `negation`."""
@@ -89,15 +81,21 @@ class EndingSession:
         self.runtime.end_at("close")
 
 
-def negation(width: int = 4) -> bytes:
-    """Write a sound file of one op."""
+def _chain(shape: tuple[int, ...], *ops: tuple[Any, ...], **fields: float) -> bytes:
+    """Write a file of ops of one input; the fields are options of the last."""
     file = FileWriter()
     graph = file.graph()
-    x, y = (graph.tensor("float32", (1, width)) for _ in range(2))
-    graph.op("NEG", [x], [y])
-    graph.borders([x], [y])
-    file.signature("serving_default", [("x", x)], [("y", y)])
+    x, *made = tensors = [graph.tensor("float32", shape) for _ in range(len(ops) + 1)]
+    for (name, *options), taken, result in zip(ops, tensors, made, strict=False):
+        graph.op(name, [taken], [result], *options, **(fields if options else {}))
+    graph.borders([x], [made[-1]])
+    file.signature("serving_default", [("x", x)], [("y", made[-1])])
     return file.content()
+
+
+def negation(width: int = 4) -> bytes:
+    """Write a sound file of one op."""
+    return _chain((1, width), ("NEG",))
 
 
 def segfault_at_run() -> bytes:
@@ -107,23 +105,9 @@ def segfault_at_run() -> bytes:
     They sum squares of `radius` channels to either side, and read before the tensor where it is
     negative (LOCAL_RESPONSE_NORMALIZATION, ai-edge-litert 2.3.0).
     """
-    file = FileWriter()
-    graph = file.graph()
-    x, between, y = (graph.tensor("float32", (1, 4, 4, 4)) for _ in range(3))
-    graph.op("NEG", [x], [between])
-    graph.op(
-        "LOCAL_RESPONSE_NORMALIZATION",
-        [between],
-        [y],
-        "LocalResponseNormalizationOptions",
-        radius=-5,
-        bias=1.0,
-        alpha=1.0,
-        beta=0.5,
-    )
-    graph.borders([x], [y])
-    file.signature("serving_default", [("x", x)], [("y", y)])
-    return file.content()
+    normalize = ("LOCAL_RESPONSE_NORMALIZATION", "LocalResponseNormalizationOptions")
+    fields = {"radius": -5, "bias": 1.0, "alpha": 1.0, "beta": 0.5}
+    return _chain((1, 4, 4, 4), ("NEG",), normalize, **fields)
 
 
 def abort_on_reference() -> bytes:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from fixtures.tflite.writer import pack, unpack
@@ -21,6 +22,7 @@ from pytest_edgeq.runtimes.workers.bounds import default_memory
 from pytest_edgeq.runtimes.workers.policy import Isolation
 from tests.isolate import runners
 from tests.isolate.conftest import GOLDEN, Golden
+from tests.processes import left_after
 from tests.waiting import rounds
 
 SAMPLE = np.array([[1, 2, 3, 4]], np.float32)
@@ -35,8 +37,11 @@ def _own(way: str, step: str = "run", **bounds: object) -> QuantizedModel:
     return maker.load(runners.negation())
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
-    "way", ["abort", "segfault", "killed", pytest.param("leave", marks=pytest.mark.slow)]
+    "way", ["segfault", *(pytest.param(e, marks=SLOW) for e in ("abort", "killed", "leave"))]
 )
 def test_a_runtime_of_ones_own_that_ends_its_process(golden: Golden, way: str) -> None:
     """The step, the file, the signal, what it printed and the line; the next run is made."""
@@ -85,23 +90,18 @@ def test_kernels_that_crash_on_a_whole_file(golden: Golden, tmp_path: Path) -> N
     golden("kernel", CrashedError, lambda: model.run(sample))
 
 
-def test_a_bare_file_is_run_in_the_child(tmp_path: Path) -> None:
-    """Given as a path to an assertion, outside of any session of its own."""
+def test_kernels_that_abort_on_another_runtime_than_the_default(tmp_path: Path) -> None:
+    """The same file runs where they do not; a bare path, outside of any session, is isolated."""
     path = tmp_path / "model.tflite"
     path.write_bytes(runners.abort_on_reference())
-    sample = np.zeros((1, 512), np.float32)
-    with pytest.raises(CrashedError, match=r"^the reference runtime crashed .* SIGABRT \(abort\)"):
-        assert_runtimes_agree(path, [sample], 0, runtimes=("builtin", "reference"))
-
-
-def test_kernels_that_abort_on_another_runtime_than_the_default() -> None:
-    """The same file runs where they do not."""
-    model = Edgeq(cache_dir=None).load(runners.abort_on_reference())
-    sample = np.zeros((1, 512), np.float32)
+    sample, told = np.zeros((1, 512), np.float32), r"^the reference runtime crashed .* SIGABRT"
+    model = Edgeq(cache_dir=None).load(path)
     (scores,) = model.run(sample).values()
     assert (scores == scores[0, 0]).all()
-    with pytest.raises(CrashedError, match=r"^the reference runtime crashed .* SIGABRT \(abort\)"):
+    with pytest.raises(CrashedError, match=told):
         model.run(sample, runtime="reference")
+    with pytest.raises(CrashedError, match=told):
+        assert_runtimes_agree(path, [sample], 0, runtimes=("builtin", "reference"))
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_kills_at_random_moments_are_told_or_not_noticed() -> None:
     model = Edgeq(isolate="on", cache_dir=None).load(runners.negation(2_000_000))
     sample = np.ones((1, 2_000_000), np.float32)
     isolation = model.edge.runtimes.isolation
-    assert isinstance(isolation, Isolation)
+    assert isolation is not None
     left, chance = 6, random.Random(0)
 
     def kill() -> None:
@@ -152,12 +152,24 @@ def test_kills_at_random_moments_are_told_or_not_noticed() -> None:
     assert (model.run(sample)["y"] == -1).all()
 
 
+def test_a_child_that_is_killed_between_two_runs_is_started_again() -> None:
+    """Whatever runs next goes on."""
+    model = Edgeq(isolate="on", cache_dir=None).load(runners.negation())
+    isolation = model.edge.runtimes.isolation
+    assert isolation is not None
+    for _ in range(2):
+        assert (model.run(SAMPLE)["y"] == -SAMPLE).all()
+        process = psutil.Process(isolation.child.pid)
+        process.kill()
+        assert not left_after([process])
+
+
 @pytest.mark.slow
 def test_a_child_that_is_stopped_between_two_steps() -> None:
     """It reads no request; the next run has another child."""
     model = Edgeq(isolate="on", isolate_timeout=1, cache_dir=None).load(runners.negation())
     isolation = model.edge.runtimes.isolation
-    assert isinstance(isolation, Isolation)
+    assert isolation is not None
     model.run(SAMPLE)
     pid = isolation.child.pid
     assert pid is not None
@@ -183,13 +195,11 @@ def test_kernels_that_meet_the_bound_on_memory(golden: Golden) -> None:
     golden("unbounded", RuntimeError, lambda: model.run(sample))
 
 
-@pytest.mark.parametrize("mode", ["auto", "on"])
-def test_an_interpreter_that_crashes_while_it_is_built(golden: Golden, mode: str) -> None:
+def test_an_interpreter_that_crashes_while_it_is_built(golden: Golden) -> None:
     """Of a file without its list of subgraphs, which the interpreter reads all the same."""
     model = unpack(runners.negation())
     model.subgraphs = None
-    damaged = pack(model)
-    maker = Edgeq(cache_dir=None, isolate=mode)
+    damaged, maker = pack(model), Edgeq(cache_dir=None)
     golden("open", CrashedError, lambda: maker.load(damaged))
     assert (maker.load(runners.negation()).run(SAMPLE)["y"] == -SAMPLE).all()
 

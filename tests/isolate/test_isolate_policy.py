@@ -67,28 +67,23 @@ def _load(notes: Path, **options: Any) -> QuantizedModel:
     return Edgeq(runtimes={"mine": Noting(notes)}, **options).load(runners.negation())
 
 
-def test_auto_makes_the_first_run_in_the_child(notes: Path) -> None:
-    """And all others here, also of another model with the same file."""
-    model = _load(notes)
-    for _ in range(2):
+@pytest.mark.parametrize(
+    ("mode", "first", "then"),
+    [
+        ("auto", ["open child", "open here", "run child", "run here"], ["run here"]),
+        ("on", ["open child", "run child"], ["run child"]),
+        ("off", ["open here", "run here"], ["run here"]),
+    ],
+)
+def test_where_a_file_runs(notes: Path, mode: str, first: list[str], then: list[str]) -> None:
+    """With auto the first run is made in the child, and none of another model with the file."""
+    model = _load(notes, isolate=mode)
+    for expected in (first, then):
         assert (model.run(SAMPLE, runtime="mine")["y"] == -SAMPLE).all()
-    assert _taken(notes) == ["open child", "open here", "run child", "run here", "run here"]
-    _load(notes).run(SAMPLE, runtime="mine")
-    assert _taken(notes) == ["open here", "run here"]
-
-
-def test_on_makes_every_run_in_the_child(notes: Path) -> None:
-    """Opened once."""
-    model = _load(notes, isolate="on")
-    for _ in range(2):
-        assert (model.run(SAMPLE, runtime="mine")["y"] == -SAMPLE).all()
-    assert _taken(notes) == ["open child", "run child", "run child"]
-
-
-def test_off_makes_none(notes: Path) -> None:
-    """As without this module."""
-    assert (_load(notes, isolate="off").run(SAMPLE, runtime="mine")["y"] == -SAMPLE).all()
-    assert _taken(notes) == ["open here", "run here"]
+        assert _taken(notes) == expected
+    if mode == "auto":
+        _load(notes).run(SAMPLE, runtime="mine")
+        assert _taken(notes) == ["open here", "run here"]
 
 
 def test_what_survived_is_remembered_in_the_cache_directory(
@@ -112,11 +107,11 @@ def test_what_did_not_run_is_not_remembered() -> None:
     assert len(policy._survived) == 2
 
 
-def test_a_file_that_the_flow_made_runs_here_on_the_default_runtime() -> None:
+def test_a_file_that_the_flow_made_runs_here_on_the_default_runtime(
+    makers: dict[str, tuple[Edgeq, QuantizedModel]],
+) -> None:
     """Else its first run is made in the child; a file in its place is opened there, too."""
-    maker = Edgeq()
-    net = seeded(ConvBnRelu)
-    model = maker.quantize(net, ConvBnRelu.sample_inputs(), quantizer=None)
+    _, model = makers["auto"]
     (sample,) = samples(ConvBnRelu, 1)
     model.run(*sample)
     assert not policy._survived
@@ -130,68 +125,53 @@ def test_a_file_that_the_flow_made_runs_here_on_the_default_runtime() -> None:
 def test_outputs_are_the_same_to_the_last_bit(runtime: str) -> None:
     """Of all modes."""
     sample = stacks.MODELS["nested"][1][0]
-    told = {
-        mode: [
-            value.tobytes()
-            for value in Edgeq(isolate=mode, cache_dir=None)
-            .load(NESTED)
-            .run(sample, runtime=runtime)
-            .values()
-        ]
-        for mode in ("off", "auto", "on")
-    }
-    assert told["auto"] == told["off"]
-    assert told["on"] == told["off"]
+    models = [Edgeq(isolate=mode, cache_dir=None).load(NESTED) for mode in ("off", "auto", "on")]
+    told = [each.run(sample, runtime=runtime).values() for each in models]
+    here, *others = [[value.tobytes() for value in outputs] for outputs in told]
+    assert others == [here, here]
 
 
-# Two processes import the libraries and convert: 20 s of CPU time.
-@pytest.mark.timeout(300)
-def test_comparisons_are_the_same_to_the_last_bit() -> None:
-    """With several samples at a time, on interpreters of their own."""
-    data = list(samples(ConvBnRelu, 8, seed=2))
-    told = {}
-    for mode in ("off", "on"):
+@pytest.fixture(scope="module")
+def makers() -> dict[str, tuple[Edgeq, QuantizedModel]]:
+    """A session of each mode, and a model that it has converted."""
+    found = {}
+    for mode in ("off", "auto", "on"):
         maker = Edgeq(isolate=mode, threads=2)
-        model = maker.quantize(
-            seeded(ConvBnRelu),
-            ConvBnRelu.sample_inputs(),
-            calibration=samples(ConvBnRelu, 8),
-        )
-        told[mode] = (model.tflite, maker.compare(model, data).to_dict())
-    assert told["on"] == told["off"]
+        example, calibration = ConvBnRelu.sample_inputs(), samples(ConvBnRelu, 8)
+        found[mode] = maker, maker.quantize(seeded(ConvBnRelu), example, calibration=calibration)
+    return found
 
 
-def test_layers_are_localized_in_the_child() -> None:
-    """Which reads the tensors between."""
-    data = list(samples(ConvBnRelu, 2, seed=2))
-    told = {}
-    for mode in ("off", "on"):
-        maker = Edgeq(isolate=mode)
-        model = maker.quantize(
-            seeded(ConvBnRelu),
-            ConvBnRelu.sample_inputs(),
-            calibration=samples(ConvBnRelu, 8),
-        )
-        told[mode] = maker.localize(model, data).to_dict()
-    assert told["on"] == told["off"]
+@pytest.mark.timeout(300)
+def test_figures_are_the_same_to_the_last_bit(
+    makers: dict[str, tuple[Edgeq, QuantizedModel]],
+) -> None:
+    """With several samples at a time; localizing reads the tensors between."""
+    data = list(samples(ConvBnRelu, 8, seed=2))
+    told = {
+        mode: (model.tflite, maker.compare(model, data), maker.localize(model, data[:2]).to_dict())
+        for mode, (maker, model) in makers.items()
+        if mode != "auto"
+    }
+    assert told["on"][0] == told["off"][0]
+    assert told["on"][1].to_dict() == told["off"][1].to_dict()
+    assert told["on"][2] == told["off"][2]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quantizer", ["pt2e_static_int8", "recipe_static_wi8_ai8", None])
 def test_files_converted_in_the_child_are_the_same_byte_by_byte(quantizer: str | None) -> None:
     """By the converter's passes, and by ai-edge-quantizer."""
-    told = [
-        Edgeq(isolate=mode, cache="off")
-        .quantize(
+    here, there = (
+        Edgeq(isolate=mode, cache="off").quantize(
             seeded(ConvBnRelu),
             ConvBnRelu.sample_inputs(),
             quantizer=quantizer,
             calibration=samples(ConvBnRelu, 4),
         )
-        .tflite
         for mode in ("off", "on")
-    ]
-    assert told[0] == told[1]
+    )
+    assert here.tflite == there.tflite
 
 
 def test_a_runner_that_cannot_be_sent() -> None:

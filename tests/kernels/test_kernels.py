@@ -1,7 +1,8 @@
-"""Kernels stay within the bounds of `kernels`: in files of one op, and in a converted network."""
+"""Kernels stay within the bounds of `runtimes.bounds`, in files of one op."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +12,8 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from numpy.random import Generator
 
-from fixtures import digits
 from fixtures.tflite.single import FLOATS, HYBRID, QUANTIZED, FloatSingle, Single
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
-from pytest_edgeq.edgeq import Edgeq
 from pytest_edgeq.runtimes.bounds import (
     HybridInput,
     float_bound,
@@ -54,19 +53,12 @@ _HIDDEN = ("LOG-int16", "RSQRT-int16", "SOFTMAX-int16")
 _COARSE = ("int16", "RESIZE_BILINEAR")
 
 
-def _interpreter(content: bytes, runtime: str, **options: Any) -> Interpreter:
+def _run(content: bytes, inputs: list[Array], runtime: str = "builtin") -> Array:
+    resolver = _RESOLVERS[runtime]
     interpreter = Interpreter(
-        model_content=content,
-        experimental_op_resolver_type=_RESOLVERS[runtime],
-        num_threads=1,
-        **options,
+        model_content=content, experimental_op_resolver_type=resolver, num_threads=1
     )
     interpreter.allocate_tensors()
-    return interpreter
-
-
-def _run(content: bytes, inputs: list[Array], runtime: str = "builtin") -> Array:
-    interpreter = _interpreter(content, runtime)
     for detail, array in zip(interpreter.get_input_details(), inputs, strict=True):
         interpreter.set_tensor(detail["index"], array)
     interpreter.invoke()
@@ -92,14 +84,21 @@ def _drawn(name: str, dtype: str, seed: int) -> Single:
 
 
 @pytest.mark.parametrize(("name", "dtype"), _CASES)
-def test_builtin_kernels_stay_within_their_bound(name: str, dtype: str) -> None:
-    """Six draws of scales, zero points, shapes and values for each op and dtype."""
+def test_kernels_stay_within_their_bound(name: str, dtype: str) -> None:
+    """Six draws of scales, zero points, shapes and values on builtin kernels, two on all others."""
     elements = 0
     for seed in range(6):
         single = _drawn(name, dtype, seed)
-        off = single.off(_run(single.content, single.inputs))
-        elements += off.size
-        assert off.max() <= 0.5 + _bound(single.content), f"seed {seed}"
+        for runtime in ("builtin", "reference", "xnnpack")[: 3 if seed < 2 else 1]:
+            if runtime == "reference" and name == "ELU":
+                continue  # the reference kernels of ai-edge-litert 2.3.0 have none
+            off = single.off(_run(single.content, single.inputs, runtime))
+            sound = off.max() <= 0.5 + _bound(single.content, runtime)
+            # LiteRT's reduce.cc reads the codes of every dtype as uint8 (August 2026): a real
+            # defect.
+            broken = runtime == "reference" and name == "SUM" and dtype != "uint8"
+            assert sound != broken, f"seed {seed}, {runtime}"
+            elements += off.size
     assert elements > 500
 
 
@@ -113,47 +112,25 @@ def test_builtin_kernels_stay_within_their_bound_for_long(name: str, dtype: str)
         assert off.max() <= 0.5 + _bound(single.content), f"seed {seed}"
 
 
-@pytest.mark.parametrize("runtime", ["reference", "xnnpack"])
 @pytest.mark.parametrize(("name", "dtype"), _CASES)
-def test_other_kernels_stay_within_their_bound(name: str, dtype: str, runtime: str) -> None:
-    """The reference kernels, and XNNPACK with its own roundings."""
-    if runtime == "reference" and name == "ELU":
-        pytest.skip("the reference kernels of ai-edge-litert 2.3.0 have no ELU")
-    for seed in range(2):
-        single = _drawn(name, dtype, seed)
-        off = single.off(_run(single.content, single.inputs, runtime))
-        sound = off.max() <= 0.5 + _bound(single.content, runtime)
-        # LiteRT's reduce.cc reads the codes of every dtype as uint8 (August 2026): a real defect.
-        broken = runtime == "reference" and name == "SUM" and dtype != "uint8"
-        assert sound != broken, f"seed {seed}"
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"), [case for case in _CASES if not set(case.values) & set(_COARSE)]
-)
-def test_one_code_more_is_beyond_the_bound(name: str, dtype: str) -> None:
-    """The bound is not idle: a result that is one code off is caught."""
+def test_the_bound_is_not_idle(name: str, dtype: str) -> None:
+    """A result that is one code off is caught, and so is a scale of the file × 1.02."""
     single = _drawn(name, dtype, 1)
     codes = _run(single.content, single.inputs).astype(np.int64)
     inside = (codes > single.low) & (codes < single.high)
-    # SQRT cuts in place of rounding: one code more is as near as what it gives.
-    for step in (-1, 2 if name == "SQRT" else 1):
-        off = single.off(np.where(inside, codes + step, codes))
-        assert off.max() > 0.5 + _bound(single.content)
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [case for case in _CASES if case.values[0] not in _BLIND and case.id not in _HIDDEN],
-)
-def test_a_scale_off_by_a_fiftieth_is_beyond_the_bound(name: str, dtype: str) -> None:
-    """A scale of the file × 1.02 is caught, whatever the op."""
-    single = _drawn(name, dtype, 1)
+    if not {name, dtype} & set(_COARSE):
+        # SQRT cuts in place of rounding: one code more is as near as what it gives.
+        for step in (-1, 2 if name == "SQRT" else 1):
+            off = single.off(np.where(inside, codes + step, codes))
+            assert off.max() > 0.5 + _bound(single.content)
+    if name in _BLIND or f"{name}-{dtype}" in _HIDDEN:
+        return
     model = unpack(single.content)
-    tensors = model.subgraphs[0].tensors
     # The first that has a scale: an input, but for QUANTIZE of floats, or TRANSPOSE_CONV's weights.
     changed = next(
-        each for each in tensors if each.quantization and each.quantization.scale is not None
+        each
+        for each in model.subgraphs[0].tensors
+        if each.quantization and each.quantization.scale is not None
     )
     changed.quantization.scale = changed.quantization.scale * np.float32(1.02)
     off = single.off(_run(pack(model), single.inputs))
@@ -178,84 +155,6 @@ def test_a_bias_off_by_one_code_is_beyond_the_bound(name: str) -> None:
     off = single.off(_run(pack(model), single.inputs)).reshape(-1, len(codes)).max(axis=0)
     beyond = off > 0.5 + _bound(single.content)
     assert np.flatnonzero(beyond).tolist() == [channel]
-
-
-@pytest.fixture(scope="module")
-def digits_file() -> bytes:
-    """The trained digits network, static int8."""
-    return (
-        Edgeq()
-        .quantize(
-            digits.trained(),
-            next(digits.calibration(1)),
-            quantizer="pt2e_static_int8",
-            calibration=digits.calibration(32),
-            name="digits",
-        )
-        .tflite
-    )
-
-
-@pytest.mark.slow
-def test_a_converted_network_stays_within_its_bounds(digits_file: bytes) -> None:
-    """Each op of a trained network on what it really takes, and none of it 2 % larger."""
-    graph = OpGraph.read(digits_file)
-    interpreter = _interpreter(digits_file, "builtin", experimental_preserve_all_tensors=True)
-    seen: dict[str, int] = {}
-    for image in list(digits.held_out().samples())[:20]:
-        entry = interpreter.get_input_details()[0]
-        x = image.numpy()
-        if entry["dtype"] == np.int8:
-            scale, zero_point = entry["quantization"]
-            x = np.clip(np.rint(x / scale) + zero_point, -128, 127).astype(np.int8)
-        interpreter.set_tensor(entry["index"], x)
-        interpreter.invoke()
-        for op in graph.ops:
-            if op.name not in _REAL:
-                continue
-            made = graph.tensor(op, op.outputs[0])
-            bound = rounding_bound(graph, op)
-            assert bound is not None
-            assert bound < 0.3
-            real = _REAL[op.name](*(_real(graph, op, i, interpreter) for i in op.inputs))
-            if op.fused_activation == "RELU":
-                real = np.maximum(real, 0)
-            codes = interpreter.get_tensor(made.index).astype(np.float64)
-            exact = np.clip(real / float(made.scales[0]) + made.zero_points[0], -128, 127)
-            assert np.abs(codes - exact).max() <= 0.5 + bound, op
-            off = np.clip(1.02 * (exact - made.zero_points[0]) + made.zero_points[0], -128, 127)
-            assert np.abs(codes - off).max() > 0.5 + bound, op
-            seen[op.name] = seen.get(op.name, 0) + codes.size
-    assert set(seen) == set(_REAL)
-    assert min(seen.values()) >= 200
-
-
-def _real(graph: OpGraph, op: Op, index: int, interpreter: Interpreter) -> Array:
-    """What a tensor stands for, in float64."""
-    tensor = graph.tensor(op, index)
-    shape = [1] * len(tensor.shape)
-    if len(tensor.scales) > 1:
-        shape[tensor.quantized_dimension] = -1
-    codes = interpreter.get_tensor(index).astype(np.float64)
-    real: Array = (codes - tensor.zero_points.reshape(shape)) * tensor.scales.astype(
-        np.float64
-    ).reshape(shape)
-    return real
-
-
-def _conv(x: Array, w: Array, bias: Array) -> Array:
-    """A convolution of 3×3 that keeps the size."""
-    padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
-    made: Array = np.einsum("nhwcij,oijc->nhwo", windows, w) + bias
-    return made
-
-
-_REAL: dict[str, Callable[..., Array]] = {
-    "ADD": lambda a, b: a + b,
-    "CONV_2D": _conv,
-    "FULLY_CONNECTED": lambda x, w, bias: x.reshape(-1, w.shape[1]) @ w.T + bias,
-}
 
 
 def test_division_of_small_codes_is_wrong_upstream() -> None:
@@ -329,17 +228,15 @@ def _relative(single: FloatSingle, made: Array, x: Array) -> float:
     return float(np.abs(made - real).max()) / size
 
 
-@pytest.mark.parametrize("runtime", ["builtin", "reference", "xnnpack"])
 @pytest.mark.parametrize(("build", "kind"), _HYBRID_CASES)
-def test_hybrid_inputs_are_what_the_kernels_see(build: Any, kind: str, runtime: str) -> None:
+def test_hybrid_inputs_are_what_the_kernels_see(build: Any, kind: str) -> None:
     """With the input so rounded, and only with it, float64 gives what the kernel gives."""
     for seed in range(3):
         single = build(np.random.default_rng(seed), kind)
         graph, op = _read(single.content)
-        made = _run(single.content, single.inputs, runtime)
+        made = _run(single.content, single.inputs)
         x = single.inputs[0].astype(np.float64)
-        seen = HybridInput(graph, op, runtime=runtime).fake_quantize_with_halves(x)[0]
-        assert seen is not None
+        seen = HybridInput(graph, op).fake_quantize_with_halves(x)[0]
         assert seen.shape == x.shape
         bound = float_bound(graph, op, exact=True)
         assert _relative(single, made, seen) <= bound, f"seed {seed}"
@@ -350,20 +247,17 @@ def test_hybrid_inputs_are_what_the_kernels_see(build: Any, kind: str, runtime: 
 def test_hybrid_inputs_of_float32_stay_float32() -> None:
     """The dtype is the caller's; a row of zeros stays one."""
     single = HYBRID["FULLY_CONNECTED"][0](np.random.default_rng(0), "int8")
-    graph, op = _read(single.content)
-    seen = HybridInput(graph, op).fake_quantize_with_halves(single.inputs[0])[0]
-    assert seen is not None
+    seen = HybridInput(*_read(single.content)).fake_quantize_with_halves(single.inputs[0])[0]
     assert seen.dtype == np.float32
     assert np.abs(seen[-1]).max() == 0
 
 
-@pytest.mark.parametrize("runtime", ["builtin", "reference", "xnnpack"])
 @pytest.mark.parametrize("name", FLOATS)
-def test_float_kernels_stay_within_their_bound(name: str, runtime: str) -> None:
+def test_float_kernels_stay_within_their_bound(name: str) -> None:
     """Float kernels against float64; a result that is 1 % off is caught."""
-    if runtime == "reference" and name == "ELU":
-        pytest.skip("the reference kernels of ai-edge-litert 2.3.0 have no ELU")
-    for seed in range(3):
+    for seed, runtime in itertools.product(range(3), _RESOLVERS):
+        if runtime == "reference" and name == "ELU":
+            continue  # the reference kernels of ai-edge-litert 2.3.0 have none
         single = FLOATS[name](np.random.default_rng(seed), "float")
         graph, op = _read(single.content)
         assert hybrid_position(graph, op) is None

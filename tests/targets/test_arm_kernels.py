@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from fixtures.tflite import make, stacks
-from fixtures.tflite.stateful import counter
 from fixtures.tflite.writer import pack, unpack
-from pytest_edgeq import Edgeq, assert_runtimes_agree
+from pytest_edgeq import Edgeq
 from pytest_edgeq.localize.rows import LOWERING
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.workers.remote_worker import facts
 from pytest_edgeq.runtimes.workers.target import Target
 from tests.bench.speed.kernels_of_arm import INTEGERS, Difference, difference, drawn, fixture_files
+from tests.targets.conftest import drawn as samples_of
 
 # An emulated CPU, and a root that is downloaded for it.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -36,8 +32,6 @@ if platform.machine() != "x86_64":
 INTEGER_FILES = fixture_files(INTEGERS, ("int8", "int16"))
 
 WITH_SOFTMAX = "decomposed.recipe_static_wi8_ai8.tflite"
-
-ANOTHER_RELEASE = "2.1.6"
 
 
 def _apart(runtimes: Runtimes, path: Path, one: str, other: str) -> Difference:
@@ -62,12 +56,6 @@ def edgeq(arm64_command: list[str]) -> Iterator[Edgeq]:
     session = Edgeq(targets={"arm64": arm64_command}, target_timeout=120)
     yield session
     session.close()
-
-
-def _samples(name: str, count: int) -> list[Any]:
-    generator = torch.Generator().manual_seed(1)
-    shapes = [each.shape for each in stacks.MODELS[name][1]]
-    return [tuple(torch.randn(s, generator=generator) for s in shapes) for _ in range(count)]
 
 
 def test_xnnpack_gives_the_same_codes_on_arm(runtimes: Runtimes) -> None:
@@ -95,36 +83,10 @@ def test_builtin_kernels_without_avx2_give_the_codes_of_arm(runtimes: Runtimes) 
     assert differs_here or "AVX2" not in facts()["features"]
 
 
-@pytest.mark.skipif(
-    "AVX2" not in facts()["features"], reason="this CPU has no AVX2, and gives the codes of ARM"
-)
-def test_a_difference_between_machines_is_explained(edgeq: Edgeq) -> None:
-    """By the op that is to blame, run alone on both; XNNPACK's kernels agree."""
-    path = make.CONVERTED / "batch_norms.int8.tflite"
-    quantized = edgeq.load(path, reference=stacks.build("batch_norms"))
-    samples = _samples("batch_norms", 8)
-
-    assert_runtimes_agree(quantized, samples, 0, runtimes=("xnnpack", "arm64"))
-    with pytest.raises(AssertionError) as error:
-        assert_runtimes_agree(quantized, samples, 0, runtimes=("builtin", "arm64:builtin"))
-
-    cause = str(error.value).partition("\ncause: ")[2]
-    assert cause.startswith("CONV_2D #4 (conv), run alone on the same inputs, differs in 1 of 144 ")
-    assert "x86 with AVX2 rounds this op otherwise; XNNPACK gives the same on both" in cause
-
-
-def test_a_file_keeps_its_state_on_arm(runtimes: Runtimes) -> None:
-    """From step to step."""
-    edge = EdgeFile(counter(), runtimes=runtimes)
-    step = {"x": np.ones((1, 4), np.float32)}
-    totals = [edge.runner("arm64").run(step)[0].tolist() for _ in range(3)]
-    assert totals == [[[n] * 4] for n in (1.0, 2.0, 3.0)]
-
-
 def test_a_damaged_layer_is_named_on_arm(edgeq: Edgeq) -> None:
     """By the tensors that come back from there; the sound file has none."""
     path = make.CONVERTED / "batch_norms.int8.tflite"
-    model, samples = stacks.build("batch_norms"), _samples("batch_norms", 4)
+    model, samples = stacks.build("batch_norms"), samples_of("batch_norms", 4)
     file = unpack(path.read_bytes())
     graph = file.subgraphs[0]
     convolutions = [op for op in EdgeFile(path).graph.ops if op.name == "CONV_2D"]
@@ -139,28 +101,3 @@ def test_a_damaged_layer_is_named_on_arm(edgeq: Edgeq) -> None:
     culprit = edgeq.localize(wrong, samples, runtime="arm64:builtin").culprit
     assert culprit is not None
     assert (culprit.index, culprit.op, culprit.verdict) == (damaged.index, "CONV_2D", LOWERING)
-
-
-def test_another_release_is_recorded(tmp_path: Path) -> None:
-    """A target has the release that its Python imports, not the one that is installed here."""
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check"]
-    wanted = f"ai-edge-litert=={ANOTHER_RELEASE}"
-    done = subprocess.run(
-        [*pip, "--only-binary=:all:", "--target", tmp_path, wanted],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    if done.returncode:
-        pytest.skip(f"{wanted} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
-    command = ["env", f"PYTHONPATH={tmp_path}", sys.executable]
-    session = Edgeq(targets={"older": command}, target_timeout=120)
-    path = make.CONVERTED / "nested.int8.tflite"
-    quantized = session.load(path, reference=stacks.build("nested"))
-
-    comparison = session.compare(quantized, _samples("nested", 4), runtime="older")
-
-    session.close()
-    assert comparison.target is not None
-    assert comparison.target.release == ANOTHER_RELEASE != metadata.version("ai-edge-litert")

@@ -3,83 +3,65 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 
 from fixtures.tflite import make, stacks
+from pytest_edgeq.cli import edgeq
 from pytest_edgeq.runtimes.workers.remote_worker import facts
 from pytest_edgeq.runtimes.workers.target import Target
 from pytest_edgeq.runtimes.workers.trial import try_target
-from tests.targets.packages import patched_litert
+from tests.targets.conftest import patched_litert
 
 
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
+@pytest.fixture(autouse=True)
+def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A project with a target that serves, and one that does not start."""
-    targets = [
-        f"here = {sys.executable}",
-        "gone = no-such-program",
-    ]
+    targets = [f"here = {sys.executable}", "gone = no-such-program"]
     (tmp_path / "pyproject.toml").write_text(
         f"[tool.pytest.ini_options]\nedgeq_targets = {json.dumps(targets)}\n"
     )
-    return tmp_path
+    monkeypatch.chdir(tmp_path)
 
 
-def _check(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return _edgeq(project, "target", "check", *arguments)
+def _edgeq(*arguments: str) -> Result:
+    return CliRunner().invoke(edgeq, arguments, prog_name="edgeq")
 
 
-def _edgeq(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    root = str(Path(__file__).parents[2])
-    return subprocess.run(
-        [sys.executable, "-m", "pytest_edgeq", *arguments],
-        cwd=project,
-        env={**os.environ, "PYTHONPATH": root},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-
-
-@pytest.mark.slow
-def test_the_command_tells_what_the_target_is(project: Path) -> None:
+def test_the_command_tells_what_the_target_is() -> None:
     """In lines and as JSON; what is wrong is one sentence, and exit code 2."""
-    done = _check(project, "here")
-    assert done.returncode == 0, done.stderr
+    done = _edgeq("target", "check", "here")
+    assert done.exit_code == 0, done.output
     command, machine, times = done.stdout.splitlines()
     assert command == f"command: {sys.executable}"
     assert machine.startswith(f"machine: {facts()['machine']} ")
     assert times.startswith("started in ")
-    told = json.loads(_check(project, "here", "--json").stdout)
+    told = json.loads(_edgeq("target", "check", "here", "--json").stdout)
     assert told["machine"] == {"target": "here", **facts()}
     assert set(told["run_ms"]) == {"xnnpack", "builtin"}
     for name, what in (
         ("her", "Error: no target 'her' (did you mean here?); edgeq_targets of this project has "),
         ("gone", "Error: the gone runtime did not start: expected a Python that answers, got no "),
     ):
-        done = _check(project, name)
-        assert done.returncode == 2
+        done = _edgeq("target", "check", name)
+        assert done.exit_code == 2
         assert done.stderr.startswith(what)
 
 
-@pytest.mark.slow
-def test_files_are_compared_on_a_target(project: Path) -> None:
+def test_files_are_compared_on_a_target() -> None:
     """By the name that the ini gives it; the figures are those of this process."""
     paths = [str(make.CONVERTED / f"nested.{kind}.tflite") for kind in ("float", "int8")]
     shape = stacks.MODELS["nested"][1][0].shape
-    np.savez(project / "x.npz", args_0=np.ones((3, *shape), np.float32))
+    np.savez("x.npz", args_0=np.ones((3, *shape), np.float32))
     done = [
-        _edgeq(project, "compare", *paths, "--inputs", "x.npz", "--json", "--runtime", name)
+        _edgeq("compare", *paths, "--inputs", "x.npz", "--json", "--runtime", name)
         for name in ("xnnpack", "here", "pi")
     ]
-    assert [each.returncode for each in done] == [0, 0, 2], done
+    assert [each.exit_code for each in done] == [0, 0, 2], done
     one, other = (json.loads(each.stdout) for each in done[:2])
     assert (one.pop("runtime"), other.pop("runtime")) == ("xnnpack", "here")
     assert one == other

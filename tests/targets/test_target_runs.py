@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 
 from fixtures.tflite import make, stacks
 from fixtures.tflite.kinds import free_shapes
@@ -23,7 +21,9 @@ from pytest_edgeq.runtimes.workers.remote_worker import facts
 from pytest_edgeq.runtimes.workers.target import Target
 from pytest_edgeq.runtimes.workers.target_spec import KERNELS
 from pytest_edgeq.tflite.graph import OpGraph
+from tests.bench.speed.kernels_of_arm import drawn as inputs_of
 from tests.processes import left_after, target_workers
+from tests.targets.conftest import drawn
 
 Array = npt.NDArray[Any]
 
@@ -43,70 +43,43 @@ def targets() -> Iterator[Runtimes]:
     assert not left_after(processes)
 
 
-def _inputs(edge: EdgeFile, seed: int) -> dict[str, Array]:
-    """Codes over the whole range of each input, in the file's shapes."""
-    generator = np.random.default_rng(seed)
-    found = {}
-    for border in edge.signature.inputs:
-        dtype = np.dtype(border.tensor.dtype)
-        shape = tuple(2 if length < 0 else length for length in border.tensor.shape_signature)
-        if dtype.kind == "f":
-            found[border.name] = generator.standard_normal(shape).astype(dtype)
-        else:
-            low, high = (0, 4) if dtype.itemsize > 2 else (-100, 100)
-            found[border.name] = generator.integers(low, high, shape).astype(dtype)
-    return found
+def _bits(outputs: list[Array]) -> list[object]:
+    return [(each.dtype, each.shape, each.tobytes()) for each in outputs]
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("path", sorted(make.CONVERTED.glob("*.tflite")), ids=lambda p: p.name)
-def test_a_target_gives_what_this_process_gives(
-    targets: Runtimes, path: Path, kernels: str
-) -> None:
+def test_a_target_gives_what_this_process_gives(targets: Runtimes, kernels: str) -> None:
     """All files of the fixtures, on the same kernels, in two samples."""
-    edge = EdgeFile(path, runtimes=targets)
-    for seed in range(2):
-        inputs = _inputs(edge, seed)
-        expected = edge.runner(kernels).run(inputs)
-        got = edge.runner(f"local:{kernels}").run(inputs)
-        assert [(a.dtype, a.shape, a.tobytes()) for a in got] == [
-            (a.dtype, a.shape, a.tobytes()) for a in expected
-        ]
-
-
-def test_a_stored_shape_that_no_kernel_takes(targets: Runtimes) -> None:
-    """[1, 1] of a layer of 16 inputs: it is allocated by the sample's shape there, too."""
-    kind = free_shapes()
-    edge = EdgeFile(kind.content, runtimes=targets)
-
-    expected, got = (
-        edge.run(["x"], kind.inputs[0], runtime) for runtime in ("xnnpack", "local:xnnpack")
-    )
-
-    assert np.array_equal(got[0], expected[0])
+    for path in sorted(make.CONVERTED.glob("*.tflite")):
+        edge = EdgeFile(path, runtimes=targets)
+        for seed in range(2):
+            inputs = inputs_of(edge, seed)
+            expected = edge.runner(kernels).run(inputs)
+            got = edge.runner(f"local:{kernels}").run(inputs)
+            assert _bits(got) == _bits(expected), path.name
 
 
 def test_a_shell_between_changes_nothing(targets: Runtimes) -> None:
     """The word that starts the worker reads the same with and without its quotes."""
     edge = EdgeFile(make.CONVERTED / "nested.int8.tflite", runtimes=targets)
-    inputs = _inputs(edge, 0)
-    expected = edge.runner("xnnpack").run(inputs)
+    inputs = inputs_of(edge, 0)
     for runtime in ("shell", "shell:xnnpack"):
-        assert [a.tobytes() for a in edge.runner(runtime).run(inputs)] == [
-            a.tobytes() for a in expected
-        ]
+        assert _bits(edge.runner(runtime).run(inputs)) == _bits(edge.runner("xnnpack").run(inputs))
 
 
 def test_inputs_change_their_shape_from_sample_to_sample(targets: Runtimes) -> None:
-    """The worker allocates anew, as this one does."""
-    graph = _any_batch()
-    edge = EdgeFile(graph, runtimes=targets)
+    """The worker allocates anew, as this one does; also a stored shape that no kernel takes."""
+    edge = EdgeFile(_any_batch(), runtimes=targets)
     for batch in (1, 3, 1):
-        x = np.arange(batch * 4, dtype=np.float32).reshape(batch, 4)
-        (expected,) = edge.runner("xnnpack").run({"x": x})
-        (got,) = edge.runner("local").run({"x": x})
-        assert got.shape == expected.shape == (batch, 4)
-        assert got.tobytes() == expected.tobytes()
+        inputs = {"x": np.arange(batch * 4, dtype=np.float32).reshape(batch, 4)}
+        got = edge.runner("local").run(inputs)
+        assert _bits(got) == _bits(edge.runner("xnnpack").run(inputs))
+        assert got[0].shape == (batch, 4)
+
+    kind = free_shapes()  # [1, 1] of a layer of 16 inputs
+    edge = EdgeFile(kind.content, runtimes=targets)
+    expected, got = (edge.run(["x"], kind.inputs[0], name) for name in ("xnnpack", "local"))
+    assert _bits(got) == _bits(expected)
 
 
 def _any_batch() -> bytes:
@@ -124,7 +97,7 @@ def test_every_tensor_comes_back(targets: Runtimes) -> None:
     edge = EdgeFile(make.CONVERTED / "nested.int8.tflite", runtimes=targets)
     here, there = (edge.runner(name, keep=True) for name in ("builtin", "local:builtin"))
     for seed in range(2):
-        inputs = _inputs(edge, seed)
+        inputs = inputs_of(edge, seed)
         here.run(inputs)
         there.run(inputs)
         for tensor in edge.graph.subgraphs[0].tensors:
@@ -148,31 +121,28 @@ def test_a_file_keeps_its_state_there(targets: Runtimes) -> None:
         edge.restart()
 
 
-def test_a_file_that_the_kernels_refuse_is_told_by_op(targets: Runtimes) -> None:
-    """As in this process, with the target's name."""
-    broken = one_op(
-        "LOGISTIC",
-        [{"dtype": "int8", "scales": (0.1,), "zero_points": (0,)}],
-        [{"dtype": "int8", "scales": (0.1,), "zero_points": (0,)}],
-    )
+@pytest.mark.parametrize(("op", "kernels"), [("LOGISTIC", "builtin"), ("FULLY_CONN", "xnnpack")])
+def test_a_refusal_names_the_op(targets: Runtimes, op: str, kernels: str) -> None:
+    """As in this process; where the delegate does not name the op, cut files are loaded there."""
+    codes = {"dtype": "int8", "scales": (0.1,), "zero_points": (0,)}
+    broken = one_op("LOGISTIC", [codes], [codes]) if op == "LOGISTIC" else _refused_by_xnnpack()
     edge = EdgeFile(broken, runtimes=targets)
     with pytest.raises(RuntimeError) as here:
-        edge.runner("builtin")
+        edge.runner(kernels).run(inputs_of(edge, 0))
     with pytest.raises(RuntimeError) as there:
-        edge.runner("local:builtin")
-    assert str(there.value) == str(here.value).replace("builtin runtime", "local:builtin runtime")
-    assert "LOGISTIC" in str(there.value)
+        edge.runner(f"local:{kernels}").run(inputs_of(edge, 0))
+    assert str(there.value) == str(here.value).replace(
+        f"{kernels} runtime", f"local:{kernels} runtime"
+    )
+    assert op in str(there.value).splitlines()[0]
 
 
-def test_what_xnnpack_refuses_is_found_on_the_target(targets: Runtimes) -> None:
-    """The delegate does not name the op: cut files are loaded there."""
-    edge = EdgeFile(_refused_by_xnnpack(), runtimes=targets)
-    with pytest.raises(RuntimeError) as here:
-        edge.runner("xnnpack").run(_inputs(edge, 0))
-    with pytest.raises(RuntimeError) as there:
-        edge.runner("local").run(_inputs(edge, 0))
-    assert str(there.value) == str(here.value).replace("xnnpack runtime", "local runtime")
-    assert "FULLY_CONNECTED" in str(there.value).splitlines()[0]
+def test_texts_are_not_sent(targets: Runtimes) -> None:
+    """They run on this machine."""
+    text = {"dtype": "string", "shape": (1,)}
+    edge = EdgeFile(one_op("RESHAPE", [text], [text]), runtimes=targets)
+    with pytest.raises(RuntimeError, match="is string, which cannot be sent"):
+        edge.runner("local")
 
 
 def _refused_by_xnnpack() -> bytes:
@@ -183,18 +153,8 @@ def _refused_by_xnnpack() -> bytes:
     return pack(model)
 
 
-def test_the_worker_says_what_it_is() -> None:
-    """Before any file is sent; and what it says is what this process would say of itself."""
-    target = Target("local", [sys.executable], 60)
-    machine = target.start()
-    target.close()
-    told = facts()
-    assert machine.to_dict() == {"target": "local", **told}
-    assert machine.features
-
-
 def test_a_session_compares_and_localizes_on_a_target() -> None:
-    """Figures are those of this process."""
+    """Figures are those of this process, and the worker says of itself what this one would."""
     others = target_workers()
     edgeq = Edgeq(targets={"local": [sys.executable]}, threads=2)
     model, inputs = stacks.build("nested"), [stacks.MODELS["nested"][1] for _ in range(3)]
@@ -203,6 +163,9 @@ def test_a_session_compares_and_localizes_on_a_target() -> None:
     there = edgeq.compare(quantized, inputs, runtime="local")
     assert there.total == here.total
     assert there.runtime == "local"
+    assert there.target is not None
+    assert there.target.to_dict() == {"target": "local", **facts()}
+    assert there.target.features
     rows = edgeq.localize(quantized, inputs, runtime="local:builtin")
     assert rows == edgeq.localize(quantized, inputs, runtime="builtin")
     assert_runtimes_agree(
@@ -246,9 +209,7 @@ def test_an_executors_workers_start_it_by_themselves() -> None:
     """Each has its own; figures are those of this process, and none is left."""
     edgeq = Edgeq(targets={"pi": [sys.executable]}, executor="processes:2")
     quantized = edgeq.load(make.CONVERTED / "nested.int8.tflite", reference=stacks.build("nested"))
-    others, generator = target_workers(), torch.Generator().manual_seed(0)
-    shapes = [each.shape for each in stacks.MODELS["nested"][1]]
-    inputs = [tuple(torch.randn(s, generator=generator) for s in shapes) for _ in range(40)]
+    others, inputs = target_workers(), drawn("nested", 40)
     here = Edgeq().compare(quantized, inputs)
     there = edgeq.compare(quantized, inputs, runtime="pi")
     assert there.total == here.total

@@ -93,13 +93,12 @@ def _run(worker: LocalWorker, future: Future[Any], function: Callable[[], Any]) 
     try:
         result = worker.call(None, function)
     except WorkerCrashError as error:
-        report = error.report
         if error.__cause__ is not None:  # it cannot be started
             future.set_exception(error.__cause__)
             return
-        future.set_exception(WorkerDiedError(report.pid, report.exit_code or -report.signal))
+        future.set_exception(WorkerDiedError(error.pid, error.code or 0))
         with contextlib.suppress(OSError, ValueError):  # a closed stderr
-            sys.stderr.write(report.printed)
+            sys.stderr.write(error.printed)
     except BaseException as error:  # as executors do
         future.set_exception(error)
     else:

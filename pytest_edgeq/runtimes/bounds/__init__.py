@@ -2,9 +2,9 @@
 Rounding errors of TFLite's builtin CPU kernels beyond the arithmetic of their ops.
 
 `rounding` bounds the codes of quantized kernels, `floats` the results of float kernels, `hybrid`
-computes the input of kernels that quantize it at run time, `xnnpack` adds the roundings of
-XNNPACK. Read from the sources of LiteRT of August 2026 (ai-edge-litert 2.3), below
-`tflite/kernels/`, and measured in `tests/kernels/test_kernels.py`.
+computes the input of kernels that quantize it at run time. Read from the sources of LiteRT of
+August 2026 (ai-edge-litert 2.3), below `tflite/kernels/`, and measured in
+`tests/kernels/test_kernels.py`.
 """
 
 from __future__ import annotations

@@ -7,11 +7,17 @@ Paths are below `tflite/kernels/`. None means that the op is not quantized as th
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from pytest_edgeq.runtimes.bounds.fixed import quantized_multiplier, rescale_excess
-from pytest_edgeq.runtimes.bounds.site import ULP, Site, scale_of
-from pytest_edgeq.runtimes.bounds.tables import table_excess
+from pytest_edgeq.runtimes.bounds.site import ULP, Site, option, scale_of
 from pytest_edgeq.tflite.subgraph import Tensor
+
+Floats = npt.NDArray[Any]
 
 
 def table(site: Site) -> float | None:
@@ -25,7 +31,7 @@ def table(site: Site) -> float | None:
     return 16 * ULP * site.reach if site.output.dtype != "int16" else table_excess(site)
 
 
-def sigmoid(site: Site) -> float | None:
+def sigmoid(site: Site, s_in: float) -> float | None:
     """
     LOGISTIC of int16: a table of σ with 24 entries a unit, interpolated linearly.
 
@@ -36,16 +42,13 @@ def sigmoid(site: Site) -> float | None:
     """
     if site.output.dtype != "int16":
         return table(site)
-    s_in = scale_of(site.input(0))
-    if s_in is None:
-        return None
     line = 0.0962251 / 8 / 24**2
     slopes = 0.5 / 12288 / 4 + 0.2239 * _cut_input(s_in)
     ending = 1 / (1 + math.exp(255 / 24))
     return 32768 * max(line + slopes, ending) + 0.25 + 1
 
 
-def tanh(site: Site) -> float | None:
+def tanh(site: Site, s_in: float) -> float | None:
     """
     TANH of int16, 2σ(2x) − 1 by LOGISTIC's table: all errors count twice.
 
@@ -53,9 +56,6 @@ def tanh(site: Site) -> float | None:
     """
     if site.output.dtype != "int16":
         return table(site)
-    s_in = scale_of(site.input(0))
-    if s_in is None:
-        return None
     line = 2 * 0.0962251 / 8 / 24**2
     slopes = 0.5 / 12288 + 0.4479 * _cut_input(s_in)
     ending = 2 / (1 + math.exp(255 / 24))
@@ -70,7 +70,7 @@ def _cut_input(s_in: float) -> float:
     return 1 - math.floor(multiplier) / multiplier
 
 
-def hard_swish(site: Site) -> float | None:
+def hard_swish(site: Site, s_in: float) -> float | None:
     """
     HARD_SWISH in 16 bits (`internal/reference/hard_swish.h`, `activations.cc`, `HardSwishPrepare`).
 
@@ -78,8 +78,7 @@ def hard_swish(site: Site) -> float | None:
     by the multiplier's truncation; times relu6(x + 3) / 6, off by its own multiplier, shifts and
     halving, in units of 2^−15; the product is truncated (1 unit) and shifted by e.
     """
-    s_in = scale_of(site.input(0))
-    if s_in is None or site.output.dtype == "int16":
+    if site.output.dtype == "int16":
         return None
     out_cut, e = _cut(s_in / 128 / site.scale)
     gate_cut, gate_shift = _cut(s_in / 128 / (3 / 32768))
@@ -98,20 +97,16 @@ def _cut(real: float) -> tuple[float, int]:
     return abs(math.ldexp(stored, int(shift) - 15) / real - 1), int(shift)
 
 
-def softmax(site: Site) -> float | None:
+def softmax(site: Site, s_in: float) -> float:
     """
     SOFTMAX of 8 bits in floats: a table of exponentials, their sum, a division.
 
     n + 5 float operations (`internal/optimized/optimized_ops.h`, `Softmax`), and exponents that
     the float scale has moved by 255 · s_in · 2^−24.
     """
-    x = site.input(0)
-    s_in = scale_of(x)
-    if x is None or s_in is None:
-        return None
     if site.output.dtype == "int16":
-        return _softmax_16(x)
-    return (x.shape[-1] + 5 + 2 * 255 * s_in) * ULP * site.reach
+        return _softmax_16(site.data)
+    return (site.data.shape[-1] + 5 + 2 * 255 * s_in) * ULP * site.reach
 
 
 def _softmax_16(x: Tensor) -> float:
@@ -126,35 +121,30 @@ def _softmax_16(x: Tensor) -> float:
     return (2.5 + 0.8) * 2 + 1.5 * (x.shape[-1] + 1) + 2
 
 
-def log_softmax(site: Site) -> float | None:
+def log_softmax(site: Site, s_in: float) -> float:
     """LOG_SOFTMAX of 8 bits in floats (`internal/optimized/optimized_ops.h`, `LogSoftmax`)."""
-    x = site.input(0)
-    s_in = scale_of(x)
-    if x is None or s_in is None:
-        return None
     terms = site.reach + 2 * 256 * s_in / site.scale
-    return (8 * terms + x.shape[-1] / site.scale) * ULP
+    return (8 * terms + site.data.shape[-1] / site.scale) * ULP
 
 
-def square_root(site: Site) -> float | None:
+def square_root(site: Site) -> float:
     """SQRT in floats, truncated (`elementwise.cc`, `SqrtEvalQuantized`)."""
     return 0.5 + 4 * ULP * site.reach
 
 
-def reciprocal_root(site: Site) -> float | None:
+def reciprocal_root(site: Site, s_in: float) -> float | None:
     """
     RSQRT of int8: 2^20 / √v, rounded, times 1 / (√s_in · S) (`elementwise.cc`).
 
     The rounding is 2^−21 · √v ≤ 2^−21 · 16, relative; the root's Newton steps are 2^−20 off.
     """
-    s_in = scale_of(site.input(0))
-    if s_in is None or site.output.dtype != "int8":
+    if site.output.dtype != "int8":
         return table_excess(site)
     real = 1 / (math.sqrt(s_in) * site.scale)
     return rescale_excess(real / 2**20, site.reach) + (2.0**-16 + 2 * ULP) * site.reach
 
 
-def l2_normalized(site: Site) -> float | None:
+def l2_normalized(site: Site) -> float:
     """
     L2_NORMALIZATION: codes times 128 / √(sum of squares), whose shift depends on the data.
 
@@ -162,3 +152,73 @@ def l2_normalized(site: Site) -> float | None:
     (`internal/reference/integer_ops/l2normalization.h`).
     """
     return 0.25 + 2.0**-18 * site.reach
+
+
+# --- functions of int16 by a table of 512 lines: a bound by curvature would be far too wide for
+# functions that bend only at one place, so the table is rebuilt and compared on every code
+
+_STEPS = 512
+_LOW, _HIGH = -32768, 32767
+
+
+def table_excess(site: Site) -> float | None:
+    """
+    Return the error of int16 EXP, LOG, GELU and RSQRT beyond 1/2 LSB.
+
+    Entries are moved towards the chord by half the error of its middle, and lines between them are
+    rounded (`internal/common.h`, `LUTPopulateInt16`, `LUTLookup`). Two LSB are left for entries
+    that float32 or a processor's own logarithm rounds the other way.
+    """
+    s_in = scale_of(site.input(0))
+    function = _function(site)
+    if s_in is None or function is None:
+        return None
+    codes = np.arange(_LOW, _HIGH + 1)
+    table = _table(function, s_in, site.scale)
+    # A code's seven low bits lie between two entries.
+    place, within = 256 + (codes >> 7), codes & 0x7F
+    computed = table[place] + (((table[place + 1] - table[place]) * within + 64) >> 7)
+    exact = np.clip(function(codes * s_in) / site.scale, _LOW, _HIGH)
+    off = np.abs(computed - exact)[codes > 0 if site.op.name in ("LOG", "RSQRT") else slice(None)]
+    return max(float(off.max()) - 0.5, 0.0) + 2
+
+
+def _table(
+    function: Callable[[Floats], Floats], s_in: float, scale: float
+) -> npt.NDArray[np.int64]:
+    """Return the kernel's entries, one more than lines."""
+    step = s_in * (_HIGH - _LOW) / _STEPS
+    places = s_in * _LOW + step * np.arange(_STEPS + 1)
+    entries = _whole(function(places), scale)
+    middles = _whole(function(places[:-1] + step / 2), scale)
+    chords = np.round((entries[1:] + entries[:-1]) / 2)
+    entries[:-1] -= np.round((chords - middles) / 2)
+    return np.clip(entries, _LOW, _HIGH).astype(np.int64)
+
+
+def _whole(values: Floats, scale: float) -> Floats:
+    return np.round(values / scale)
+
+
+def _function(site: Site) -> Callable[[Floats], Floats] | None:
+    """Return the kernel's function, which saturates where it is undefined."""
+    if site.op.name == "EXP":
+        return np.exp
+    if site.op.name == "GELU":
+        return _gelu_by_tanh if option(site.graph, site.op, "Approximate") else _gelu
+    if site.op.name == "LOG":
+        return lambda x: np.where(x > 0, np.log(np.maximum(x, 1e-30)), _LOW * site.scale)
+    if site.op.name == "RSQRT":
+        return lambda x: np.where(x > 0, np.maximum(x, 1e-30) ** -0.5, _HIGH * site.scale)
+    return None
+
+
+def _gelu(x: Floats) -> Floats:
+    from scipy.special import ndtr
+
+    return np.asarray(x * ndtr(x), np.float64)
+
+
+def _gelu_by_tanh(x: Floats) -> Floats:
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    return np.asarray(0.5 * x * (1 + np.tanh(inner)), np.float64)

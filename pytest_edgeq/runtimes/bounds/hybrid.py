@@ -71,17 +71,14 @@ class Halves(NamedTuple):
 class HybridInput:
     """Quantization of an op's float input inside the kernel, before the product."""
 
-    def __init__(self, graph: OpGraph, op: Op, *, runtime: str = "builtin") -> None:
+    def __init__(self, graph: OpGraph, op: Op) -> None:
         weights = graph.tensor(op, op.inputs[1])
         self._is_transposed = op.name == "BATCH_MATMUL" and bool(option(graph, op, "AdjX"))
         # Granularity: so many values in a row, or an image of the batch.
         self._by_row = op.name in ("FULLY_CONNECTED", "BATCH_MATMUL")
         self._size = weights.shape[-1] if op.name == "FULLY_CONNECTED" else None
-        self._is_asymmetric = _is_asymmetric(graph, op, weights, runtime)
-
-    @property
-    def _low(self) -> int:
-        return -128 if self._is_asymmetric else -127
+        self._is_asymmetric = _is_asymmetric(graph, op, weights)
+        self._low = -128 if self._is_asymmetric else -127
 
     def accepts(self, shape: Sequence[int]) -> bool:
         """Return whether the op can quantize a shape; a wrongly wired op cannot."""
@@ -95,17 +92,17 @@ class HybridInput:
         with np.errstate(all="ignore"):
             low, high = rows.min(axis=1, keepdims=True), rows.max(axis=1, keepdims=True)
             steps = (_asymmetric if self._is_asymmetric else _symmetric)(low, high)
-            # Clipping few values is faster than checking whether it is needed.
-            cuts = x.size <= _TILE or _reaches_beyond(low, high, steps, self._low)
+            # Values whose step underflows float32 have no defined result.
+            steps.factor[np.isinf(steps.factor)] = np.nan
             for lines, part in _tiles(*rows.shape):
                 own = _Steps._make(each[lines] for each in steps)
-                codes, places = _codes(rows[lines, part], own, self._low if cuts else None)
+                codes, places = _codes(rows[lines, part], own, self._low)
                 np.multiply(codes, own.scale, out=seen[lines, part], dtype=x.dtype)
                 near.append((lines, part, places))
-        if self._is_transposed:
-            seen = seen.reshape(x.swapaxes(-1, -2).shape)
-            return contiguous(seen.swapaxes(-1, -2)), Halves(steps, near)
-        return seen.reshape(x.shape), Halves(steps, near)
+        if not self._is_transposed:
+            return seen.reshape(x.shape), Halves(steps, near)
+        seen = seen.reshape(x.swapaxes(-1, -2).shape)
+        return contiguous(seen.swapaxes(-1, -2)), Halves(steps, near)
 
     def rounding_ambiguity(self, x: Floats, halves: Halves) -> float:
         """
@@ -130,16 +127,14 @@ class HybridInput:
 
     def _rows(self, x: Floats) -> Floats:
         seen = contiguous(x.swapaxes(-1, -2) if self._is_transposed else x, np.float32)
-        if self._by_row:
-            return seen.reshape(-1, self._size or seen.shape[-1])
-        return seen.reshape(-1, math.prod(seen.shape[-3:]))
+        size = self._size or seen.shape[-1] if self._by_row else math.prod(seen.shape[-3:])
+        return seen.reshape(-1, size)
 
 
-def _is_asymmetric(graph: OpGraph, op: Op, weights: Tensor, runtime: str) -> bool:
-    # XNNPACK has no other way (`src/operators/`, `qd8`).
-    if weights.block_scales >= 0 or runtime == "xnnpack":
+def _is_asymmetric(graph: OpGraph, op: Op, weights: Tensor) -> bool:
+    if weights.block_scales >= 0:
         return True
-    if runtime == "builtin" and is_packed(op, weights):
+    if is_packed(op, weights):
         return False
     if op.name in ("FULLY_CONNECTED", "BATCH_MATMUL"):
         return bool(option(graph, op, "AsymmetricQuantizeInputs"))
@@ -167,7 +162,7 @@ def _symmetric(low: Floats, high: Floats) -> _Steps:
     empty = reach == 0
     safe = np.where(empty, np.float32(1), reach)
     scale = np.where(empty, np.float32(1), safe / np.float32(127))
-    return _steps(np.float32(127) / safe, np.zeros_like(safe), scale)
+    return _Steps(np.float32(127) / safe, np.zeros_like(safe), scale)
 
 
 def _asymmetric(low: Floats, high: Floats) -> _Steps:
@@ -182,13 +177,7 @@ def _asymmetric(low: Floats, high: Floats) -> _Steps:
     zero_point = _rounded(np.where(128 - below < 127 + above, -128 - below, 127 - above))
     zero_point[empty] = 0.0
     stored = scale.astype(np.float32)
-    return _steps(np.float32(1) / stored, zero_point.astype(np.float32), stored)
-
-
-def _steps(factor: Floats, zero_point: Floats, scale: Floats) -> _Steps:
-    # Values whose step underflows float32 have no defined result.
-    factor[np.isinf(factor)] = np.nan
-    return _Steps(factor, zero_point, scale)
+    return _Steps(np.float32(1) / stored, zero_point.astype(np.float32), stored)
 
 
 def _tiles(count: int, size: int) -> Iterator[tuple[slice, slice]]:
@@ -199,18 +188,8 @@ def _tiles(count: int, size: int) -> Iterator[tuple[slice, slice]]:
             yield slice(line, line + lines), slice(start, start + part)
 
 
-def _reaches_beyond(low: Floats, high: Floats, steps: _Steps, least: int) -> bool:
-    """Return whether a code may lie outside the range of codes."""
-    first, last = (end * steps.factor + steps.zero_point for end in (low, high))
-    return not ((first > least - 0.5).all() and (last < 127.5).all())
-
-
-def _codes(rows: Floats, steps: _Steps, low: int | None) -> tuple[Floats, npt.NDArray[np.intp]]:
-    """
-    Return codes minus their zero point, and the elements near halfway between two.
-
-    They are clipped to `low` and 127, unless `low` is None.
-    """
+def _codes(rows: Floats, steps: _Steps, low: int) -> tuple[Floats, npt.NDArray[np.intp]]:
+    """Return codes from `low` to 127, minus their zero point, and the elements near halfway."""
     exact = rows * steps.factor
     exact += steps.zero_point
     codes = np.rint(exact)
@@ -221,8 +200,7 @@ def _codes(rows: Floats, steps: _Steps, low: int | None) -> tuple[Floats, npt.ND
         halves = near[rest.reshape(-1)[near] == 0.5]
         exact = exact.reshape(-1)[halves]
         codes.reshape(-1)[halves] = exact + np.copysign(np.float32(0.5), exact)
-    if low is not None:
-        np.clip(codes, low, 127, out=codes)
+    np.clip(codes, low, 127, out=codes)
     codes -= steps.zero_point
     return codes, near
 

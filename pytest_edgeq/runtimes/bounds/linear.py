@@ -67,7 +67,7 @@ def product(data: int, weights: int, bias: int | None) -> Callable[[Site], float
     return rule
 
 
-def added(site: Site) -> float | None:
+def added(site: Site, first: float, second: float) -> float:
     """
     ADD and SUB: both sides are rescaled to a common unit, added, and rescaled.
 
@@ -76,10 +76,7 @@ def added(site: Site) -> float | None:
     (`add.cc`, `sub.cc`, `Prepare`; `internal/reference/integer_ops/add.h`, `AddFunc`.) int16 with
     scales that are powers of two shifts instead, which is closer.
     """
-    scales = [scale_of(site.input(0)), scale_of(site.input(1))]
-    if scales[0] is None or scales[1] is None:
-        return None
-    sides = np.array(scales, np.float64)
+    sides = np.array([first, second], np.float64)
     common = 2 * float(sides.max())
     unit = common / 2 ** (15 if site.output.dtype == "int16" else 20)
     _, shift = quantized_multiplier(sides / common)
@@ -87,15 +84,12 @@ def added(site: Site) -> float | None:
     return sides_off + rescale_excess(unit / site.scale, site.reach) + 4 * ULP * magnitude(site)
 
 
-def multiplied(site: Site) -> float | None:
+def multiplied(site: Site, first: float, second: float) -> float:
     """MUL: codes multiplied, times s1 · s2 / S in float (`mul.cc`, `Prepare`)."""
-    first, second = scale_of(site.input(0)), scale_of(site.input(1))
-    if first is None or second is None:
-        return None
     return rescale_excess(first * second / site.scale, site.reach) + 2 * ULP * site.reach
 
 
-def divided(site: Site) -> float | None:
+def divided(site: Site, first: float, second: float) -> float:
     """
     DIV: times the reciprocal of the divisor's code, in 31 bits.
 
@@ -103,12 +97,10 @@ def divided(site: Site) -> float | None:
     it is shifted, so that its double rounding is below 2^−20 of an LSB (`internal/reference/div.h`,
     `DivElementwise`). The multiplier is computed by two float operations.
     """
-    if scale_of(site.input(0)) is None or scale_of(site.input(1)) is None:
-        return None
     return 2.0**-20 + (2 * ULP + 2.0**-26) * site.reach
 
 
-def rescaled(site: Site) -> float | None:
+def rescaled(site: Site, s_in: float) -> float:
     """
     RELU and variants, ABS, QUANTIZE of codes: times s_in / S, in floats.
 
@@ -116,9 +108,6 @@ def rescaled(site: Site) -> float | None:
     `Prepare`; `elementwise.cc`, `SetAbsOutputMultiplier`). Bounds of the activation are rounded to
     codes, as r is.
     """
-    s_in = scale_of(site.input(0))
-    if s_in is None:
-        return None
     return rescale_excess(s_in / site.scale, site.reach) + ULP * site.reach
 
 
@@ -131,39 +120,31 @@ def quantized(site: Site) -> float | None:
     x = site.input(0)
     if x is not None and x.is_floating_point:
         return 2 * ULP * site.reach
-    return rescaled(site)
+    s_in = scale_of(x)
+    return None if s_in is None else rescaled(site, s_in)
 
 
-def leaky(site: Site) -> float | None:
+def leaky(site: Site, s_in: float) -> float:
     """LEAKY_RELU: a multiplier above zero, one below (`activations.cc`, `LeakyReluPrepare`)."""
-    s_in = scale_of(site.input(0))
-    if s_in is None:
-        return None
     slope = abs(float(option(site.graph, site.op, "Alpha") or 0.0))
     real = s_in / site.scale * np.array([1.0, slope] if slope else [1.0])
     return rescale_excess(real, site.reach) + 2 * ULP * site.reach
 
 
-def parametric(site: Site) -> float | None:
+def parametric(site: Site, s_in: float, s_alpha: float) -> float:
     """PRELU: s_in / S above zero, s_in · s_alpha / S below (`activations.cc`, `PreluPrepare`)."""
-    s_in, s_alpha = scale_of(site.input(0)), scale_of(site.input(1))
-    if s_in is None or s_alpha is None:
-        return None
     real = np.array([s_in, s_in * s_alpha]) / site.scale
     return rescale_excess(real, site.reach) + 2 * ULP * site.reach
 
 
-def squared_difference(site: Site) -> float | None:
+def squared_difference(site: Site, first: float, second: float) -> float:
     """
     SQUARED_DIFFERENCE: both sides at a common unit u, their difference d squared, rescaled.
 
     u is 2 · max(s1, s2) / 2^7. Sides that are off by e in sum make d² off by 2de + e², and
     d² u² ≤ reach · S where it is not clipped (`squared_difference.cc`).
     """
-    scales = [scale_of(site.input(0)), scale_of(site.input(1))]
-    if scales[0] is None or scales[1] is None:
-        return None
-    sides = np.array(scales, np.float64)
+    sides = np.array([first, second], np.float64)
     unit = 2 * float(sides.max()) / 2**7
     real = unit**2 / site.scale
     _, shift = quantized_multiplier(sides / (2 * float(sides.max())))
@@ -172,7 +153,7 @@ def squared_difference(site: Site) -> float | None:
     return real * (2 * difference * off + off**2) + rescale_excess(real, 2 * site.reach)
 
 
-def mean(site: Site) -> float | None:
+def mean(site: Site, s_in: float) -> float:
     """
     MEAN: the exact sum of codes times s_in / (n · S).
 
@@ -181,10 +162,7 @@ def mean(site: Site) -> float | None:
     dimensions that are kept, the multiplier is computed in floats, and the zero point, rescaled and
     rounded separately, adds up to another half (`internal/optimized/integer_ops/mean.h`).
     """
-    x = site.input(0)
-    s_in = scale_of(x)
-    if x is None or s_in is None:
-        return None
+    x = site.data
     n = max(elements(x) // max(elements(site.output), 1), 1)
     real = s_in / site.scale
     significand, shift = (int(value) for value in quantized_multiplier(real))
@@ -202,17 +180,14 @@ def mean(site: Site) -> float | None:
     return excess
 
 
-def summed(site: Site) -> float | None:
+def summed(site: Site, s_in: float) -> float:
     """
     SUM: the exact sum of codes times s_in / S, minus their zero points.
 
     The six float operations are off in proportion to the greater of the two
     (`internal/optimized/reduce.h`, `QuantizedMeanOrSum`).
     """
-    x = site.input(0)
-    s_in = scale_of(x)
-    if x is None or s_in is None:
-        return None
+    x = site.data
     n = max(elements(x) // max(elements(site.output), 1), 1)
     return 6 * ULP * (n * reach_of(x) * s_in / site.scale + site.reach)
 
@@ -223,16 +198,16 @@ def summed_whole(site: Site) -> float:
     return 0.0 if s_in is None else rescale_excess(s_in / site.scale, site.reach)
 
 
-def averaged(site: Site) -> float | None:
+def averaged(site: Site, s_in: float) -> float:
     """
     AVERAGE_POOL_2D: the exact average of codes, rounded half away from zero.
 
     Nothing is rescaled (`internal/optimized/integer_ops/pooling.h`, `AveragePool`).
     """
-    return 4 * ULP * magnitude(site) if scale_of(site.input(0)) is not None else None
+    return 4 * ULP * magnitude(site)
 
 
-def interpolated(site: Site) -> float | None:
+def interpolated(site: Site, s_in: float) -> float | None:
     """
     RESIZE_BILINEAR between codes, with positions in units of 2^−10 pixel.
 
@@ -241,8 +216,8 @@ def interpolated(site: Site) -> float | None:
     each direction (`internal/reference/resize_bilinear.h`, `ResizeBilinearInteger`). uint8 uses
     floats and truncates after adding 1/2.
     """
-    x = site.input(0)
-    if scale_of(x) is None or x is None or len(x.shape) != 4:
+    x = site.data
+    if len(x.shape) != 4:
         return None
     if site.output.dtype == "uint8":
         return 64 * ULP * site.reach

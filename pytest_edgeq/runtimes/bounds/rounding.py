@@ -7,14 +7,24 @@ the kernel's own arithmetic adds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
+import numpy as np
+
 from pytest_edgeq.runtimes.bounds import functions, linear
-from pytest_edgeq.runtimes.bounds.site import Site, scale_of, site_of
-from pytest_edgeq.runtimes.bounds.xnnpack import xnnpack_excess
+from pytest_edgeq.runtimes.bounds.site import (
+    ULP,
+    Site,
+    magnitude,
+    option,
+    reach_of,
+    scale_of,
+    site_of,
+)
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.ops import OPS
-from pytest_edgeq.tflite.subgraph import Op
+from pytest_edgeq.tflite.subgraph import Op, Tensor
 
 
 def rounding_bound(
@@ -36,13 +46,16 @@ def rounding_bound(
     if runtime not in ("builtin", "reference", "xnnpack"):
         raise ValueError(f"no rounding bounds are known for runtime {runtime!r}")
     site = site_of(graph, op, output)
-    rule = _RULES.get(op.name)
-    excess = None if site is None or rule is None else rule(site)
-    if site is None or not excess or runtime == "builtin":
+    if site is None or op.name not in _RULES:
+        return None
+    rule, count = _RULES[op.name]
+    scales = [scale_of(site.input(position)) for position in range(count)]
+    excess = None if None in scales else rule(site, *scales)
+    if not excess or runtime == "builtin":
         return excess
     if runtime == "reference":
         return max(excess, linear.summed_whole(site)) if op.name == "SUM" else excess
-    return excess + xnnpack_excess(site)
+    return excess + _xnnpack_excess(site)
 
 
 def _copied(site: Site) -> float | None:
@@ -51,41 +64,90 @@ def _copied(site: Site) -> float | None:
     return 0.0 if any(scale_of(tensor) is not None for tensor in operands) else None
 
 
-_RULES: dict[str, Callable[[Site], float | None]] = {
-    "ABS": linear.rescaled,
-    "ADD": linear.added,
-    "AVERAGE_POOL_2D": linear.averaged,
-    "BATCH_MATMUL": linear.product(0, 1, None),
-    "CONCATENATION": linear.joined,
-    "CONV_2D": linear.product(0, 1, 2),
-    "DEPTHWISE_CONV_2D": linear.product(0, 1, 2),
-    "DIV": linear.divided,
-    "ELU": functions.table,
-    "EXP": functions.table,
-    "FULLY_CONNECTED": linear.product(0, 1, 2),
-    "GELU": functions.table,
-    "HARD_SWISH": functions.hard_swish,
-    "L2_NORMALIZATION": functions.l2_normalized,
-    "LEAKY_RELU": linear.leaky,
-    "LOG": functions.table,
-    "LOGISTIC": functions.sigmoid,
-    "LOG_SOFTMAX": functions.log_softmax,
-    "MEAN": linear.mean,
-    "MUL": linear.multiplied,
-    "PRELU": linear.parametric,
-    "QUANTIZE": linear.quantized,
-    "RELU": linear.rescaled,
-    "RELU6": linear.rescaled,
-    "RELU_0_TO_1": linear.rescaled,
-    "RELU_N1_TO_1": linear.rescaled,
-    "RESIZE_BILINEAR": linear.interpolated,
-    "RSQRT": functions.reciprocal_root,
-    "SOFTMAX": functions.softmax,
-    "SQRT": functions.square_root,
-    "SQUARED_DIFFERENCE": linear.squared_difference,
-    "SUB": linear.added,
-    "SUM": linear.summed,
-    "TANH": functions.tanh,
-    "TRANSPOSE_CONV": linear.product(2, 1, 3),
+# Rules by op, and of how many inputs they get the scale.
+_RULES: dict[str, tuple[Callable[..., float | None], int]] = {
+    "ABS": (linear.rescaled, 1),
+    "ADD": (linear.added, 2),
+    "AVERAGE_POOL_2D": (linear.averaged, 1),
+    "BATCH_MATMUL": (linear.product(0, 1, None), 0),
+    "CONCATENATION": (linear.joined, 0),
+    "CONV_2D": (linear.product(0, 1, 2), 0),
+    "DEPTHWISE_CONV_2D": (linear.product(0, 1, 2), 0),
+    "DIV": (linear.divided, 2),
+    "ELU": (functions.table, 0),
+    "EXP": (functions.table, 0),
+    "FULLY_CONNECTED": (linear.product(0, 1, 2), 0),
+    "GELU": (functions.table, 0),
+    "HARD_SWISH": (functions.hard_swish, 1),
+    "L2_NORMALIZATION": (functions.l2_normalized, 0),
+    "LEAKY_RELU": (linear.leaky, 1),
+    "LOG": (functions.table, 0),
+    "LOGISTIC": (functions.sigmoid, 1),
+    "LOG_SOFTMAX": (functions.log_softmax, 1),
+    "MEAN": (linear.mean, 1),
+    "MUL": (linear.multiplied, 2),
+    "PRELU": (linear.parametric, 2),
+    "QUANTIZE": (linear.quantized, 0),
+    "RELU": (linear.rescaled, 1),
+    "RELU6": (linear.rescaled, 1),
+    "RELU_0_TO_1": (linear.rescaled, 1),
+    "RELU_N1_TO_1": (linear.rescaled, 1),
+    "RESIZE_BILINEAR": (linear.interpolated, 1),
+    "RSQRT": (functions.reciprocal_root, 1),
+    "SOFTMAX": (functions.softmax, 1),
+    "SQRT": (functions.square_root, 0),
+    "SQUARED_DIFFERENCE": (linear.squared_difference, 2),
+    "SUB": (linear.added, 2),
+    "SUM": (linear.summed, 1),
+    "TANH": (functions.tanh, 1),
+    "TRANSPOSE_CONV": (linear.product(2, 1, 3), 0),
 }
-_RULES |= {name: _copied for name, op in OPS.items() if op.copies}
+_RULES |= {name: (_copied, 0) for name, op in OPS.items() if op.copies}
+
+
+def _xnnpack_excess(site: Site) -> float:
+    """
+    Return what XNNPACK adds to the bound of TFLite's own kernels, which run what it does not.
+
+    (`src/microparams-init.c` below XNNPACK's own folder, August 2026.)
+    """
+    first = site.input(0)
+    s_in = scale_of(first)
+    if first is None or s_in is None or site.output.dtype == "int16":
+        return 0.0
+    if site.op.name in ("QUANTIZE", "LEAKY_RELU") and first.dtype == site.output.dtype:
+        return _in_256ths(site, first, s_in / site.scale)
+    if site.op.name in ("ADD", "SUB"):
+        return _added(site)
+    if site.op.name == "RESIZE_BILINEAR":
+        # Shares of pixels in whole 1/2048, in two directions (`src/indirection.c`,
+        # `xnn_indirection_init_resize_bilinear2d_hwc_q11`).
+        return 2 * 2.0**-12 * 255 + 4 * ULP * magnitude(site)
+    # Everything else is rescaled in floats: sum, scale, product and rounding are a unit each.
+    return 6 * ULP * magnitude(site)
+
+
+def _in_256ths(site: Site, first: Tensor, real: float) -> float:
+    """
+    Requantization and LEAKY_RELU multiply codes by a multiple of 1/256.
+
+    (`xnn_init_qs8_cvt_scalar_params`, `xnn_init_qs8_lrelu_scalar_params`)
+    """
+    is_leaky = site.op.name == "LEAKY_RELU"
+    slope = abs(float(option(site.graph, site.op, "Alpha") or 0.0)) if is_leaky else 0.0
+    factors = (real, real * slope)
+    return max(_multiplier_excess(each, reach_of(first), site.reach) for each in factors)
+
+
+def _multiplier_excess(real: float, input_reach: float, output_reach: float) -> float:
+    """Return the error of rounding a multiplier, on codes of such ranges."""
+    off = abs(round(256 * real) / 256 - real)
+    return min(off * input_reach, off / real * output_reach) if real else 0.0
+
+
+def _added(site: Site) -> float:
+    """ADD and SUB multiply each side by 20 bits and an exponent (`xnn_init_qs8_add_…_params`)."""
+    sides = [tensor for tensor in (site.input(0), site.input(1)) if tensor is not None]
+    scales = [float(np.max(tensor.scales)) / site.scale for tensor in sides]
+    unit = 2.0 ** (math.floor(math.log2(max(scales))) - 20)
+    return 0.5 * unit * sum(reach_of(tensor) for tensor in sides) + 4 * ULP * magnitude(site)

@@ -28,6 +28,11 @@ class Site:
     zero_point: int
     reach: float  # greatest distance of the output codes from the zero point, in LSB
 
+    @property
+    def data(self) -> Tensor:
+        """The first operand, which is there."""
+        return self.graph.tensor(self.op, self.op.inputs[0])
+
     def input(self, position: int) -> Tensor | None:
         """Return an operand by position; None if it was left out."""
         if position >= len(self.op.inputs) or self.op.inputs[position] < 0:

@@ -6,32 +6,25 @@ This module is cheap to import: the plugin resolves its options by it before any
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 from pathlib import Path
 from typing import Final
 
+# Bound on one step, such as one run or the passes of the converter. The longest step measured takes
+# 8 s, the passes for ViT-B/16; the rest is for larger models, slower machines and many workers.
 DEFAULT_SECONDS: Final = 300
-"""
-Bound on one step, such as one run or the passes of the converter.
 
-The longest step measured takes 8 s: the passes for ViT-B/16, on one core of a server. The rest is
-for larger models, slower machines and many workers on one.
-"""
-
+# Twice what conversion, quantization and runs of ViT-B/16 map at most: 1.94 GiB.
 _LEAST_MEMORY: Final = 4 << 30
-"""Twice what conversion, quantization and runs of ViT-B/16 map at most: 1.94 GiB."""
 
+# Twice what a child maps that has loaded LiteRT and a small file.
 _CHILD_ALONE: Final = 256 << 20
-"""Twice what a child maps that has loaded LiteRT and a small file."""
 
 _UNITS: Final = {"": 1 << 20, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-
-_CGROUPS: Final = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
+_CGROUPS: Final = ("memory.max", "memory/memory.limit_in_bytes")
 
 
 def parse_memory(text: str) -> int:
@@ -72,9 +65,7 @@ def _total_memory() -> int:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on Windows
         return 2 * _LEAST_MEMORY
-    for path in _CGROUPS:
-        try:
-            total = min(total, int(path.read_text()))
-        except (OSError, ValueError):  # no such control group, or "max"
-            continue
+    for name in _CGROUPS:
+        with contextlib.suppress(OSError, ValueError):  # no such control group, or "max"
+            total = min(total, int(Path("/sys/fs/cgroup", name).read_text()))
     return total

@@ -1,8 +1,15 @@
-"""Code that runs in a worker that isolates files; it imports little at module level."""
+"""
+Code that runs in a worker that isolates files, and how a user's own runner gets there.
+
+It imports little at module level.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib.util
+import inspect
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,7 +33,7 @@ class OpenFile:
         keep: bool,
         own: bytes | None,
     ) -> None:
-        from pytest_edgeq.runtimes.opening import Opening
+        from pytest_edgeq.runtimes.engines import Opening
         from pytest_edgeq.runtimes.runner import open_here
         from pytest_edgeq.tflite.graph import OpGraph
 
@@ -38,17 +45,52 @@ class OpenFile:
         graph = OpGraph.read(source)
         (chosen,) = (each for each in graph.signatures if each.key == signature)
         opening = Opening(source, graph, chosen, runtime, threads, runner, keep=keep)
+        self._names = [each.name for each in chosen.inputs]
         self._engine = open_here(opening)
 
-    def run(self, parts: list[Mapping[str, Array]]) -> list[Array]:
-        """Run one sample."""
-        [inputs] = parts
-        return self._engine.run(inputs)
+    def run(self, arrays: list[Array]) -> list[Array]:
+        """Run one sample, in the order of the signature."""
+        return self._engine.run(dict(zip(self._names, arrays, strict=True)))
 
-    def tensors(self, indices: list[int]) -> list[Any]:
-        """Return tensors as the last run left them."""
-        return [self._engine.tensor(index) for index in indices]
+    def tensor(self, index: int) -> Array:
+        """Return a tensor as the last run left it."""
+        return self._engine.tensor(index)
 
     def close(self) -> None:
         """Close the file."""
         self._engine.close()
+
+
+def sent(runner: Any) -> bytes:
+    """Return a runner as the child can read it: by value where that could not import it."""
+    import cloudpickle
+
+    module = sys.modules.get(getattr(runner, "__module__", None) or type(runner).__module__)
+    by_value = module is not None and module.__name__ != "__main__" and not _is_found(module)
+    if by_value:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        content: bytes = cloudpickle.dumps(runner)
+        return content
+    finally:
+        if by_value:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def source_file(runner: Any) -> str:
+    """Return the path of the file that defines a runner; empty if unknown."""
+    try:
+        found = inspect.getsourcefile(runner if inspect.isroutine(runner) else type(runner))
+    except TypeError:
+        return ""
+    return found or ""
+
+
+def _is_found(module: ModuleType) -> bool:
+    if type(module.__loader__).__module__.startswith("_pytest."):
+        return False  # importing it would bring pytest, and fixtures that are run by nobody
+    try:
+        spec = importlib.util.find_spec(module.__name__)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and spec.origin == getattr(module, "__file__", None)

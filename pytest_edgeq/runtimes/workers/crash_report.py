@@ -7,48 +7,33 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from pytest_edgeq.runtimes.workers.link import LinkError, printed_lines, signal_name
 
-_FRAMES = 3
-"""Of the Python stack, the innermost."""
-
-_WIDTH = 150
-"""Characters of a line of the Python stack."""
-
+# Printed by libraries where an allocation fails, before they end the process.
 _OUT_OF_MEMORY = ("bad_alloc", "Cannot allocate memory", "ut of memory", "emory allocation")
-"""What libraries print when an allocation fails, before they end the process."""
 
+# Share of the bound on memory at which a process ended for want of it.
 _NEAR = 0.9
-"""Share of the bound on memory at which a process ended for want of it."""
 
 _SIGNALS = {
-    "SIGSEGV": "invalid memory access",
-    "SIGBUS": "memory that its file does not back",
-    "SIGABRT": "abort",
-    "SIGFPE": "integer division by zero or overflow",
-    "SIGILL": "an instruction that this CPU lacks",
-    "SIGTRAP": "a trap of the compiler",
+    "SIGKILL": "from outside",
+    "SIGSEGV": "(invalid memory access)",
+    "SIGBUS": "(memory that its file does not back)",
+    "SIGABRT": "(abort)",
+    "SIGFPE": "(integer division by zero or overflow)",
+    "SIGILL": "(an instruction that this CPU lacks)",
+    "SIGTRAP": "(a trap of the compiler)",
 }
 
+# The first line and the frames that faulthandler writes.
 _DUMP = re.compile(r"^(?:Fatal Python error: .*|Timeout \(.*\)!)$", re.MULTILINE)
-"""First line of what faulthandler writes."""
-
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 
-_OWN = "/pytest_edgeq/"
 
-_SENT = "<dynamic-code>"
-
-_WORKER = "<edgeq worker>"
-"""The file of the frames of `remote_worker`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(NamedTuple):
     """Memory of a process, in bytes."""
 
     resident: int
@@ -66,95 +51,65 @@ class Memory:
         return cls(resident, data) if resident else None
 
 
-@dataclass(frozen=True, slots=True)
-class CrashReport:
-    """How a worker of this machine ended."""
+class WorkerCrashError(LinkError):
+    """
+    A worker of this machine ended before it returned a result.
 
-    kind: str  # `signal`, `exit`, `timeout`, `memory` or `start`
-    signal: int = 0
-    exit_code: int = 0  # of a process that ended by itself
-    seconds: float = 0  # the bound on time, which it exceeded
-    # what it held when it was last looked at; None where that is unknown
-    memory: Memory | None = None
-    bound: int = 0  # bytes that it could map; 0 where it never ran
-    printed: str = ""  # the end of what it printed
-    pid: int | None = None  # its id; None where it never ran
+    `kind` is `signal`, `exit`, `timeout`, `memory` or `start`; `memory` what it held when it was
+    last looked at, `bound` the bytes that it could map, 0 where it never ran.
+    """
 
-    @classmethod
-    def of(
-        cls, error: LinkError, seconds: float | None, memory: Memory | None, bound: int
-    ) -> CrashReport:
-        """Make a report of the error of a link."""
-        known: dict[str, Any] = {"memory": memory, "bound": bound}
-        known |= {"printed": error.printed, "pid": error.pid}
-        if error.kind == "time":
-            return cls("timeout", seconds=seconds or 0, **known)
-        if error.kind == "lost" and error.code is not None and error.code >= 0:
-            found = cls("exit", exit_code=error.code, **known)
-        elif error.kind in ("lost", "closed"):
-            found = cls("signal", signal=-(error.code or -signal.SIGKILL), **known)
-        else:
-            return cls("start", bound=bound, printed=error.printed or error.what)
+    def __init__(
+        self, error: LinkError, seconds: float | None, memory: Memory | None, bound: int
+    ) -> None:
+        code = -signal.SIGKILL if error.code is None else error.code
+        kinds = {"lost": "exit" if code >= 0 else "signal", "closed": "signal", "time": "timeout"}
+        kind = kinds.get(error.kind, "memory" if error.kind == "memory" else "start")
+        self.was_killed = kind == "signal" and code == -signal.SIGKILL  # by another process
         ran_out = any(word in error.printed for word in _OUT_OF_MEMORY) or (
             memory is not None and memory.data > _NEAR * bound
         )
-        return replace(found, kind="memory") if ran_out and not found.was_killed else found
+        if kind in ("signal", "exit") and ran_out and not self.was_killed:
+            kind = "memory"
+        name = signal_name(-code)
+        what = {
+            "signal": name if name not in _SIGNALS else f"{name} {_SIGNALS[name]}",
+            "timeout": f"no result in {seconds or 0:g} s",
+            "memory": f"memory beyond the bound of {size_text(bound)}",
+            "start": "a child process that cannot be started",
+            "exit": f"an exit with status {code}",
+        }[kind]
+        printed = error.printed or error.what if kind == "start" else error.printed
+        super().__init__(kind, what, printed, code, error.pid)
+        self.memory, self.bound = None if kind == "start" else memory, bound
 
-    @property
-    def was_killed(self) -> bool:
-        """Whether another process has killed it: on exceeded bounds ours reports the cause."""
-        return self.kind == "signal" and self.signal == getattr(signal, "SIGKILL", -1)
-
-    @property
-    def what(self) -> str:
-        """Say how it ended, in a few words."""
-        if self.kind == "signal":
-            name = signal_name(self.signal)
-            if self.was_killed:
-                return f"{name} from outside"
-            return f"{name} ({_SIGNALS[name]})" if name in _SIGNALS else name
-        if self.kind == "timeout":
-            return f"no result in {self.seconds:g} s"
-        if self.kind == "memory":
-            return f"memory beyond the bound of {size_text(self.bound)}"
-        if self.kind == "start":
-            return "a child process that cannot be started"
-        return f"an exit with status {self.exit_code}"
-
-    @property
-    def frames(self) -> list[str]:
-        """The Python frames below which it ended, the innermost first, without ours."""
-        found = _DUMP.search(self.printed)
-        if found is None:
-            return []
+    def _frames(self, dump: str) -> list[str]:
+        """Return the Python frames below which it ended, the innermost first, without ours."""
         frames: list[str] = []
-        for line in self.printed[found.end() :].splitlines():
+        for line in dump.splitlines():
             frame = _FRAME.match(line)
             if frame is None:
                 frames = []  # of another thread
-            elif frame[1] == _WORKER:
+            elif frame[1] == "<edgeq worker>":  # of `remote_worker`
                 return frames
-            elif _OWN not in frame[1]:
+            elif "/pytest_edgeq/" not in frame[1]:
                 frames.append(f"{frame[1]}, line {frame[2]}, in {frame[3]}")
         return []
 
     def text(self, first: str, facts: Sequence[str] = (), *, own: str | None = None) -> str:
         """Return a failure text with this first line; `own` is the file of a user's own runtime."""
         lines = [first, *facts]
-        if self.frames and own is not None:
-            lines.append("where:")
+        printed, *dump = _DUMP.split(self.printed)
+        if own is not None and dump and (frames := self._frames(dump[-1])):
             # What cloudpickle sends does not know its file.
-            frames = [frame.replace(_SENT, own or _SENT) for frame in self.frames[:_FRAMES]]
-            lines += [f"  {frame}"[:_WIDTH] for frame in frames]
+            frames = [frame.replace("<dynamic-code>", own or "<dynamic-code>") for frame in frames]
+            lines += ["where:", *(f"  {frame}"[:150] for frame in frames[:3])]
         held = "unknown, as it was not looked at before it ended"
         if self.memory is not None:
             held = f"{size_text(self.memory.resident)} in RAM, {size_text(self.memory.data)} mapped"
         elif sys.platform != "linux":
             held = "unknown on this system"
         lines.append(f"memory held: {held} (bound: {size_text(self.bound)})")
-        # Without Python's own about the crash.
-        dump = _DUMP.search(self.printed)
-        printed = self.printed if dump is None else self.printed[: dump.start()]
         lines += printed_lines(printed) or ["printed: nothing"]
         kind = "killed" if self.was_killed else self.kind
         cause, fix = _TEXTS[f"own {kind}" if own is not None and kind == "signal" else kind]
@@ -167,6 +122,7 @@ class CrashReport:
 _OF_LIBRARY = ("the library", "report it with the file to the library's authors")
 _OF_OWN = ("the runtime of your own", "correct the runtime")
 
+# Causes and fixes by how a worker ended.
 _TEXTS = {
     "killed": (
         "another process sent SIGKILL, as the kernel does where memory runs out (the OOM killer), "
@@ -203,15 +159,6 @@ _TEXTS = {
         "file to the library's authors",
     ),
 }
-"""Causes and fixes by how a worker ended."""
-
-
-class WorkerCrashError(LinkError):
-    """A worker of this machine ended before it returned a result."""
-
-    def __init__(self, report: CrashReport) -> None:
-        super().__init__("lost", report.what)
-        self.report = report
 
 
 def file_fact(source: Path | bytes, digest: str, size: int) -> str:

@@ -68,21 +68,16 @@ class EmulatedRootError(RuntimeError):
 
 
 def make_root(folder: Path, *, say: Callable[[str], None]) -> list[str]:
-    """
-    Make a root for 64-bit ARM if needed, and return the command that starts its Python.
-
-    Raises:
-        EmulatedRootError: The folder is something else, a program or the network is missing, or the
-            root's Python does not run a model.
-    """
+    """Make a root for 64-bit ARM if needed, and return the command that starts its Python."""
     if platform.machine() in ("aarch64", "arm64"):
         say("this machine is a 64-bit ARM itself: no emulation is needed, its own Python serves")
         return [sys.executable]
     folder = folder.absolute()
     is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if not is_free and not (folder / _RELEASES).is_file():
-        problem = "exists and is no root that edgeq made: name a new folder"
-        raise EmulatedRootError(f"{folder} {problem}")
+        raise EmulatedRootError(
+            f"{folder} exists and is no root that edgeq made: name a new folder"
+        )
     litert = version_of("ai-edge-litert")
     emulator = next(filter(shutil.which, _EMULATORS.values()), None) or _install_emulator(say)
     if _CPU not in _run([emulator, "-cpu", "help"]).stdout.split():
@@ -131,10 +126,9 @@ def unpack_packages(
     root: Path, downloads: Path, architecture: str, packages: Sequence[str], sources: str | None
 ) -> str:
     """
-    Unpack the distribution's Python and packages into a new root, with all that they depend on.
+    Unpack Python and packages into a new root, with all that they depend on; return its version.
 
-    An APT of its own, which any user can run, reads the given sources, or those of the system; the
-    version of Python is returned. An `EmulatedRootError` says what cannot be downloaded.
+    An APT of its own, which any user can run, reads the given sources, or those of the system.
     """
     for each in ("lists", "archives"):
         (downloads / each / "partial").mkdir(parents=True)

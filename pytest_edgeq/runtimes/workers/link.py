@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
+import functools
 import itertools
+import math
 import os
 import select
 import shutil
@@ -27,8 +28,6 @@ from pytest_edgeq.runtimes.workers.remote_worker import (
     unpack_head,
     unpack_parts,
 )
-
-Answer = tuple[Head, list[Any]]
 
 _HELLO: Final = 0
 """Number of the first answer, which no request asks for."""
@@ -63,19 +62,13 @@ _ENDS_WITHIN: Final = 2.0
 """Seconds that a command has to end by itself when its input is closed."""
 
 _KEPT_BYTES: Final = 1 << 16
-"""Of what the process printed last."""
-
-_LINES: Final = 20
-"""Of what the process printed last, in a failure text."""
-
-_WIDTH: Final = 150
-"""Characters of a line in a failure text."""
-
-_CHATTER: Final = "INFO: "
-"""Begins lines that LiteRT prints for each file."""
+"""Of the output of the process, the last."""
 
 _PIPE_BYTES: Final = 1 << 20
 """What a pipe to a worker of this machine holds: most messages without waiting for its reader."""
+
+_ERRORS: Final = {each.__name__: each for each in (RuntimeError, ValueError, KeyError, MemoryError)}
+"""Errors of kernels, by what a target calls them."""
 
 
 class LinkError(Exception):
@@ -83,14 +76,23 @@ class LinkError(Exception):
     The worker does not answer as it should.
 
     `kind` is `absent`, `start`, `missing`, `garbage`, `lost`, `time` or `closed`; `code` the exit
-    status, minus the signal's number where one ended it.
+    status, minus the signal's number where one ended it; `pid` that of the process, if it ran.
     """
 
-    def __init__(self, kind: str, what: str, printed: str = "", code: int | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        what: str,
+        printed: str = "",
+        code: int | None = None,
+        pid: int | None = None,
+    ) -> None:
         super().__init__(what)
-        self.kind, self.what, self.printed, self.code = kind, what, printed, code
-        self.pid: int | None = None  # of the process; None where it never ran
-        self.was_read = True  # whether it had read the request, and may have begun to answer it
+        self.kind, self.what, self.printed, self.code, self.pid = kind, what, printed, code, pid
+
+
+class WorkerTracebackError(Exception):
+    """The cause of an error that a function raised: its traceback in the worker, as text."""
 
 
 class Link:
@@ -124,14 +126,14 @@ class Link:
         self._numbers = itertools.count(_HELLO + 1)
         self._answers: dict[int, tuple[Head, memoryview]] = {}
         self._tail = b""
-        self._sent = 0
         self.forgotten: list[int] = []  # keys of open files that nobody uses any more
         self._process = self._started(command)
         self.pid = self._process.pid
-        self._in, self._out, self._err = (
-            cast("BinaryIO", pipe).fileno()
+        self._pipes = [
+            cast("BinaryIO", pipe)
             for pipe in (self._process.stdin, self._process.stdout, self._process.stderr)
-        )
+        ]
+        self._in, self._out, self._err = (pipe.fileno() for pipe in self._pipes)
         self._is_err_open = True
         for pipe in (self._in, self._out, self._err):
             os.set_blocking(pipe, False)
@@ -162,16 +164,14 @@ class Link:
         # what a target says of itself (`remote_worker.facts`)
         self.facts: dict[str, Any] = head.get("facts", {})
 
-    def take_forgotten(self) -> list[int]:
-        """Return the keys of files to close; finalizers of other threads may add some meanwhile."""
-        return [self.forgotten.pop() for _ in range(len(self.forgotten))]
-
     @property
     def is_alive(self) -> bool:
         """Whether it can answer requests, as far as is known; False in a fork."""
         if self._owner != os.getpid():
             return False
-        if self._end is None and self._process.poll() is not None:
+        hung_up = select.poll()  # which is known before the thread that waits for its end runs
+        hung_up.register(self._out, 0)
+        if self._end is None and (self._process.poll() is not None or hung_up.poll(0)):
             self._lost()  # before others that wait for an answer learn that it was closed
         return self._end is None
 
@@ -186,33 +186,38 @@ class Link:
         taken, self._tail = self._tail, b""
         return taken
 
-    def ask(self, head: Head, parts: Iterable[Any] = (), seconds: float | None = None) -> Answer:
-        """Send a request, and wait for the answer, or raise a LinkError."""
+    def ask(self, head: Head, parts: Iterable[Any] = (), seconds: float | None = None) -> list[Any]:
+        """Send a request, and return the answer, or raise its error or a LinkError."""
         number = next(self._numbers)
-        pieces = pack({**head, "id": number, "seconds": seconds}, parts, is_local=self._is_local)
-        end = self._sent + sum(map(len, pieces))
+        # Finalizers of other threads may add some meanwhile.
+        forgotten = [self.forgotten.pop() for _ in range(len(self.forgotten))]
+        head = {**head, "id": number, "seconds": seconds, "forget": forgotten}
+        pieces = pack(head, parts, is_local=self._is_local)
         try:
             with self._writing:
                 self._write(pieces, seconds)
             del pieces
             head, rest = self._result(number, seconds)
-        except LinkError as error:
-            # By one thread at a time, which is all that needs to know it.
-            error.was_read = self._sent >= end and not self._unread()
+        except LinkError:
             raise
         except BaseException:
             # Half of a message may stand in the pipes.
             self._ended("lost", "an interrupt of this process")
             raise
-        return head, unpack_parts(head, rest, is_local=self._is_local)
+        answer = unpack_parts(head, rest, is_local=self._is_local)
+        if "error" not in head:
+            return answer
+        if self._is_local:
+            raise answer[0] from WorkerTracebackError(f"\n{head['error']}")
+        kind, text = head["error"]
+        raise _ERRORS[kind](text) if kind in _ERRORS else RuntimeError(f"{kind}: {text}")
 
     def kill(self) -> None:
         """Kill the process; its running call fails."""
-        if self._owner != os.getpid():
-            return
-        self._ended("closed", "the end of the session")
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_ENDS_WITHIN)
+        if self._owner == os.getpid():
+            self._ended("closed", "the end of the session")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_ENDS_WITHIN)
 
     def close(self, seconds: float = _ENDS_WITHIN) -> None:
         """Close stdin, and kill the process if it has not ended after so many seconds."""
@@ -221,23 +226,18 @@ class Link:
         with self._ending:
             # No loss, after which threads that wait would start it anew.
             self._end = self._end or LinkError("closed", "the end of the session")
-        process = self._process
+        stdin, stdout, stderr = self._pipes
         with self._writing, self._reading:  # threads that wait notice the end within a tick
-            assert process.stdin is not None, "it is a pipe"
-            assert process.stdout is not None, "it is a pipe"
-            assert process.stderr is not None, "it is a pipe"
-            process.stdin.close()
+            stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(seconds)
+                self._process.wait(seconds)
             self._kill()  # also what the command has started
-            process.wait()
-            process.stdout.close()
+            self._process.wait()
+            stdout.close()
             with self._draining:
                 self._drain()
                 self._is_err_open = False
-                process.stderr.close()
-
-    # --- pipes ----------------------------------------------------------------------------------
+                stderr.close()
 
     def _write(self, pieces: Iterable[bytes], seconds: float | None) -> None:
         began = time.monotonic()
@@ -248,9 +248,7 @@ class Link:
                 while view:
                     self._check()
                     try:
-                        count = os.write(self._in, view)
-                        self._sent += count
-                        view = view[count:]
+                        view = view[os.write(self._in, view) :]
                     except BlockingIOError:
                         self._wait(self._in, select.POLLOUT, began, seconds)
 
@@ -266,18 +264,17 @@ class Link:
                     self._drain()
                     return self._answers.pop(number)
 
-    def _payload(self, began: float, seconds: float | None) -> bytearray:
-        stream = _Waiting(self, began, seconds)
+    def _payload(self, began: float, seconds: float | None) -> memoryview:
+        read_into = functools.partial(self._read_into, began, seconds)
         try:
-            payload = read_payload(cast("BinaryIO", stream), is_local=self._is_local)
+            payload = read_payload(read_into, is_local=self._is_local)
         except FrameError as error:
-            said = f", {error.received[:32]!r}" if error.received else ""
-            raise self._ended("garbage", f"{error} on stdout{said}") from None
+            raise self._ended("garbage", f"{error} on stdout, {error.received[:32]!r}") from None
         if payload is None:
             raise self._lost()
         return payload
 
-    def read_into(self, view: memoryview, began: float, seconds: float | None) -> int:
+    def _read_into(self, began: float, seconds: float | None, view: memoryview) -> int:
         """Read bytes of answers, as many as there are; none at the end of them."""
         while True:
             self._check()
@@ -299,10 +296,8 @@ class Link:
         poll.register(pipe, event)
         if self._is_err_open:
             poll.register(self._err, select.POLLIN)
-        left = _TICK
-        if seconds is not None:
-            left = min(left, max(0.0, max(began, self._life) + seconds - time.monotonic()))
-        ready = dict(poll.poll(left * 1e3))
+        end = math.inf if seconds is None else max(began, self._life) + seconds
+        ready = dict(poll.poll(1e3 * min(_TICK, max(0.0, end - time.monotonic()))))
         if self._err in ready:
             self._drain()
         if pipe in ready:
@@ -322,18 +317,6 @@ class Link:
                 self._is_err_open = bool(chunk)
                 self._tail = (self._tail + chunk)[-_KEPT_BYTES:]
 
-    def _unread(self) -> int:
-        """Return how many bytes of requests nobody has read."""
-        import fcntl  # not on Windows, where this module is imported all the same
-        import termios
-
-        count = array.array("i", [0])
-        with contextlib.suppress(OSError, ValueError):  # the pipe is closed
-            fcntl.ioctl(self._in, termios.FIONREAD, count)
-        return count[0]
-
-    # --- the process ----------------------------------------------------------------------------
-
     def _started(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         program = shutil.which(command[0])
         if program is None:
@@ -349,9 +332,8 @@ class Link:
             words = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), *words]
         started: Future[subprocess.Popen[bytes]] = Future()
         # Linux ends a guarded process with the thread that has started it: this one waits for it.
-        threading.Thread(
-            target=_start, args=(words, environment, started), name="edgeq-starter", daemon=True
-        ).start()
+        start = threading.Thread(target=_start, args=(words, environment, started), daemon=True)
+        start.start()
         try:
             return started.result()
         except OSError as error:
@@ -363,9 +345,8 @@ class Link:
             code = self._process.wait(_ENDS_WITHIN)
         except subprocess.TimeoutExpired:
             return self._ended("lost", "the end of its stdout")
-        if code < 0:
-            return self._ended("lost", f"{signal_name(-code)} of its process", code)
-        return self._ended("lost", f"exit code {code}", code)
+        what = f"{signal_name(-code)} of its process" if code < 0 else f"exit code {code}"
+        return self._ended("lost", what, code)
 
     def _ended(self, kind: str, what: str, code: int | None = None) -> LinkError:
         """Kill the process, so that all later requests fail; return the first reason."""
@@ -374,8 +355,7 @@ class Link:
         self._drain()
         with self._ending:
             if self._end is None:
-                self._end = LinkError(kind, what, self.printed, code)
-                self._end.pid = self.pid
+                self._end = LinkError(kind, what, self.printed, code, self.pid)
         self._kill()
         return self._end
 
@@ -385,28 +365,14 @@ class Link:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
 
-class _Waiting:
-    """The answers of a worker as a stream, which waits within a bound on time."""
-
-    def __init__(self, link: Link, began: float, seconds: float | None) -> None:
-        self._link, self._began, self._seconds = link, began, seconds
-
-    def readinto(self, view: memoryview) -> int:
-        return self._link.read_into(view, self._began, self._seconds)
-
-
 def _start(
     words: list[str], environment: dict[str, str], started: Future[subprocess.Popen[bytes]]
 ) -> None:
+    pipe = subprocess.PIPE
     try:
+        # In a session of its own: Ctrl-C is for this process to act on.
         process = subprocess.Popen(
-            words,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            env=environment,
-            start_new_session=True,  # Ctrl-C is for this process to act on
+            words, 0, None, pipe, pipe, pipe, env=environment, start_new_session=True
         )
     except BaseException as error:  # of the thread that waits
         started.set_exception(error)
@@ -425,6 +391,7 @@ def signal_name(number: int) -> str:
 
 def printed_lines(printed: str) -> list[str]:
     """Return the last lines that a process printed, for a failure text; none if it printed none."""
-    lines = [line.rstrip() for line in printed.splitlines()]
-    lines = [line[:_WIDTH] for line in lines if line and not line.startswith(_CHATTER)][-_LINES:]
+    lines = [line.rstrip()[:150] for line in printed.splitlines()]
+    # LiteRT prints lines of INFO for each file.
+    lines = [line for line in lines if line and not line.startswith("INFO: ")][-20:]
     return ["printed last:", *(f"  | {line}" for line in lines)] if lines else []

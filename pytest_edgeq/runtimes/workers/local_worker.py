@@ -8,28 +8,17 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pytest_edgeq.runtimes.workers.crash_report import CrashReport, Memory, WorkerCrashError
-from pytest_edgeq.runtimes.workers.link import Answer, Link, LinkError
-from pytest_edgeq.runtimes.workers.remote_worker import Head
+from pytest_edgeq.runtimes.workers.crash_report import Memory, WorkerCrashError
+from pytest_edgeq.runtimes.workers.link import Link, LinkError
 from pytest_edgeq.runtimes.workers.sessions import is_abandoned
 
 _Result = TypeVar("_Result")
 
-_START_SECONDS = 60.0
-"""That a process has to start; half of one is enough on a machine that does nothing else."""
-
-_END_SECONDS = 10.0
-"""That a process has to close the files of a user's own runtimes."""
-
-_MOST_STARTS = 3
-"""Processes that are started for one request: others may be killed before they have read it."""
-
-
-class WorkerTracebackError(Exception):
-    """The cause of an error that a function raised: its traceback in the worker, as text."""
+_START_SECONDS = 60.0  # half of one is enough on a machine that does nothing else
+_END_SECONDS = 10.0  # to close the files of a user's own runtimes
 
 
 class LocalWorker:
@@ -63,11 +52,7 @@ class LocalWorker:
                 bounds = {"parent": os.getpid(), "memory": self.memory}
                 self._drop()
                 self._link = Link(
-                    [sys.executable],
-                    _START_SECONDS,
-                    local=bounds,
-                    path=path,
-                    on_tick=self._look,
+                    [sys.executable], _START_SECONDS, local=bounds, path=path, on_tick=self._look
                 )
             if self._is_killed:
                 self._drop()
@@ -79,72 +64,52 @@ class LocalWorker:
         self, seconds: float | None, function: Callable[..., _Result], /, *args: Any, **kwargs: Any
     ) -> _Result:
         """Call a function in the process, or raise a WorkerCrashError."""
-        answer = self.ask(lambda _: ({"what": "call"}, [(function, args, kwargs)]), seconds)
-        result: _Result = answer[1][0]
+        parts = [(function, args, kwargs)]
+        result: _Result
+        [result] = self.use(lambda link: link.ask({"what": "call"}, parts, seconds), seconds)
         return result
 
-    def ask(
-        self, message: Callable[[Link], tuple[Head, Iterable[Any]]], seconds: float | None
-    ) -> Answer:
-        """Send a message to the process; retry once if it ended before it read it."""
+    def use(self, request: Callable[[Link], _Result], seconds: float | None) -> _Result:
+        """Ask the process something within a bound on time, or raise a WorkerCrashError."""
         with self._lock:
-            for left in reversed(range(_MOST_STARTS)):
-                try:
-                    link = self.start()
-                    if link.forgotten:
-                        self._forget(link)
-                        link = self.start()
-                    self._look()
-                    return self.check(link.ask(*message(link), seconds))
-                except WorkerCrashError:
+            try:
+                if self.start().forgotten:
+                    self._forget()
+                link = self.start()
+                self._look()
+                return request(link)
+            except LinkError as error:
+                raise self._crash(error, seconds) from error.__cause__
+            except Exception as error:
+                if self.memory is None:
                     raise
-                except LinkError as error:
-                    if error.kind == "lost" and not error.was_read and left:
-                        continue
-                    raise WorkerCrashError(self._report(error, seconds)) from error.__cause__
-                finally:
-                    self._forward()
-        raise AssertionError("unreachable: the last of the starts raises")
+                if not isinstance(error, MemoryError):
+                    raise error from None  # of kernels, whose text says all
+                printed = "" if self._link is None else self._link.printed
+                raise self._crash(LinkError("memory", str(error), printed), seconds) from error
+            finally:
+                self._forward()
 
-    def check(self, answer: Answer) -> Answer:
-        """Return an answer if it is no error, or raise a WorkerCrashError."""
-        head, parts = answer
-        if "traceback" not in head:
-            return answer
-        [error] = parts
-        if self.memory is None:
-            raise error from WorkerTracebackError(f"\n{head['traceback']}")
-        if isinstance(error, MemoryError):
-            assert self._link is not None, "it has answered"
-            report = CrashReport(
-                "memory", memory=self._used, bound=self.memory, printed=self._link.printed
-            )
-            self._drop()
-            raise WorkerCrashError(report) from error
-        raise error  # of kernels, whose text says all
+    def _crash(self, error: LinkError, seconds: float | None) -> WorkerCrashError:
+        """Report how the process ended, and end it where it has not."""
+        crash = WorkerCrashError(error, seconds, self._used, self.memory or 0)
+        self._drop()
+        return crash
 
-    def _forget(self, link: Link) -> None:
+    def _forget(self) -> None:
         """Close unused files; a crash is printed, not raised, as no test caused it."""
-        keys = link.take_forgotten()
         try:
-            link.ask({"what": "forget", "keys": keys}, (), _END_SECONDS)
+            self.start().ask({"what": "forget"}, (), _END_SECONDS)
         except LinkError as error:
-            if error.was_read:
-                what = self._report(error, _END_SECONDS).what
-                with contextlib.suppress(OSError, ValueError):  # a closed stderr
-                    sys.stderr.write(f"edgeq: closing a file gave {what}\n")
+            what = self._crash(error, _END_SECONDS).what
+            with contextlib.suppress(OSError, ValueError):  # a closed stderr
+                sys.stderr.write(f"edgeq: closing a file gave {what}\n")
 
     def _look(self) -> None:
         if is_abandoned():
             raise KeyboardInterrupt("the controller of this worker has ended")
         if self._link is not None and self.memory is not None:
             self._used = Memory.of(self._link.pid) or self._used
-
-    def _report(self, error: LinkError, seconds: float | None) -> CrashReport:
-        """Report how the process ended, and end it where it has not."""
-        used, self._used = self._used, None
-        self._drop()
-        return CrashReport.of(error, seconds, used, self.memory or 0)
 
     def _forward(self) -> None:
         """Forward the output of the process, as it would appear without isolation."""
@@ -161,7 +126,7 @@ class LocalWorker:
             link.kill()
 
     def _drop(self) -> None:
-        link, self._link = self._link, None
+        link, self._link, self._used = self._link, None, None
         if link is not None:
             link.kill()
             link.close()

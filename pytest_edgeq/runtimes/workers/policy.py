@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 import os
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pytest_edgeq.errors import CrashedConversionError, CrashedError, UnrunnableError
 from pytest_edgeq.names import DEFAULT_RUNTIME, ISOLATE_MODES
-from pytest_edgeq.runtimes.opening import Opening
+from pytest_edgeq.runtimes.engines import Opening
 from pytest_edgeq.runtimes.process_state import cpu_model
 from pytest_edgeq.runtimes.runner import open_here
-from pytest_edgeq.runtimes.workers.sending import sent, source_file
+from pytest_edgeq.runtimes.workers.child import sent, source_file
 from pytest_edgeq.tflite.mapped import Buffer, MappedFile
 from pytest_edgeq.tflite.source import build_interpreter
 from pytest_edgeq.versions import version_of
@@ -28,23 +31,11 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-_KIND: Final = "isolate"
-"""Of the entries of the cache directory that say what has survived."""
+_KIND: Final = "isolate"  # of the entries of the cache directory that say what has survived
 
-_survived: set[str] = set()
-"""Of this process, whatever the session."""
+_survived: set[str] = set()  # of this process, whatever the session
 
 _digests: weakref.WeakKeyDictionary[OpGraph, str] = weakref.WeakKeyDictionary()
-
-
-class SurvivorStore(Protocol):
-    """Keeps entries for other processes and sessions; those that cannot be read are missing."""
-
-    def read(self, kind: str, key: str, /) -> object | None:
-        """Return an entry; None where there is none."""
-
-    def write(self, kind: str, key: str, value: dict[str, Any], /) -> object:
-        """Keep an entry."""
 
 
 class Isolation:
@@ -56,7 +47,7 @@ class Isolation:
         *,
         seconds: float,
         memory: int,
-        store: SurvivorStore | None = None,
+        store: Any = None,
         refresh: bool = False,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -65,12 +56,9 @@ class Isolation:
             if mode == "on":
                 raise ValueError("isolate: 'on' needs Linux or macOS; expected auto or off here")
             mode = "off"
-        self._mode = mode
-        self._seconds = seconds
-        self._memory = memory
-        self._store = store
-        self._refresh = refresh
-        self._note = note
+        self._mode, self._seconds, self._memory, self._note = mode, seconds, memory, note
+        # Keeps entries for other sessions: a `quantize.cache.directory.Store`.
+        self._store, self._refresh = store, refresh
 
     @property
     def is_on(self) -> bool:
@@ -92,33 +80,23 @@ class Isolation:
 
     def open(self, opening: Opening) -> Engine:
         """Open a file, or raise a CrashedError."""
-        if opening.target is not None:
-            return open_here(opening)  # another process already
-        if self._mode == "off" or not (
-            self.is_on or opening.foreign or opening.runtime != DEFAULT_RUNTIME
-        ):
-            return open_here(opening)
-        key = "" if self.is_on else _opening_key(opening, b"")
-        if key and opening.own is None and self._has_survived(key):
+        is_known = not opening.foreign and opening.runtime == DEFAULT_RUNTIME
+        if self._mode == "off" or opening.target is not None or (is_known and not self.is_on):
             return open_here(opening)
         try:
             own = None if opening.own is None else sent(opening.own)
         except Exception as error:  # whatever the objects do that the runner holds
             return self._unsent(opening, error)
-        if own is not None and not self.is_on:
-            key = _opening_key(opening, own)
-            if self._has_survived(key):
-                return open_here(opening)
+        key = "" if self.is_on else _opening_key(opening, own or b"")
+        if key and self._has_survived(key):
+            return open_here(opening)
         # Only now, as this module is imported by every session.
-        from pytest_edgeq.runtimes.workers.engine import IsolatedFiles, TriedEngine
-        from pytest_edgeq.runtimes.workers.remote_engine import RemoteEngine
+        from pytest_edgeq.runtimes.workers.remote_engine import IsolatedEngine, TriedEngine
 
-        files = IsolatedFiles(self.child, self._seconds, own)
+        isolated = functools.partial(IsolatedEngine, opening, self.child, self._seconds, own)
         if self.is_on:
-            return RemoteEngine(files, opening)
-        return TriedEngine(
-            opening, lambda: RemoteEngine(files, opening), lambda: self._remember(key)
-        )
+            return isolated()
+        return TriedEngine(opening, isolated, lambda: self._remember(key))
 
     def build(self, content: Buffer, *, foreign: bool) -> None:
         """Build an interpreter of a file that nothing has looked at, or raise a CrashedError."""
@@ -136,8 +114,8 @@ class Isolation:
             self.child.call(self._seconds, build_interpreter, source)
         except WorkerCrashError as error:
             facts = [file_fact(source, digest, len(content))]
-            first = f"crashed in the step open: expected a model, got {error.report.what}"
-            raise CrashedError("reference", error.report.text(first, facts)) from error.__cause__
+            first = f"crashed in the step open: expected a model, got {error.what}"
+            raise CrashedError("reference", error.text(first, facts)) from error.__cause__
         if key:
             self._remember(key)
 
@@ -167,31 +145,28 @@ class Isolation:
                 self._store.write(_KIND, key, {})
 
 
+@dataclass(frozen=True, slots=True)
 class IsolatedConversion:
     """Runs native steps of a conversion in the child."""
 
-    def __init__(
-        self, name: str, process: LocalWorker, seconds: float, note: Callable[[str], None]
-    ) -> None:
-        self._name = name
-        self._child = process
-        self._seconds = seconds
-        self._note = note
+    name: str
+    child: LocalWorker
+    seconds: float
+    note: Callable[[str], None]
 
     def call(self, step: str, function: Callable[..., _Result], /, *arguments: Any) -> _Result:
         """Call a function in the child, or raise a CrashedConversionError."""
         from pytest_edgeq.runtimes.workers.crash_report import WorkerCrashError
 
         try:
-            return self._child.call(self._seconds, function, *arguments)
+            return self.child.call(self.seconds, function, *arguments)
         except WorkerCrashError as error:
-            report = error.report
-            first = f"{self._name}: expected a result of the step {step}, got {report.what}"
-            raise CrashedConversionError(report.text(first)) from error.__cause__
+            first = f"{self.name}: expected a result of the step {step}, got {error.what}"
+            raise CrashedConversionError(error.text(first)) from error.__cause__
 
     def runs_here(self, step: str, why: str, /) -> None:
         """Note that a step runs in this process, and why."""
-        self._note(f"{self._name}: the step {step} ran in this process, not in a child: {why}")
+        self.note(f"{self.name}: the step {step} ran in this process, not in a child: {why}")
 
 
 def _key(*facts: str | None) -> str:
@@ -202,18 +177,10 @@ def _opening_key(opening: Opening, own: bytes) -> str:
     graph, runtime = opening.graph, opening.runtime
     if graph not in _digests:
         _digests[graph] = hashlib.sha256(graph.buffer).hexdigest()
-    digests = _digests[graph], hashlib.sha256(own).hexdigest(), _source_digest(opening.own)
+    with contextlib.suppress(OSError):  # of a runner that was typed at a prompt
+        own += b"" if opening.own is None else Path(source_file(opening.own)).read_bytes()
+    digests = _digests[graph], hashlib.sha256(own).hexdigest()
     return _key(*digests, opening.signature.key, runtime, _versions(runtime))
-
-
-def _source_digest(runner: object) -> str:
-    """Return a hash of the file that defines a user's own runner, or ""."""
-    if runner is None:
-        return ""
-    try:
-        return hashlib.sha256(Path(source_file(runner)).read_bytes()).hexdigest()
-    except OSError:  # typed at a prompt
-        return ""
 
 
 def _versions(runtime: str) -> str | None:

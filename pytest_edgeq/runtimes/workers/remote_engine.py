@@ -2,133 +2,40 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import re
+import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.errors import CrashedError, UnrunnableError
-from pytest_edgeq.runtimes.crashing_op import Inputs, crashing_op_text
-from pytest_edgeq.runtimes.engines import Arrays, Engine, Source
+from pytest_edgeq.runtimes.crashing_op import SECONDS_OF_A_TRIAL, Inputs, crashing_op_text
+from pytest_edgeq.runtimes.engines import Arrays, Engine, Opening, Source, described
+from pytest_edgeq.runtimes.runner import on_disk, open_here
+from pytest_edgeq.runtimes.workers.child import OpenFile, source_file
+from pytest_edgeq.runtimes.workers.crash_report import WorkerCrashError, file_fact, size_text
 from pytest_edgeq.runtimes.workers.link import LinkError
+from pytest_edgeq.runtimes.workers.target import link_error
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.graph import OpGraph
 
 if TYPE_CHECKING:
-    from pytest_edgeq.runtimes.opening import Opening
-    from pytest_edgeq.runtimes.workers.link import Answer, Link
+    from pytest_edgeq.runtimes.workers.link import Link
+    from pytest_edgeq.runtimes.workers.local_worker import LocalWorker
     from pytest_edgeq.runtimes.workers.remote_worker import Head
-    from pytest_edgeq.tflite.subgraph import Tensor
+    from pytest_edgeq.runtimes.workers.target import Target
 
-Message = tuple["Head", Iterable[Any]]
+_Result = TypeVar("_Result")
 
 _keys = itertools.count()
 
-
-class RemoteFile:
-    """A file open in a worker, which closes it when this object is collected."""
-
-    def __init__(self, opening: Opening, source: Source | None = None) -> None:
-        self.opening = opening  # what is to be opened, from this source
-        self.source: Source = opening.source if source is None else source
-        self.key = next(_keys)  # names it in requests
-        self.link: Link | None = None  # to the worker in which it is open; None before it is opened
-
-    def opened_in(self, link: Link) -> None:
-        """Note where it is open."""
-        self.link = link
-        weakref.finalize(self, link.forgotten.append, self.key).atexit = False
-
-
-class FileHost:
-    """
-    Interface to one kind of worker: opens files, and again after a restart.
-
-    A file whose runs leave a state behind is not opened anew: its outputs would be others.
-    """
-
-    is_far = False  # whether a message takes so long that all tensors are read at once
-
-    def file(self, opening: Opening) -> RemoteFile:
-        """Return a file to ask about."""
-        return RemoteFile(opening)
-
-    def inputs(self, opening: Opening, inputs: Inputs) -> list[Any]:
-        """Return the inputs of a sample in the form of the worker."""
-        raise NotImplementedError
-
-    def send(self, message: Callable[[Link], Message], *, is_trial: bool = False) -> Answer:
-        """Send a message to a worker; retry once on a new worker if possible."""
-        raise NotImplementedError
-
-    def open_in(self, link: Link, file: RemoteFile, *, is_trial: bool = False) -> None:
-        """Open a file in a worker. Raises as `send` does."""
-        raise NotImplementedError
-
-    def failure(
-        self, opening: Opening, step: str, error: LinkError, find_op: Callable[[], str]
-    ) -> UnrunnableError:
-        """Return the error of a step at which the worker ended or did not answer."""
-        raise NotImplementedError
-
-    def ask(
-        self,
-        file: RemoteFile,
-        step: str,
-        head: Head,
-        parts: Sequence[Any] = (),
-        *,
-        inputs: Inputs | None = None,
-        needs_state: bool = False,
-    ) -> Answer:
-        """Ask about a file, which is opened where it is not, or raise an UnrunnableError."""
-        now = step
-
-        def message(link: Link) -> Message:
-            nonlocal now
-            if file.link is not link:
-                if needs_state:
-                    raise CrashedError(file.opening.runtime, _LOST)
-                now = "load"
-                self.open_in(link, file)
-                now = step
-            return {**head, "key": file.key}, parts
-
-        def find_op() -> str:
-            given = None if now == "load" else inputs
-            return crashing_op_text(file.opening, now, given or {}, self._ends_on(file.opening))
-
-        try:
-            return self.send(message)
-        except LinkError as error:
-            raise self.failure(file.opening, now, error, find_op) from error.__cause__
-
-    def _ends_on(self, opening: Opening) -> Callable[[bytes, Inputs | None], bool]:
-        """Return a test whether ops that were cut out end the worker."""
-
-        def ends(content: bytes, inputs: Inputs | None) -> bool:
-            graph = OpGraph.read(content)
-            [signature] = graph.signatures
-            cut = replace(opening, source=content, graph=graph, signature=signature, keep=False)
-            file = RemoteFile(cut)
-
-            def message(link: Link) -> Message:
-                self.open_in(link, file, is_trial=True)
-                if inputs is None:
-                    return {"what": "close", "key": file.key}, ()
-                return {"what": "run", "key": file.key}, self.inputs(cut, inputs)
-
-            try:
-                self.send(message, is_trial=True)
-            except LinkError:
-                return True
-            return False
-
-        return ends
-
+_EXPECTED = {"load": "a file ready to run", "run": "outputs", "close": "a file closed"}
 
 _LOST = (
     "lost the .tflite file: the process that held it has ended\n"
@@ -136,65 +43,51 @@ _LOST = (
     "fix: run the test again by itself"
 )
 
+# All that kernels say where an allocation fails.
+_NO_REASON = re.compile(r"(Node number \d+ \(\w+\) failed to (prepare|invoke)\.?)?\s*")
+
+
+class RemoteFile:
+    """A file open in a worker, which closes it when this object is collected."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.key = next(_keys)  # names it in requests
+        self.link: Link | None = None  # to the worker in which it is open; None before it is opened
+        self.lock = threading.Lock()  # held while it is opened
+
 
 class RemoteEngine(Engine):
-    """A file that is open in a worker."""
+    """
+    A file that is open in a worker, and opened again in another one where that has ended.
 
-    def __init__(self, host: FileHost, opening: Opening) -> None:
-        self._host, self._opening = host, opening
-        self._file: RemoteFile | None = host.file(opening)
+    A file whose runs leave a state behind is not opened again: its outputs would be others.
+    """
+
+    def __init__(self, opening: Opening, seconds: float, *, is_trial: bool = False) -> None:
+        self._opening, self._seconds = opening, seconds
+        self._is_trial = is_trial  # of an op that may be the one that ends the worker
+        self._file: RemoteFile | None = self._make_file()
         self._has_run = False
-        self._read: dict[int, npt.NDArray[Any]] = {}
-        self._ask("load", {"what": "forget", "keys": []})  # nothing, once the file is open
+        self._ask("load")
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
         """Run one sample, or raise an UnrunnableError."""
-        constant = {key: self._read[key] for key in self._read if self._tensors[key].is_constant}
-        self._read = constant
-        made = self._ask(
-            "run",
-            {"what": "run"},
-            self._host.inputs(self._opening, inputs),
-            inputs=inputs,
-            needs_state=self._has_run and self._opening.graph.is_stateful,
-        )[1]
+        signature = self._opening.signature
+        arrays = [np.asarray(inputs[entry.name]) for entry in signature.inputs]
+        needs_state = self._has_run and self._opening.graph.is_stateful
+        made = self._ask("run", {"what": "run"}, arrays, inputs=inputs, needs_state=needs_state)
         self._has_run = True
         return [
             _as_dtype(array, entry.tensor.dtype)
-            for array, entry in zip(made, self._opening.signature.outputs, strict=True)
+            for array, entry in zip(made, signature.outputs, strict=True)
         ]
 
     def tensor(self, index: int) -> npt.NDArray[Any]:
         """Return a tensor as the last run left it, or raise an UnrunnableError."""
-        tensors = self._tensors
-        if not self._host.is_far:
-            [value] = self._tensor_values([tensors[index]]).values()
-            return value
-        if index not in self._read:
-            # A resource must not be asked for: the process dies.
-            computed = [
-                each
-                for each in tensors
-                if not each.is_constant and numpy_dtype(each.dtype) is not None
-            ]
-            is_constant = tensors[index].is_constant
-            self._read |= self._tensor_values([tensors[index]] if is_constant else computed)
-        if index not in self._read:
-            raise ValueError(f"tensor {index} cannot be read")
-        return self._read[index].copy()
-
-    @property
-    def _tensors(self) -> Sequence[Tensor]:
-        return self._opening.graph.subgraphs[self._opening.signature.subgraph].tensors
-
-    def _tensor_values(self, tensors: Sequence[Tensor]) -> dict[int, npt.NDArray[Any]]:
-        dtypes = {tensor.index: tensor.dtype for tensor in tensors}
-        head = {"what": "tensors", "indices": list(dtypes)}
-        answer, made = self._ask("run", head, needs_state=True)
-        return {
-            index: _as_dtype(array, dtypes[index])
-            for index, array in zip(answer["indices"], made, strict=True)
-        }
+        [value] = self._ask("run", {"what": "tensor", "index": index}, needs_state=True)
+        subgraph = self._opening.graph.subgraphs[self._opening.signature.subgraph]
+        return _as_dtype(value, subgraph.tensors[index].dtype)
 
     def close(self) -> None:
         """Have the worker close the file: a user's own runtime at once, others later."""
@@ -205,14 +98,243 @@ class RemoteEngine(Engine):
             self._ask("close", {"what": "close"})
         self._file = None
 
-    def _ask(self, step: str, head: Head, parts: Sequence[Any] = (), **options: Any) -> Answer:
-        assert self._file is not None, "a closed file is not run"
-        return self._host.ask(self._file, step, head, parts, **options)
+    def _make_file(self) -> RemoteFile:
+        return RemoteFile(self._opening.source)
+
+    def _use(self, request: Callable[[Link], _Result]) -> _Result:
+        """Send requests to the worker, or raise a LinkError."""
+        raise NotImplementedError
+
+    def _open_in(self, link: Link, file: RemoteFile) -> None:
+        raise NotImplementedError
+
+    def _trial(self, opening: Opening) -> RemoteEngine:
+        """Open a file as a trial, in the same kind of worker."""
+        raise NotImplementedError
+
+    def _failure(self, step: str, error: LinkError, find_op: Callable[[], str]) -> UnrunnableError:
+        """Return the error of a step at which the worker ended or did not answer."""
+        raise NotImplementedError
+
+    def _ask(
+        self,
+        step: str,
+        head: Head | None = None,
+        parts: Sequence[Any] = (),
+        *,
+        inputs: Inputs | None = None,
+        needs_state: bool = False,
+    ) -> list[Any]:
+        """Ask about the file, which is opened where it is not, or raise an UnrunnableError."""
+        file, now = self._file, step
+        assert file is not None, "a closed file is not run"
+
+        def request(link: Link) -> list[Any]:
+            nonlocal now
+            with file.lock:
+                if file.link is not link:
+                    if needs_state:
+                        raise CrashedError(self._opening.runtime, _LOST)
+                    now = "load"
+                    self._open_in(link, file)
+                    file.link = link
+                    weakref.finalize(file, link.forgotten.append, file.key).atexit = False
+                    now = step
+            return [] if head is None else link.ask({**head, "key": file.key}, parts, self._seconds)
+
+        def find_op() -> str:
+            given = {} if inputs is None or now == "load" else inputs
+            return crashing_op_text(self._opening, now, given, self._ends)
+
+        try:
+            return self._use(request)
+        except LinkError as error:
+            found = self._failure(now, error, (lambda: "") if self._is_trial else find_op)
+            raise found from error.__cause__
+
+    def _ends(self, content: bytes, inputs: Inputs | None) -> bool:
+        """Return whether ops that were cut out end the worker."""
+        graph = OpGraph.read(content)
+        [signature] = graph.signatures
+        cut = replace(self._opening, source=content, graph=graph, signature=signature, keep=False)
+        try:
+            trial = self._trial(cut)
+            if inputs is not None:
+                trial.run(inputs)
+        except CrashedError:
+            return True
+        return False
 
 
 def _as_dtype(array: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
     """Return an array of a file's dtype; `.npy` knows no bfloat16, whose bytes are right."""
     wanted = numpy_dtype(dtype)
-    if array.dtype.kind == "V" and wanted is not None:
-        return array.view(wanted)
-    return array
+    return array if array.dtype.kind != "V" or wanted is None else array.view(wanted)
+
+
+class TargetEngine(RemoteEngine):
+    """
+    A file that is open on a target; a request is sent once more after a lost connection.
+
+    Engines of one file share what is open there, unless runs leave something behind.
+    """
+
+    def __init__(self, opening: Opening, target: Target, *, is_trial: bool = False) -> None:
+        for entry in (*opening.signature.inputs, *opening.signature.outputs):
+            if entry.tensor.dtype in ("resource", "variant", "string"):
+                kind = "input" if entry in opening.signature.inputs else "output"
+                raise RuntimeError(
+                    f"{kind} {entry.name!r} is {entry.tensor.dtype}, which cannot be sent"
+                )
+        self._target = target
+        super().__init__(opening, target.seconds, is_trial=is_trial)
+
+    def _make_file(self) -> RemoteFile:
+        file, opening = super()._make_file(), self._opening
+        if opening.keep or opening.graph.is_stateful:
+            return file
+        key = (opening.graph, opening.signature, opening.kernels, opening.threads)
+        return self._target.files.setdefault(key, file)
+
+    def _use(self, request: Callable[[Link], _Result]) -> _Result:
+        try:
+            return request(self._target.link())
+        except LinkError as error:
+            if self._is_trial or error.kind != "lost":
+                raise
+            try:
+                return request(self._target.link())
+            except CrashedError:  # of the state, which is lost
+                raise error from None
+
+    def _open_in(self, link: Link, file: RemoteFile) -> None:
+        opening = self._opening
+        content = file.source if isinstance(file.source, bytes) else file.source.read_bytes()
+        head = {
+            **described(opening.signature),
+            "what": "open",
+            "digest": hashlib.sha256(content).hexdigest(),
+            "key": file.key,
+            "kernels": opening.kernels,
+            "threads": opening.threads,
+            "keep": opening.keep,
+        }
+        try:
+            link.ask(head, (), self._seconds)
+        except KeyError:  # it does not have the file
+            link.ask(head, [content], self._seconds)
+
+    def _trial(self, opening: Opening) -> TargetEngine:
+        return TargetEngine(opening, self._target, is_trial=True)
+
+    def _failure(self, step: str, error: LinkError, find_op: Callable[[], str]) -> UnrunnableError:
+        op = find_op() if error.kind == "lost" else ""
+        target = self._target
+        return link_error(self._opening.runtime, target.command, error, target.seconds, op)
+
+
+class IsolatedEngine(RemoteEngine):
+    """A file that is open in a worker of this machine; crashed steps are not retried."""
+
+    def __init__(
+        self,
+        opening: Opening,
+        worker: LocalWorker,
+        seconds: float,
+        own: bytes | None,
+        *,
+        is_trial: bool = False,
+    ) -> None:
+        self._worker, self._own = worker, own
+        bound = min(seconds, SECONDS_OF_A_TRIAL) if is_trial else seconds
+        super().__init__(opening, bound, is_trial=is_trial)
+
+    def _make_file(self) -> RemoteFile:
+        """Return a file; a user's own runtime reads it by a path."""
+        file = super()._make_file()
+        if self._own is not None:
+            # Not written by the worker, where it would stay when that dies.
+            file.source, remove = on_disk(file.source)
+            weakref.finalize(file, remove)
+        return file
+
+    def _use(self, request: Callable[[Link], _Result]) -> _Result:
+        try:
+            return self._worker.use(request, self._seconds)
+        except RuntimeError as error:
+            if not _NO_REASON.fullmatch(str(error)):
+                raise
+            assert self._worker.memory is not None, "an isolated worker has a bound"
+            raise RuntimeError(
+                f"{error} No reason is given, as where memory beyond the bound of "
+                f"{size_text(self._worker.memory)} is asked for (--edgeq-isolate-memory)"
+            ) from None
+
+    def _open_in(self, link: Link, file: RemoteFile) -> None:
+        opening, key = self._opening, self._opening.signature.key
+        arguments = (file.source, key, opening.runtime, opening.threads, opening.keep, self._own)
+        link.ask({"what": "call", "key": file.key}, [(OpenFile, arguments, {})], self._seconds)
+
+    def _trial(self, opening: Opening) -> IsolatedEngine:
+        return IsolatedEngine(opening, self._worker, self._seconds, None, is_trial=True)
+
+    def _failure(self, step: str, error: LinkError, find_op: Callable[[], str]) -> CrashedError:
+        """Report a crash: the step, the file, the op, and how the worker ended."""
+        assert isinstance(error, WorkerCrashError), "a local worker raises nothing else"
+        opening, content = self._opening, self._opening.graph.buffer
+        facts = [file_fact(opening.source, hashlib.sha256(content).hexdigest(), len(content))]
+        if opening.own is None and not error.was_killed:
+            facts.append(find_op())
+        how = "was ended" if error.was_killed or error.kind == "timeout" else "crashed"
+        first = f"{how} in the step {step}: expected {_EXPECTED[step]}, got {error.what}"
+        own = None if opening.own is None else source_file(opening.own)
+        return CrashedError(opening.runtime, error.text(first, facts, own=own))
+
+
+class TriedEngine(Engine):
+    """
+    An engine of this process whose file is loaded and run once in the child, first.
+
+    What the kernels refuse there is not tried here. A user's own runtime is: it may depend on this
+    process.
+    """
+
+    def __init__(
+        self, opening: Opening, trial: Callable[[], RemoteEngine], survived: Callable[[], None]
+    ) -> None:
+        self._survived = survived
+        self._is_own = opening.own is not None
+        self._trial: RemoteEngine | None = self._tried(trial)
+        self._engine = open_here(opening)
+
+    def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+        """Run one sample, or raise a CrashedError."""
+        trial = self._trial
+        if trial is not None:
+            self._tried(lambda: trial.run(inputs))
+            self._end_trial()
+            self._survived()
+        return self._engine.run(inputs)
+
+    def tensor(self, index: int) -> npt.NDArray[Any]:
+        """Return a tensor as the last run left it."""
+        return self._engine.tensor(index)
+
+    def close(self) -> None:
+        """Release resources other than memory."""
+        self._end_trial()
+        self._engine.close()
+
+    def _end_trial(self) -> None:
+        trial, self._trial = self._trial, None
+        if trial is not None:
+            self._tried(trial.close)
+
+    def _tried(self, call: Callable[[], _Result]) -> _Result | None:
+        """Call a function; return None if a user's own runtime raises in it."""
+        try:
+            return call()
+        except Exception as error:
+            if not self._is_own or isinstance(error, CrashedError):
+                raise
+            return None

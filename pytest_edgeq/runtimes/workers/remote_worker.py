@@ -7,8 +7,8 @@ pytest-edgeq is imported. The host imports this module for the frames.
 
 A frame is the magic, the length of its payload, the SHA-256 of its payload, and the payload: the
 length of a head, the head as JSON, and arrays as `.npy` without pickle, or bytes. The head's
-`parts` has their kinds. Between a host and a process that it has started from its own Python there
-is no hash, and a pickle of any object stands for an array.
+`parts` has their kinds and lengths. Between a host and a process that it has started from its own
+Python there is no hash, and a pickle of any object stands for an array.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -39,7 +39,6 @@ Head = dict[str, Any]
 MAGIC = b"EDGQ"
 _FRAME = struct.Struct(">4sQ32s")
 _LENGTH = struct.Struct(">Q")
-_MOST_BYTES = 1 << 40
 _NO_HASH = bytes(32)
 
 _ALIGNED = 16
@@ -49,20 +48,17 @@ _ALIGNED = 16
 class FrameError(Exception):
     """The stream holds something else than a frame, or a damaged frame."""
 
-    def __init__(self, text: str, received: bytes = b"") -> None:
+    def __init__(self, text: str, received: bytes) -> None:
         super().__init__(text)
         self.received = received
 
 
 def pack(head: Head, parts: Iterable[Any] = (), *, is_local: bool = False) -> list[Any]:
     """Make a frame, as a list of bytes to write one after the other."""
-    blobs: list[Any] = []
-    kinds = []
+    kinds, blobs = [], []
     for part in parts:
-        is_object = not isinstance(part, (bytes, bytearray, memoryview))
-        pieces = [part]
-        if is_object:
-            pieces = _pickled(part) if is_local else [_npy(part)]
+        is_object = not isinstance(part, bytes)
+        pieces = [part] if not is_object else _pickled(part) if is_local else [_npy(part)]
         kinds.append([is_object, list(map(len, pieces))])
         for piece in pieces:
             blobs += [piece, bytes(-len(piece) % _ALIGNED)]
@@ -87,19 +83,26 @@ def _hash(pieces: Iterable[Any]) -> bytes:
     return digest.digest()
 
 
-def read_payload(stream: BinaryIO, *, is_local: bool = False) -> bytearray | None:
+def read_payload(
+    read_into: Callable[[memoryview], int | None], *, is_local: bool = False
+) -> memoryview | None:
     """Read a frame's payload, or raise a FrameError; None where the stream ends within it."""
-    start = _read(stream, _FRAME.size)
+
+    def read(count: int) -> memoryview:
+        view, at = memoryview(bytearray(count)), 0
+        while at < count and (size := read_into(view[at:])):
+            at += size
+        return view[:at]
+
+    start = bytes(read(_FRAME.size))
     while is_local and len(start) == _FRAME.size and not start.startswith(MAGIC):
-        start = start[1:] + _read(stream, 1)  # printed while Python started, by a sitecustomize
+        start = start[1:] + read(1)  # printed while Python started, by a sitecustomize
     if not start.startswith(MAGIC[: len(start)]):
-        raise FrameError("no frame", bytes(start))
+        raise FrameError("no frame", start)
     if len(start) < _FRAME.size:
         return None
     _, length, digest = _FRAME.unpack(start)
-    if length > _MOST_BYTES:
-        raise FrameError(f"a frame of {length} bytes", bytes(start))
-    payload = _read(stream, length)
+    payload = read(length)
     if len(payload) < length:
         return None
     if not is_local and _hash([payload]) != digest:
@@ -107,43 +110,28 @@ def read_payload(stream: BinaryIO, *, is_local: bool = False) -> bytearray | Non
     return payload
 
 
-def unpack_head(payload: bytearray) -> tuple[Head, memoryview]:
+def unpack_head(payload: memoryview) -> tuple[Head, memoryview]:
     """Return the head of a frame, and the input of `unpack_parts`."""
-    view = memoryview(payload)
-    (size,) = _LENGTH.unpack(view[: _LENGTH.size])
+    (size,) = _LENGTH.unpack(payload[: _LENGTH.size])
     at = _LENGTH.size + size
-    return json.loads(bytes(view[_LENGTH.size : at])), view[at:]
+    return json.loads(bytes(payload[_LENGTH.size : at])), payload[at:]
 
 
 def unpack_parts(head: Head, rest: memoryview, *, is_local: bool = False) -> list[Any]:
     """Return the objects and bytes of a frame, which may share its memory."""
     parts: list[Any] = []
-    at = 0
     for is_object, sizes in head.pop("parts"):
         pieces = []
         for size in sizes:
-            pieces.append(rest[at : at + size])
-            at += size + -size % _ALIGNED
-        part: Any = pieces[0]
-        if is_object:
-            part = pickle.loads(part, buffers=pieces[1:]) if is_local else _array(part)
-        parts.append(part)
+            pieces.append(rest[:size])
+            rest = rest[size + -size % _ALIGNED :]
+        if not is_object:
+            parts.append(bytes(pieces[0]))
+        elif is_local:
+            parts.append(pickle.loads(pieces[0], buffers=pieces[1:]))
+        else:
+            parts.append(_array(pieces[0]))
     return parts
-
-
-def _read(stream: BinaryIO, count: int) -> bytearray:
-    """Read so many bytes; fewer only where the stream ends."""
-    found, at = bytearray(min(count, 1 << 24)), 0
-    while at < count:
-        if at == len(found):  # no memory is taken for what does not come
-            found += bytes(min(count - at, at))
-        with memoryview(found) as view:
-            size = stream.readinto(view[at:])  # type: ignore[attr-defined] # of raw streams
-        if not size:
-            break
-        at += size
-    del found[at:]
-    return found
 
 
 def _npy(array: Any) -> bytes:
@@ -276,45 +264,46 @@ class OpenInterpreter:
         interpreter.invoke()
         return [interpreter.get_tensor(index) for _, index in self._outputs]
 
-    def tensors(self, indices: list[int]) -> list[Any]:
-        """Return tensors as the last run left them; None for one that has no memory."""
-        found = []
-        for index in indices:
-            try:
-                found.append(self._interpreter.get_tensor(index, self._subgraph))
-            except (TypeError, ValueError):
-                found.append(None)
-        return found
+    def tensor(self, index: int) -> Any:
+        """Return a tensor as the last run left it."""
+        return self._interpreter.get_tensor(index, self._subgraph)
 
     def close(self) -> None:
         """Do nothing: an interpreter is memory alone."""
 
 
 _DUMPED_AT = 0.95
-"""Share of the time limit after which the Python stack is written to stderr."""
+"""Share of the time limit after which a worker of the host's machine writes its Python stack."""
+
+_LATER = 5
+"""Seconds behind the time limit after which a target ends, whose host may be gone."""
+
+_MOST_KEPT = 1 << 28
+"""Bytes of files that are kept to be opened again: boards have little memory for more."""
 
 
 class _Server:
-    def __init__(self, stdin: BinaryIO, stdout: BinaryIO, *, is_local: bool) -> None:
+    def __init__(self, stdin: io.FileIO, stdout: BinaryIO, *, is_local: bool) -> None:
         self._stdin, self._stdout, self._is_local = stdin, stdout, is_local
-        self._files: dict[str, bytes] = {}
+        self._files: dict[str, bytes] = {}  # by hash, the oldest first
         self._open: dict[int, Any] = {}
         self._pid = os.getpid()
 
     def serve(self) -> None:
         """Answer requests until the host closes stdin."""
-        while (payload := read_payload(self._stdin, is_local=self._is_local)) is not None:
+        while payload := read_payload(self._stdin.readinto, is_local=self._is_local):
             head, rest = unpack_head(payload)
+            number, parts = {"id": head["id"]}, []
             del payload
-            parts: list[Any] = []
             try:
                 parts = unpack_parts(head, rest, is_local=self._is_local)
-                pieces = self._packed(head["id"], *self._step(head, parts))
+                pieces = pack(number, self._step(head, parts), is_local=self._is_local)
             except BaseException as error:
                 self._end_fork()
-                pieces = self._packed(head["id"], *self._failure(error))
+                failure, parts = self._failure(error)
+                pieces = pack({**number, "error": failure}, parts, is_local=self._is_local)
             del parts, rest  # no memory is held while the next request is waited for
-            self._write(pieces)
+            self.write(pieces)
             del pieces
         self._forget(list(self._open))
 
@@ -323,90 +312,72 @@ class _Server:
         if os.getpid() != self._pid:
             os._exit(1)
 
-    def greet(self, head: Head) -> None:
-        """Send the first frame, which answers no request."""
-        self._write(self._packed(0, head))
-
-    def _packed(self, number: int, head: Head, parts: Iterable[Any] = ()) -> list[bytes]:
-        return pack({**head, "id": number}, parts, is_local=self._is_local)
-
-    def _write(self, pieces: Iterable[bytes]) -> None:
+    def write(self, pieces: Iterable[bytes]) -> None:
+        """Send a frame."""
         for piece in pieces:
             self._stdout.write(piece)
         self._stdout.flush()
 
-    def _step(self, head: Head, parts: list[Any]) -> tuple[Head, list[Any]]:
+    def _step(self, head: Head, parts: list[Any]) -> list[Any]:
         """Answer a request within its bound on time."""
-        seconds = head["seconds"]
-        if seconds is None:
-            return self._answer(head, parts)
-        if self._is_local:
-            # The host ends this process when the time is up.
-            faulthandler.dump_traceback_later(seconds * _DUMPED_AT, file=2)
-        else:
-            # The host may be gone, and native code may hang: no process outlives its bound.
-            _alarm(seconds)
+        if (seconds := head["seconds"]) is not None:
+            # A local host ends this process when the time is up.
+            late = seconds * _DUMPED_AT if self._is_local else seconds + _LATER
+            faulthandler.dump_traceback_later(late, exit=not self._is_local, file=2)
         try:
             return self._answer(head, parts)
         finally:
             self._end_fork()
-            if self._is_local:
-                faulthandler.cancel_dump_traceback_later()
-            else:
-                _alarm(0)
+            faulthandler.cancel_dump_traceback_later()
 
-    def _answer(self, head: Head, parts: list[Any]) -> tuple[Head, list[Any]]:
-        for digest in head.get("drop", ()):
-            self._files.pop(digest, None)
-        what = head["what"]
-        if what == "file":
-            content = bytes(parts[0])
-            digest = hashlib.sha256(content).hexdigest()
-            self._files[digest] = content
-            return {"digest": digest}, []
-        if what == "open":
-            self._open[head["key"]] = _opened(self._files[head["digest"]], head)
-            return {}, []
+    def _answer(self, head: Head, parts: list[Any]) -> list[Any]:
+        self._forget(head["forget"])
+        what, key = head["what"], head.get("key", -1)
         if what == "forget":
-            self._forget(head["keys"])
-            return {}, []
+            return []
+        if what == "open":
+            self._open[key] = _opened(self._content(head["digest"], parts), head)
+            return []
         if what == "call":
             assert self._is_local, "a pickle runs code: only the process that started this one may"
             function, args, kwargs = parts.pop()
             result = function(*args, **kwargs)
             if "key" not in head:
-                return {}, [result]
-            self._open[head["key"]] = result
-            return {}, []
+                return [result]
+            self._open[key] = result
+            return []
         if what == "close":
-            self._open.pop(head["key"]).close()
-            return {}, []
-        file = self._open[head["key"]]
+            self._open.pop(key).close()
+            return []
         if what == "run":
-            return {}, file.run(parts)
-        assert what == "tensors", what
-        found = file.tensors(head["indices"])
-        there = [index for index, each in zip(head["indices"], found) if each is not None]
-        return {"indices": there}, [each for each in found if each is not None]
+            return list(self._open[key].run(parts))
+        assert what == "tensor", what
+        return [self._open[key].tensor(head["index"])]
+
+    def _content(self, digest: str, parts: list[bytes]) -> bytes:
+        """Return a file that is sent, or was sent before, or raise a KeyError."""
+        if parts:
+            while self._files and sum(map(len, (*parts, *self._files.values()))) > _MOST_KEPT:
+                del self._files[next(iter(self._files))]
+            self._files[digest] = parts[0]
+        return self._files[digest]
 
     def _forget(self, keys: Iterable[int]) -> None:
         """Close unused files, and print exceptions of a user's own runtime."""
         for key in keys:
             try:
-                file = self._open.pop(key, None)
-                if file is not None:
+                if (file := self._open.pop(key, None)) is not None:
                     file.close()
             except Exception:  # of the user's own code: the others are closed all the same
                 traceback.print_exc()
 
-    def _failure(self, error: BaseException) -> tuple[Head, list[Any]]:
+    def _failure(self, error: BaseException) -> tuple[Any, list[Any]]:
         """Serialize an exception for the host, which lacks the classes of a target."""
-        kind, text = type(error).__name__, str(error)
         if self._is_local:
-            return {"traceback": traceback.format_exc()}, [_sendable(error)]
+            return traceback.format_exc(), [_sendable(error)]
         if not isinstance(error, (RuntimeError, ValueError, KeyError, MemoryError)):
             traceback.print_exc()
-        return {"error": kind, "text": text}, []
+        return [type(error).__name__, str(error)], []
 
 
 def _sendable(error: BaseException) -> Exception:
@@ -423,24 +394,18 @@ def _sendable(error: BaseException) -> Exception:
     return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def _alarm(seconds: float) -> None:
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-
-
 def _prepare(parent: int, memory: int | None) -> None:
     """Bound a process of the host's own machine."""
     if sys.platform != "linux":  # where the kernel ends it with its parent
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     faulthandler.enable(2, all_threads=False)
-    if sys.platform != "win32":
-        import resource
+    import resource  # not on Windows, which may be a target
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if memory is not None:
-            # Not RLIMIT_AS: kernels and allocators reserve address space that they never use.
-            with contextlib.suppress(ValueError):  # above the limit of this user
-                resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if memory is not None:
+        # Not RLIMIT_AS: kernels and allocators reserve address space that they never use.
+        with contextlib.suppress(ValueError):  # above the limit of this user
+            resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
 
 
 def _end_with(parent: int) -> None:
@@ -451,7 +416,7 @@ def _end_with(parent: int) -> None:
 
 def main(local: dict[str, Any] | None = None) -> None:
     """Serve requests, framed on stdin and stdout."""
-    stdin, stdout = os.fdopen(os.dup(0), "rb", 0), os.fdopen(os.dup(1), "wb")
+    stdin, stdout = io.FileIO(os.dup(0)), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -462,15 +427,13 @@ def main(local: dict[str, Any] | None = None) -> None:
         _prepare(**local)
         hello: Head = {}
     else:
-        if hasattr(signal, "SIGALRM"):
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
         try:
             hello = {"facts": facts()}
         except Exception as error:
             lacking = f"{type(error).__name__}: {error}"
             hello = {"missing": lacking, "python": platform.python_version()}
     server = _Server(stdin, stdout, is_local=local is not None)
-    server.greet(hello)
+    server.write(pack({**hello, "id": 0}, is_local=local is not None))
     if "missing" not in hello:
         server.serve()
     if local is not None and "multiprocessing.util" in sys.modules:

@@ -1,21 +1,22 @@
-"""A target of a session: started on first use, and shared."""
+"""A target of a session: started when it is first used, and shared by all that runs on it."""
 
 from __future__ import annotations
 
+import re
+import shlex
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from pytest_edgeq.errors import CrashedError, UnrunnableError
 from pytest_edgeq.numerics.target_machine import TargetMachine
-from pytest_edgeq.runtimes.workers.link import Link, LinkError
-from pytest_edgeq.runtimes.workers.target_errors import link_error
+from pytest_edgeq.runtimes.workers.link import Link, LinkError, printed_lines
 from pytest_edgeq.runtimes.workers.target_spec import checked_command
 
 if TYPE_CHECKING:
-    from pytest_edgeq.runtimes.engines import Engine
-    from pytest_edgeq.runtimes.opening import Opening
-    from pytest_edgeq.runtimes.workers.target_files import TargetFiles
+    from pytest_edgeq.runtimes.engines import Engine, Opening
+    from pytest_edgeq.runtimes.workers.remote_engine import RemoteFile
 
 
 class Target:
@@ -25,13 +26,11 @@ class Target:
         self.name = name
         self.command = checked_command(name, command)
         self.seconds = seconds
-        self.machine: TargetMachine | None = None
-        """The machine that answers; None before the first use."""
+        self.machine: TargetMachine | None = None  # that answers; None before the first use
+        self.files: weakref.WeakValueDictionary[object, RemoteFile] = weakref.WeakValueDictionary()
         self._lock = threading.RLock()
         self._refused: LinkError | None = None
-        self._links: list[Link] = []
-        """The link of now, if there is one."""
-        self._files: TargetFiles | None = None
+        self._links: list[Link] = []  # the link of now, if there is one
         weakref.finalize(self, _close, self._links)
 
     def start(self) -> TargetMachine:
@@ -45,13 +44,10 @@ class Target:
 
     def open(self, opening: Opening) -> Engine:
         """Open a file there, or raise an UnrunnableError."""
-        if self._files is None:
-            # Only now, as it imports numpy.
-            from pytest_edgeq.runtimes.workers.target_files import TargetFiles
+        # Only now, as it imports numpy.
+        from pytest_edgeq.runtimes.workers.remote_engine import TargetEngine
 
-            # Who asks for a file holds the target.
-            self._files = TargetFiles(weakref.proxy(self))
-        return self._files.open(opening)
+        return TargetEngine(opening, self)
 
     def link(self) -> Link:
         """Return the link of now, which is started where there is none, or raise a LinkError."""
@@ -86,3 +82,73 @@ def _close(links: list[Link]) -> None:
 def make_targets(commands: Mapping[str, Sequence[str]], seconds: float) -> dict[str, Target]:
     """Make a target of each command, by name; none is started."""
     return {name: Target(name, command, seconds) for name, command in commands.items()}
+
+
+_CRASH: Final = re.compile(r"SIG(SEGV|ABRT|BUS|FPE|ILL|TRAP)|exit code (132|133|134|135|136|139)")
+"""Signals of crashes, and the exit codes of a shell for them."""
+
+
+def link_error(
+    runtime: str, command: Sequence[str], error: LinkError, seconds: float, op: str = ""
+) -> UnrunnableError:
+    """Return the error for a test: symptom, op, command, output and fix."""
+    name = runtime.partition(":")[0]
+    kind = "crash" if error.kind == "lost" and _CRASH.search(error.what) else error.kind
+    first, cause, fix = _TEXTS[kind]
+    lines = [first.format(what=error.what), *([op] if op else [])]
+    lines.append(f"command: {shlex.join(command)}")
+    lines += printed_lines(error.printed)
+    lines.append(f"cause: {cause}")
+    lines.append(f"fix: {fix.format(name=name, more=2 * round(seconds))}")
+    is_crash = error.kind in ("lost", "time")
+    return (CrashedError if is_crash else UnrunnableError)(runtime, "\n".join(lines))
+
+
+_TEXTS: Final = {
+    "absent": (
+        "did not start: expected a Python that answers, got {what}",
+        "the program is not installed here, or not on the PATH",
+        "install it, or give its whole path in edgeq_targets",
+    ),
+    "start": (
+        "did not start: expected a Python that answers, got {what}",
+        "the command ended before a Python answered",
+        "run the command in a shell, where it must start a Python; then edgeq target check {name}",
+    ),
+    "missing": (
+        "cannot run files: expected a Python with numpy and ai_edge_litert, got {what}",
+        "the command starts a Python in which a package cannot be imported",
+        "install it there: python3 -m pip install ai-edge-litert numpy; then "
+        "edgeq target check {name}",
+    ),
+    "garbage": (
+        "gave something else than an answer: expected frames on stdout, got {what}",
+        "the command, a login script or a wrapper prints to stdout, which carries the answers",
+        "have it print to stderr, or nothing (ssh -T, docker run -i without -t); then "
+        "edgeq target check {name}",
+    ),
+    "lost": (
+        "lost its target: expected an answer, got {what}",
+        "the kernels crashed, somebody ended the process, or the connection broke; it was tried "
+        "once more where no state was lost",
+        "run the test again by itself; edgeq target check {name} tells whether the target is there",
+    ),
+    "crash": (
+        "lost its target: expected an answer, got {what}",
+        "native code of the target crashed on this file, twice: the file is damaged, or it is a "
+        "defect of the library there",
+        "build the file again, leave the op out, or name other kernels ({name}:builtin); report it "
+        "with the file to the library's authors",
+    ),
+    "closed": (
+        "was closed: expected an answer, got {what}",
+        "the session ended, or edgeq.close() was called, while a file ran",
+        "run the test again",
+    ),
+    "time": (
+        "did not answer: expected an answer in time, got {what}",
+        "the file takes longer than that there, it hangs, or the connection is stuck",
+        "--edgeq-target-timeout={more} gives it more time; edgeq target check {name} tells whether "
+        "the target is there",
+    ),
+}

@@ -52,12 +52,8 @@ def _negation() -> bytes:
     from ai_edge_litert import schema_py_generated
 
     schema: Any = schema_py_generated
-    model, graph, op, code = (
-        schema.ModelT(),
-        schema.SubGraphT(),
-        schema.OperatorT(),
-        schema.OperatorCodeT(),
-    )
+    model, graph = schema.ModelT(), schema.SubGraphT()
+    op, code = schema.OperatorT(), schema.OperatorCodeT()
     for name in ("x", "y"):
         tensor = schema.TensorT()
         tensor.name, tensor.shape = name, [1]

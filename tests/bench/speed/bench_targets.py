@@ -105,7 +105,7 @@ def parts(quantized: Any) -> dict[str, float]:
     edge = quantized.edge
     encoded = edge.encode(quantized.input_names, [image.numpy()])
     [array] = encoded.values()
-    payload = bytearray(b"".join(pack({}, [array])[1:]))
+    payload = memoryview(b"".join(pack({}, [array])[1:]))
 
     def milliseconds(call: Callable[[], object]) -> float:
         call()
