@@ -193,9 +193,6 @@ def samples_needed(output: OutputErrors, flow: str, metric: str) -> int | None:
 
     Repetitions of the same samples stand in for more of their kind: sums over samples then
     spread by 1/√n, as those of other samples would.
-
-    Returns:
-        The number of samples measured times a power of two; None if no number is sufficient.
     """
     number = n = len(output.samples)
     while accepted(output, limits_of(output, flow, number // n, [metric])):

@@ -69,14 +69,7 @@ fifth of all that are extreme in their sample.
 
 
 class Gate:
-    """
-    Measures a model and collects findings on it.
-
-    Attributes:
-        verdict: The findings.
-        comparison: The errors; None before `judge`, and if they could not be measured.
-        layers: The errors of each op; None likewise.
-    """
+    """Measures a model and collects findings on it."""
 
     def __init__(self, quantized: QuantizedModel, runtime: str, *, keeps_points: bool) -> None:
         self.verdict = Verdict()

@@ -44,20 +44,12 @@ _FLOAT_NOISE = 1e-10
 
 @dataclass(slots=True)
 class _InputEffect:
-    """
-    Sums over the change of one output when one input is swapped.
+    """Sums over the change of one output when one input is swapped."""
 
-    Attributes:
-        power: Of the reference's change.
-        noise: Of the difference of the two changes.
-        signal: Of the reference's output.
-        rounding: Share of `noise` by rounding of the output itself.
-    """
-
-    power: float = 0.0
-    noise: float = 0.0
-    signal: float = 0.0
-    rounding: float = 0.0
+    power: float = 0.0  # of the reference's change
+    noise: float = 0.0  # of the difference of the two changes
+    signal: float = 0.0  # of the reference's output
+    rounding: float = 0.0  # share of `noise` by rounding of the output itself
 
     @property
     def sqnr_db(self) -> float:

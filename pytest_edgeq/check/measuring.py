@@ -95,9 +95,6 @@ class Measuring:
     One pass over the samples.
 
     An error that prevents a measurement becomes a finding or a note, and the others go on.
-
-    Raises:
-        ValueError, TypeError: There is no reference, or no such runtime.
     """
 
     def __init__(
@@ -135,9 +132,6 @@ class Measuring:
         Measure everything, reading each sample once.
 
         From the second sample on, ops are measured in parallel with the outputs.
-
-        Raises:
-            ValueError, TypeError: No sample, or an object that is no sample.
         """
         samples = read_samples(inputs, self._quantized.spec, "evaluation")
         machines: tuple[str, ...] = ()

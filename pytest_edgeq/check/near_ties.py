@@ -34,22 +34,13 @@ class Judged(NamedTuple):
 
 @dataclass(slots=True)
 class _RankedScores:
-    """
-    Scores that an op selects by, on the worst samples.
+    """Scores that an op selects by, on the worst samples."""
 
-    Attributes:
-        op: Their producer, for texts.
-        signal: Sum of the squares of those of the float form.
-        noise: Sum of the squared differences of the file's from them.
-        gap: Greatest difference of two scores of the float form that changed places.
-        off: Greatest error of the file's scores.
-    """
-
-    op: str
-    signal: float = 0.0
-    noise: float = 0.0
-    gap: float = 0.0
-    off: float = 0.0
+    op: str  # their producer, for texts
+    signal: float = 0.0  # sum of the squares of those of the float form
+    noise: float = 0.0  # sum of the squared differences of the file's from them
+    gap: float = 0.0  # greatest difference of two scores of the float form that changed places
+    off: float = 0.0  # greatest error of the file's scores
 
     @property
     def sqnr_db(self) -> float:

@@ -39,12 +39,7 @@ _NO_SIGNAL = (
 
 
 def errors_to_remember(comparison: Comparison) -> dict[str, Any]:
-    """
-    Return the content of the baseline of a comparison.
-
-    Raises:
-        AssertionError: An output is not finite, or zero on both sides.
-    """
+    """Return the content of the baseline of a comparison."""
     _require_sound(comparison)
     return {
         **build_to_remember(comparison),
@@ -94,13 +89,7 @@ def _with_samples(row: dict[str, Any], stages: dict[str, StageErrors]) -> dict[s
 
 
 def budget_to_suggest(comparison: Comparison) -> tuple[Budget, list[str]]:
-    """
-    Return the budget for the stage `total` that a comparison supports, and notes.
-
-    Raises:
-        AssertionError: An output is not finite, or zero on both sides.
-        ValueError: The error is as large as the signal, or no bound could fail.
-    """
+    """Return the budget for the stage `total` that a comparison supports, and notes."""
     _require_sound(comparison)
     flow, outputs = comparison.flow, list(comparison.total.outputs.values())
     for output in outputs:

@@ -85,46 +85,25 @@ _EQUAL = 2.0**-15
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """
-    The first output of the float form that differs from torch.
+    """The first output of the float form that differs from torch."""
 
-    Attributes:
-        output: Name of the output in the file.
-        sqnr_db: Of the float form to torch there.
-        op: First op of the float form that differs although all of its inputs equal torch's; None
-            if torch's graph cannot be run.
-        is_repaired: Whether replacing this op by its partner in the reference's float file fixes
-            the form.
-        is_negated: Whether the op returns −1 × torch's values.
-        is_reordered: Whether the output has torch's values in another order.
-        is_misordered: Whether permuting the axes of this op's result fixes the form.
-    """
-
-    output: str
-    sqnr_db: float
-    op: Op | None = None
-    is_repaired: bool = False
-    is_negated: bool = False
-    is_reordered: bool = False
-    is_misordered: bool = False
+    output: str  # name of the output in the file
+    sqnr_db: float  # of the float form to torch there
+    op: Op | None = None  # first that differs on torch's own values; None if torch has no graph
+    is_repaired: bool = False  # whether the op of the reference's float file fixes the form
+    is_negated: bool = False  # whether the op returns −1 × torch's values
+    is_reordered: bool = False  # whether the output has torch's values in another order
+    is_misordered: bool = False  # whether permuting the axes of this op's result fixes the form
 
 
 @dataclass(frozen=True, slots=True)
 class _OutputDistance:
-    """
-    Distance of an output from torch's on one sample or several.
+    """Distance of an output from torch's on one sample or several."""
 
-    Attributes:
-        noise: Sum of the squared differences; infinite if the outputs cannot be compared.
-        signal: Sum of torch's squares.
-        count: Number of elements.
-        allowed: RMS tolerance for float32.
-    """
-
-    noise: float
-    signal: float
+    noise: float  # sum of the squared differences; infinite if the outputs cannot be compared
+    signal: float  # sum of torch's squares
     count: int
-    allowed: float
+    allowed: float  # RMS tolerance for float32
 
     @property
     def is_explained(self) -> bool:
@@ -219,41 +198,23 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PendingSample:
-    """
-    A sample that exceeds the float32 tolerance, to be judged together with others.
-
-    Attributes:
-        sample: The sample.
-        expected: Torch's outputs.
-        made: The form's outputs.
-        roundings: By output, absolute rounding error of the op that computes it.
-    """
+    """A sample that exceeds the float32 tolerance, to be judged together with others."""
 
     sample: Sample
     expected: _TorchOutputs
     made: Sequence[Array]
-    roundings: Sequence[float]
+    roundings: Sequence[float]  # by output, absolute rounding error of the op that computes it
 
 
 @dataclass(frozen=True, slots=True)
 class Standard:
-    """
-    Form and tolerance by which a worker compares outputs with torch; picklable.
+    """Form and tolerance by which a worker compares outputs with torch; picklable."""
 
-    Attributes:
-        form: Content of the float file, and the chosen signature.
-        is_measured: Whether the ops are measured with the same file.
-        is_kept: Whether it is the flow's own file, whose outputs a comparison has.
-        is_aligned: Whether its constants are replaced by torch's.
-        n_ops: Number of ops in the form, for the tolerance.
-        noise: As of `Tolerance`.
-    """
-
-    form: tuple[bytes, str | None]
-    is_measured: bool
-    is_kept: bool
-    is_aligned: bool
-    n_ops: int
+    form: tuple[bytes, str | None]  # content of the float file, and the chosen signature
+    is_measured: bool  # whether the ops are measured with the same file
+    is_kept: bool  # whether it is the flow's own file, whose outputs a comparison has
+    is_aligned: bool  # whether its constants are replaced by torch's
+    n_ops: int  # number of ops in the form, for the tolerance
     noise: Mapping[str, float]
 
     @property
@@ -268,12 +229,7 @@ def state_of_check(is_aligned: bool, noise: Mapping[str, float]) -> object:
 
 
 class OutputCheck:
-    """
-    Decides on a worker whether `AgainstTorch` must examine a sample.
-
-    Attributes:
-        peaks: Greatest magnitudes of torch's outputs on the last sample.
-    """
+    """Decides on a worker whether `AgainstTorch` must examine a sample."""
 
     def __init__(
         self,
@@ -292,12 +248,7 @@ class OutputCheck:
         self.peaks: list[float] = []
 
     def differs(self, sample: Sample, known: Mapping[str, Arrays], measured: Arrays | None) -> bool:
-        """
-        Whether the outputs of the form exceed the float32 tolerance to torch's.
-
-        Raises:
-            RuntimeError: torch or the kernels fail.
-        """
+        """Whether the outputs of the form exceed the float32 tolerance to torch's."""
         values = known.get("float") if self._is_own else None
         if values is None:
             assert self._reference is not None, "unreachable because a localizer has checked it"
@@ -322,16 +273,7 @@ class OutputCheck:
 
 
 class AgainstTorch:
-    """
-    Compares the outputs of the float form with torch's, sample by sample.
-
-    Attributes:
-        divergence: The first difference from torch; None while there is none.
-        is_rounded: Whether the reference quantizes by itself: on differing samples all of its
-            outputs are codes of the file.
-        aligned: The form with torch's constants, if constants alone explain the difference; else
-            None.
-    """
+    """Compares the outputs of the float form with torch's, sample by sample."""
 
     def __init__(self, quantized: QuantizedModel, forms: Forms, first: Sample) -> None:
         self._quantized, self._forms = quantized, forms
@@ -364,9 +306,6 @@ class AgainstTorch:
 
         If the float32 tolerance is unknown, or the rounding of constants is, differing samples are
         kept for `settle`.
-
-        Raises:
-            RuntimeError: torch or the kernels fail.
         """
         if self.is_done:
             return
@@ -605,12 +544,7 @@ class AgainstTorch:
         return True
 
     def reference(self, sample: Sample) -> Arrays:
-        """
-        Return the reference's outputs in the order of the file.
-
-        Raises:
-            RuntimeError: torch fails.
-        """
+        """Return the reference's outputs in the order of the file."""
         assert self._reference is not None, "unreachable because callers check `is_done`"
         outputs = call_reference(self._reference, sample)
         return in_file_order(outputs, self._wanted, self._quantized.name)

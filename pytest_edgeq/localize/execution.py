@@ -45,29 +45,17 @@ class OpOutput:
     One output of an op, with the float results to compare it with.
 
     All arrays have the output's shape.
-
-    Attributes:
-        op: The op of the file.
-        place: Index of the output among the op's.
-        codes: The output as stored.
-        value: The dequantized codes, float32; integers as they are.
-        rounded: Result of the float op with the file's constants.
-        exact: Result with the constants of the float form; may be the same array.
-        whole: Result in a run of the whole float form.
-        input_peak: Greatest magnitude of the op's float inputs.
-        halves: For a kernel that quantizes its own input: that input, and where it lies halfway
-            between two codes.
     """
 
     op: Op
     place: int
-    codes: Array
-    value: Array
-    rounded: Array
-    exact: Array
-    whole: Array
-    input_peak: float
-    halves: tuple[Array, Halves] | None = None
+    codes: Array  # the output as stored
+    value: Array  # the dequantized codes, float32; integers as they are
+    rounded: Array  # result of the float op with the file's constants
+    exact: Array  # result with the constants of the float form; may be the same array
+    whole: Array  # result in a run of the whole float form
+    input_peak: float  # greatest magnitude of the op's float inputs
+    halves: tuple[Array, Halves] | None = None  # for a kernel that quantizes its own input
 
 
 class Execution:
@@ -125,13 +113,7 @@ class Execution:
         return in_file_order(made, wanted, "the float form")
 
     def run(self, names: Sequence[str], arrays: Sequence[Array]) -> Iterator[OpOutput]:
-        """
-        Run one sample and yield the outputs of the paired ops in order.
-
-        Raises:
-            ValueError, TypeError: The inputs do not fit.
-            RuntimeError: The kernels fail.
-        """
+        """Run one sample and yield the outputs of the paired ops in order."""
         self._runner.run(self._file.encode(names, arrays))
         self._whole.run(self._form.encode(names, arrays))
         shapes = tuple(array.shape for array in arrays)
@@ -313,21 +295,12 @@ class _DequantizedValues(dict[int, Array]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _OperandSource:
-    """
-    Where the value of an operand of a float op comes from.
+    """Where the value of an operand of a float op comes from."""
 
-    Attributes:
-        name: Input of the file with isolated ops.
-        op: The consumer's partner in the file.
-        position: Position of the operand.
-        default: The form's own value, with its shape and dtype; used if the file has no such
-            operand or one of another size.
-    """
-
-    name: str
-    op: Op
+    name: str  # input of the file with isolated ops
+    op: Op  # the consumer's partner in the file
     position: int
-    default: Array
+    default: Array  # the form's own value, with its shape and dtype
 
     def fitted(self, values: _DequantizedValues) -> Array:
         """Return the file's operand in the shape and the dtype of the form."""
@@ -342,14 +315,7 @@ class _OperandSource:
 
 @dataclass(slots=True, eq=False)
 class _OpGroup:
-    """
-    Ops of the file that are run together.
-
-    Attributes:
-        ops: In order.
-        files: The partners with the file's constants, and those with other constants in the form
-            with these; None while they are not open.
-    """
+    """Ops of the file that are run together."""
 
     ops: list[Op]
     files: tuple[_IsolatedOps, _IsolatedOps | None] | None = None

@@ -167,38 +167,21 @@ def axis_orders(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forms:
-    """
-    Float files of a model, each with interpreters of its own.
+    """Float files of a model, each with interpreters of its own."""
 
-    Attributes:
-        exact: With torch's constants, as far as these are known.
-        checked: The one that is compared with torch; may be the same.
-        reference: Its reference: the torch module, or torch's graph with the weights that the flow
-            rounded; None if the reference is that file, or quantizes by itself.
-        modules: Torch module paths by the index of an op of the file, if the reference's own float
-            file knows them.
-        substituted: Output tensors of `checked` whose producer is another op in the reference's
-            float file.
-        unmatched: Likewise, of ops with constants that the reference does not have.
-        perturbed: Return `checked` with each rounded constant of these drawn within half a step, by
-            a seed; None if there is none.
-        aligned: Return `checked` with these constants replaced by those at the same place of the
-            reference's float file; None if there is none.
-        is_nearest: Whether most constants of the file are those of the reference's float file,
-            rounded to the nearest code, so that any other constant is wrong.
-        converted: The reference's float file, if `checked` is another one.
-    """
-
-    exact: EdgeFile
-    checked: EdgeFile
+    exact: EdgeFile  # with torch's constants, as far as these are known
+    checked: EdgeFile  # the one that is compared with torch; may be the same
     reference: Callable[..., Any] | None
-    modules: Mapping[int, str] = field(default_factory=dict)
+    modules: Mapping[int, str] = field(default_factory=dict)  # by the op of the file
+    # Outputs of ops of `checked` that are other ops in the reference's file, or whose constants the
+    # reference lacks.
     substituted: frozenset[int] = frozenset()
     unmatched: frozenset[int] = frozenset()
+    # `checked` with rounded constants drawn within half a step (by a seed), and with torch's.
     perturbed: Callable[[int], EdgeFile] | None = None
     aligned: Callable[[], EdgeFile] | None = None
-    is_nearest: bool = False
-    converted: EdgeFile | None = None
+    is_nearest: bool = False  # whether most constants are the reference's, rounded to nearest
+    converted: EdgeFile | None = None  # the reference's float file, if `checked` is another one
 
 
 def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:

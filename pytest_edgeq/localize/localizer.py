@@ -76,45 +76,26 @@ _TOGETHER = 1 << 20
 
 @dataclass(slots=True, eq=False)
 class _Output:
-    """
-    One output of an op.
-
-    Attributes:
-        limits: Range and scale of its codes; None without a single scale.
-        channels: The scales if there is one for each channel, broadcast to the output.
-        bound: Kernel error beyond ½ LSB, relative for floats; None if unknown.
-        slack: Relative error of the float kernel, to the greatest value.
-        reach: Least value that `bound` of a float output is relative to.
-        peak_weight: Greatest weight of a kernel that quantizes its own input.
-    """
+    """One output of an op."""
 
     op: Op
     place: int
-    limits: Codes | None
+    limits: Codes | None  # range and scale of its codes; None without a single scale
     channels: npt.NDArray[np.float32] | None
-    bound: float | None
-    slack: float
-    reach: float
-    peak_weight: float
+    bound: float | None  # kernel error beyond ½ LSB, relative for floats; None if unknown
+    slack: float  # relative error of the float kernel, to the greatest value
+    reach: float  # least value that `bound` of a float output is relative to
+    peak_weight: float  # greatest weight of a kernel that quantizes its own input
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpSampleErrors:
-    """
-    Errors of all ops on one sample.
-
-    Attributes:
-        measured: Errors by number of the op and index of the output.
-        masks: Finding on the mask that an op adds to scores, by number of the op.
-        form: Outputs of the float form, in the order of the file.
-        refused: As `Execution.refused`.
-        inputs: Health of the inputs.
-    """
+    """Errors of all ops on one sample."""
 
     measured: Mapping[tuple[int, int], TensorErrors]
     masks: Mapping[int, Finding]
-    form: Arrays
-    refused: Mapping[int, str]
+    form: Arrays  # outputs of the float form, in the order of the file
+    refused: Mapping[int, str]  # as `Execution.refused`
     inputs: InputWatches
 
 
@@ -123,29 +104,16 @@ _Measurement = tuple[_Output, TensorErrors]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClippedRange:
-    """
-    Range of an intermediate tensor, and how far the float values exceed it.
-
-    Attributes:
-        op: The producer.
-        tensor: Index of the tensor in the file.
-        reach: The least and the greatest value of the codes.
-        met: Those of the float reference, without values that all consumers clamp.
-        share: Share of its values beyond the range, 0 to 1.
-        sqnr_db: Of the op on its own inputs.
-        samples: Indices of the measured samples with values beyond, most values first.
-        is_clipped: Whether values lie beyond, and rounding does not make most of the op's error.
-        is_chance: Whether chance explains so many.
-    """
+    """Range of an intermediate tensor, and how far the float values exceed it."""
 
     op: Op
     tensor: int
-    reach: tuple[float, float]
+    reach: tuple[float, float]  # the least and the greatest value of the codes
     met: tuple[float, float]
-    share: float
-    sqnr_db: float
-    samples: Sequence[int]
-    is_clipped: bool
+    share: float  # share of its values beyond the range, 0 to 1
+    sqnr_db: float  # of the op on its own inputs
+    samples: Sequence[int]  # indices of the measured samples with values beyond, most values first
+    is_clipped: bool  # whether values lie beyond, and rounding does not make most of the op's error
     is_chance: bool
 
     @property
@@ -158,9 +126,6 @@ class ClippedRange:
 class Localizer:
     """
     Measures the errors of a file op by op.
-
-    Attributes:
-        notes: What could not be compared, and why.
 
     Raises:
         ValueError: A runtime that keeps no intermediate tensors.
@@ -248,12 +213,7 @@ class Localizer:
         self._torch.update(sample, known, is_run=self._is_one_form)
 
     def update_all(self, samples: Iterator[Sample], threads: int) -> None:
-        """
-        Measure samples, in parallel if the results do not depend on it.
-
-        Raises:
-            RuntimeError, ValueError, TypeError: As `update` does, for the first sample that fails.
-        """
+        """Measure samples, in parallel if the results do not depend on it."""
         with on_one_thread():
             if not begin(samples, self._quantized, threads, self.update):
                 return
@@ -299,23 +259,11 @@ class Localizer:
         return self._subgraph
 
     def tensors(self, sample: Sample) -> Iterator[OpOutput]:
-        """
-        Yield the outputs of the ops on one sample, in order.
-
-        Raises:
-            RuntimeError: The kernels fail.
-            ValueError, TypeError: The sample does not fit the file.
-        """
+        """Yield the outputs of the ops on one sample, in order."""
         return self._execution.run(self._quantized.input_names, sample.arrays())
 
     def measure(self, sample: Sample) -> OpSampleErrors:
-        """
-        Measure every op on one sample without adding the errors.
-
-        Raises:
-            RuntimeError: The kernels fail.
-            ValueError, TypeError: The sample does not fit the file.
-        """
+        """Measure every op on one sample without adding the errors."""
         return self._measure(self._execution, sample)
 
     def add_measured(
@@ -326,12 +274,7 @@ class Localizer:
         differing: Sample | None,
         peaks: Sequence[float],
     ) -> None:
-        """
-        Add the next sample, which was measured on a worker.
-
-        Raises:
-            RuntimeError: torch or the kernels fail.
-        """
+        """Add the next sample, which was measured on a worker."""
         evaluated, known, _ = self._calibration
         self._calibration = Calibration(
             evaluated + 1, known + is_known, self._quantized.flow == "recipe"
@@ -397,13 +340,7 @@ class Localizer:
     def compare_outputs(
         self, sample: Sample, known: Mapping[str, Arrays] = MappingProxyType({})
     ) -> None:
-        """
-        Compare only the float form's outputs with torch's on one sample.
-
-        Raises:
-            RuntimeError: The kernels fail.
-            ValueError, TypeError: The sample does not fit the file.
-        """
+        """Compare only the float form's outputs with torch's on one sample."""
         self._count_sample(sample)
         self._torch.update(sample, known)
 
@@ -436,24 +373,14 @@ class Localizer:
         return lows
 
     def settle(self) -> None:
-        """
-        Judge the samples whose outputs are judged together; `result` calls it, too.
-
-        Raises:
-            RuntimeError: The kernels fail.
-        """
+        """Judge the samples whose outputs are judged together; `result` calls it, too."""
         if self._count:
             self._torch.settle()
             if self._torch.is_rounded:
                 self._note_rounding()
 
     def result(self) -> LayerErrors:
-        """
-        Return the errors of all ops, and the op to blame.
-
-        Raises:
-            ValueError: No sample was measured.
-        """
+        """Return the errors of all ops, and the op to blame."""
         if not self._count:
             raise ValueError(f"{self._quantized.name}: localize: no sample in inputs")
         self.settle()

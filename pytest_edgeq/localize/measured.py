@@ -37,20 +37,12 @@ _SMALLEST, _LARGEST = 1e-28, 1e28
 
 
 class Codes(NamedTuple):
-    """
-    Range, scale and zero point of a tensor's codes.
+    """Range, scale and zero point of a tensor's codes."""
 
-    Attributes:
-        low: The least code of the dtype.
-        high: The greatest.
-        scale: Of one step.
-        zero_point: The code of 0.
-    """
-
-    low: int
+    low: int  # the least code of the dtype
     high: int
     scale: float
-    zero_point: int
+    zero_point: int  # the code of 0
 
     @property
     def floor(self) -> float:
@@ -73,20 +65,12 @@ class Codes(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """
-    Least and greatest codes of a tensor, and how many are at the limits.
+    """Least and greatest codes of a tensor, and how many are at the limits."""
 
-    Attributes:
-        least: The least code in use.
-        greatest: The greatest code in use.
-        low: How many are the least of the dtype.
-        high: How many are the greatest of the dtype.
-    """
-
-    least: int
-    greatest: int
-    low: int
-    high: int
+    least: int  # the least code in use
+    greatest: int  # the greatest code in use
+    low: int  # how many are the least of the dtype
+    high: int  # how many are the greatest of the dtype
 
 
 def ends_of(stored: Array, codes: Codes) -> Ends:
@@ -99,58 +83,31 @@ def ends_of(stored: Array, codes: Codes) -> Ends:
 
 @dataclass(slots=True)
 class Sums:
-    """
-    Sums and extremes of one tensor on one sample.
+    """Sums and extremes of one tensor on one sample."""
 
-    Attributes:
-        noise: Sum of the squared differences of the file and the float op.
-        channels: The same by channel; None for fewer than two axes.
-        signal: Sum of the squares of the float op.
-        least: The least value of the float op.
-        greatest: The greatest.
-        below: How many of the float op's values lie more than `CLIPPED_LSB` below the least code.
-        above: How many lie above the greatest.
-        cumulative_noise: Sum of the squared differences of the file and the whole float form.
-        cumulative_signal: Sum of the squares of the whole float form.
-        cumulative_off: Greatest difference of these two; for codes only.
-        off: Greatest difference of the file and the op with the file's constants, clipped to the
-            range of the codes; of codes in LSB.
-        steps: Greatest difference of their codes.
-        peak: Greatest magnitude of the op with the file's constants; for floats only.
-    """
-
-    noise: float = 0.0
-    channels: Array | None = None
-    signal: float = 0.0
-    least: float = math.inf
+    noise: float = 0.0  # sum of the squared differences of the file and the float op
+    channels: Array | None = None  # the same by channel; None for fewer than two axes
+    signal: float = 0.0  # sum of the squares of the float op
+    least: float = math.inf  # the least value of the float op
     greatest: float = -math.inf
     below: int = 0
-    above: int = 0
+    above: int = 0  # how many lie above the greatest
     cumulative_noise: float = 0.0
-    cumulative_signal: float = 0.0
-    cumulative_off: float = 0.0
+    cumulative_signal: float = 0.0  # sum of the squares of the whole float form
+    cumulative_off: float = 0.0  # greatest difference of these two; for codes only
     off: float = 0.0
-    steps: float = 0.0
-    peak: float = 0.0
+    steps: float = 0.0  # greatest difference of their codes
+    peak: float = 0.0  # greatest magnitude of the op with the file's constants; for floats only
 
 
 class PairedTensors(NamedTuple):
-    """
-    One tensor of the file and its float counterparts: float32 arrays of one shape.
+    """One tensor of the file and its float counterparts: float32 arrays of one shape."""
 
-    Attributes:
-        made: The file's.
-        floats: The float op's, on the file's own inputs.
-        rounded: The same with the file's constants; may be the same array.
-        whole: That of a run of the whole float form.
-        codes: Range and scale of the file's codes; None for floats.
-    """
-
-    made: Array
-    floats: Array
-    rounded: Array
-    whole: Array
-    codes: Codes | None
+    made: Array  # the file's
+    floats: Array  # the float op's, on the file's own inputs
+    rounded: Array  # the same with the file's constants; may be the same array
+    whole: Array  # that of a run of the whole float form
+    codes: Codes | None  # range and scale of the file's codes; None for floats
 
 
 def summed(pairs: Sequence[PairedTensors]) -> list[Sums]:
@@ -390,57 +347,29 @@ def channel_steps(tensor: Tensor) -> npt.NDArray[np.float32]:
 
 @dataclass(slots=True, eq=False)
 class TensorErrors:
-    """
-    Errors of one tensor, pooled over all samples, whatever their shapes.
+    """Errors of one tensor, pooled over all samples, whatever their shapes."""
 
-    Attributes:
-        local_lsb: Greatest |code of the re-run reference − code of the file|.
-        excess_lsb: Greatest distance of the unrounded reference from the code, beyond ½ LSB and the
-            kernel's own bound. For a float op: distance of the two values beyond the bound, in
-            units of it.
-        signal: Sum of the squares of the float reference on the op's own inputs.
-        noise: Sum of the squared differences from it.
-        cumulative_lsb: Greatest difference from the float model, in LSB.
-        cumulative_signal: Sum of the squares of the float model's values.
-        cumulative_noise: Sum of the squared differences from them.
-        elements: How many values were measured.
-        low: How many codes are the least of the dtype.
-        high: How many are the greatest.
-        beyond_low: How many of the float reference's values lie below the range of the codes.
-        beyond_high: How many lie above.
-        smallest: The least value of the float reference.
-        largest: The greatest.
-        least: The least code in use.
-        greatest: The greatest code in use.
-        nonfinite: How many of the file's values are not finite, although torch's are.
-        nonfinite_by_rounding: `nonfinite`, if the float op returns the same on the op's inputs.
-        whole_least: The least value of the float model, for ops that `Consumers` reads it of.
-        whole_greatest: The greatest.
-        channel_noise: `noise` by channel, the last axis; empty if samples differ in the number of
-            channels.
-    """
-
-    local_lsb: float = 0.0
+    local_lsb: float = 0.0  # greatest |code of the re-run reference − code of the file|
     excess_lsb: float = -math.inf
-    signal: float = 0.0
-    noise: float = 0.0
-    cumulative_lsb: float = 0.0
-    cumulative_signal: float = 0.0
-    cumulative_noise: float = 0.0
+    signal: float = 0.0  # sum of the squares of the float reference on the op's own inputs
+    noise: float = 0.0  # sum of the squared differences from it
+    cumulative_lsb: float = 0.0  # greatest difference from the float model, in LSB
+    cumulative_signal: float = 0.0  # sum of the squares of the float model's values
+    cumulative_noise: float = 0.0  # sum of the squared differences from them
     elements: int = 0
-    low: int = 0
-    high: int = 0
-    beyond_low: int = 0
-    beyond_high: int = 0
-    smallest: float = math.inf
+    low: int = 0  # how many codes are the least of the dtype
+    high: int = 0  # how many are the greatest
+    beyond_low: int = 0  # how many of the float reference's values lie below the range of the codes
+    beyond_high: int = 0  # how many lie above
+    smallest: float = math.inf  # the least value of the float reference
     largest: float = -math.inf
-    least: float = math.inf
-    greatest: float = -math.inf
-    nonfinite: int = 0
+    least: float = math.inf  # the least code in use
+    greatest: float = -math.inf  # the greatest code in use
+    nonfinite: int = 0  # how many of the file's values are not finite, although torch's are
     nonfinite_by_rounding: int = 0
     whole_least: float = math.inf
     whole_greatest: float = -math.inf
-    channel_noise: npt.NDArray[np.float64] | None = None
+    channel_noise: npt.NDArray[np.float64] | None = None  # `noise` by channel, the last axis
 
     @property
     def loss(self) -> float:

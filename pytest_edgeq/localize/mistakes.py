@@ -25,29 +25,17 @@ _LEAST = 5
 
 
 class Mistake(NamedTuple):
-    """
-    Why an op loses.
+    """Why an op loses."""
 
-    Attributes:
-        symptom: What is wrong with it.
-        reason: The causes, and what to change.
-    """
-
-    symptom: str
-    reason: Reason = Reason()
+    symptom: str  # what is wrong with it
+    reason: Reason = Reason()  # the causes, and what to change
 
 
 class OtherSamples(NamedTuple):
-    """
-    How samples differ from those of the calibration.
+    """How samples differ from those of the calibration."""
 
-    Attributes:
-        mistake: What most ranges show; None if they do not differ.
-        half_empty: Whether they leave half of most ranges empty.
-    """
-
-    mistake: Mistake | None = None
-    half_empty: bool = False
+    mistake: Mistake | None = None  # what most ranges show; None if they do not differ
+    half_empty: bool = False  # whether they leave half of most ranges empty
 
 
 def other_samples(rows: Sequence[LayerError], evidence: Sequence[Diagnostics]) -> OtherSamples:

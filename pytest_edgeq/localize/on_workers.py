@@ -168,12 +168,7 @@ class OpsMerger:
         return self._localizer.against_torch.is_done
 
     def add(self, chunk: Chunk, place: int, each: CheckedSample, *, is_chosen: bool = True) -> None:
-        """
-        Add one sample.
-
-        Raises:
-            RuntimeError: torch or the kernels fail.
-        """
+        """Add one sample."""
         if each.failure is not None:
             raise unpacked(each.failure)
         differing = None if self.has_diverged else each.differing
@@ -194,13 +189,7 @@ class OpsMerger:
 def localize_by(
     engine: SampleExecutor, localizer: Localizer, runtime: str, reading: Reading, step: Step
 ) -> bool:
-    """
-    Measure the ops on all samples by an engine; return False if it cannot.
-
-    Raises:
-        CannotTravelError: A reference or a factory cannot be pickled.
-        Exception: As `Reading.measure` does.
-    """
+    """Measure the ops on all samples by an engine; return False if it cannot."""
     model = reading.pickled(runtime)
     if model is None:
         return False

@@ -41,23 +41,14 @@ class Pairs:
     Paired ops of two files.
 
     Tensors are compared by their sources: behind casts and reshapes the tensor in front counts.
-
-    Attributes:
-        ops: By the index of an op of the quantized file, its partner in the float file.
-        unpaired: Ops of the quantized file without a partner, except reshapes and casts.
-        unused: Ops of the float file without a partner, likewise.
-        tensors: By a tensor of the quantized file, an input or output of a paired op, the tensor of
-            the float file.
-        sources: By the output of a reshape or cast in the quantized file, its source.
-        float_sources: The same of the float file.
     """
 
-    ops: Mapping[int, Op]
-    unpaired: tuple[Op, ...]
-    unused: tuple[Op, ...]
+    ops: Mapping[int, Op]  # from the quantized file to the float file, as `tensors`
+    unpaired: tuple[Op, ...]  # of the quantized file, except reshapes and casts
+    unused: tuple[Op, ...]  # ops of the float file without a partner, likewise
     tensors: Mapping[int, int]
-    sources: Mapping[int, int]
-    float_sources: Mapping[int, int]
+    sources: Mapping[int, int]  # by the output of a reshape or cast, its source
+    float_sources: Mapping[int, int]  # the same of the float file
 
     @property
     def is_whole(self) -> bool:
@@ -209,14 +200,7 @@ _SMALL = 1 << 16
 
 
 class ConstantPair:
-    """
-    A constant operand of two paired ops, read on first access.
-
-    Attributes:
-        op: Of the quantized file.
-        partner: Of the float file.
-        place: Position of the operand.
-    """
+    """A constant operand of two paired ops, read on first access."""
 
     def __init__(
         self,
@@ -323,15 +307,7 @@ class Structure:
         covers_all: bool = False,
         wider: Mapping[int, float] = MappingProxyType({}),
     ) -> dict[int, tuple[Finding, ...]]:
-        """
-        Compare the constants of the quantized file with those of the float file.
-
-        Args:
-            observed: Scales and zero points that the quantizer assigned to activations.
-            rounded: Returns weights that the quantizer has rounded itself.
-            covers_all: Whether every weight scale must cover all of its values.
-            wider: By tensor, width of its values over that of its range.
-        """
+        """Compare the constants of the quantized file with those of the float file."""
         found: dict[int, list[Finding]] = {}
         weights = [pair for pair in self.constants if self._role(pair) == "weight"]
         kept = functools.cache(

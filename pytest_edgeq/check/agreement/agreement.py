@@ -54,20 +54,12 @@ def compared_runtimes(quantized: QuantizedModel) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class AgreementResult:
-    """
-    Result of the comparison of runtimes.
+    """Result of the comparison of runtimes."""
 
-    Attributes:
-        unable: Runtimes that cannot allocate or run the file, and why.
-        differences: Differences between runtimes beyond rounding, or from run to run.
-        ran: The runtimes that ran the samples, except for kernels that no device runs.
-        notes: What could not be compared, and why.
-    """
-
-    unable: tuple[UnrunnableError, ...]
+    unable: tuple[UnrunnableError, ...]  # runtimes that cannot allocate or run the file, and why
     differences: tuple[Finding, ...]
     ran: tuple[str, ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # what could not be compared, and why
 
 
 class Agreement:

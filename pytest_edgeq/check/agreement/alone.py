@@ -22,18 +22,11 @@ Array = npt.NDArray[Any]
 
 @dataclass(slots=True, eq=False)
 class _CutGroup:
-    """
-    Ops that are run together.
-
-    Attributes:
-        ops: In order.
-        cut: The file that holds them; None while it is not written.
-        file: The same, open.
-    """
+    """Ops that are run together."""
 
     ops: tuple[Op, ...]
-    cut: Cut | None = None
-    file: EdgeFile | None = None
+    cut: Cut | None = None  # the file that holds them; None while it is not written
+    file: EdgeFile | None = None  # the same, open
 
 
 class SingleOps:
@@ -119,12 +112,7 @@ class SingleOps:
 
 
 def cut_single_ops(edge: EdgeFile, kept: Runner, ops: Iterable[Op]) -> tuple[Cut, EdgeFile]:
-    """
-    Return a file with these ops, isolated from each other, and the same opened.
-
-    Raises:
-        ValueError: The constants are too many for one flatbuffer.
-    """
+    """Return a file with these ops, isolated from each other, and the same opened."""
     cut = cut_ops(
         edge.graph,
         edge.signature.subgraph,

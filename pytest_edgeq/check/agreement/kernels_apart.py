@@ -25,26 +25,15 @@ _BASE = "builtin"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Difference:
-    """
-    One output of an op that differs between two runtimes on the same inputs.
-
-    Attributes:
-        op: The op.
-        file: The file with this op and others, isolated from each other.
-        given: The file's inputs.
-        position: Of the output among the file's.
-        n_differ: How many codes differ, of `n_codes`.
-        n_codes: How many there are.
-        worst: The greatest difference of two codes.
-    """
+    """One output of an op that differs between two runtimes on the same inputs."""
 
     op: Op
-    file: EdgeFile
+    file: EdgeFile  # the file with this op and others, isolated from each other
     given: Inputs
-    position: int
-    n_differ: int
+    position: int  # of the output among the file's
+    n_differ: int  # how many codes differ, of `n_codes`
     n_codes: int
-    worst: float
+    worst: float  # the greatest difference of two codes
 
 
 def first_differing_op(edge: EdgeFile, one: str, other: str, inputs: Inputs) -> str:

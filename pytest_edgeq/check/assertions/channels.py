@@ -17,10 +17,6 @@ def granularities(edge: EdgeFile, op: Op, tensor: Tensor) -> tuple[str, ...]:
     One scale for one channel is `per_tensor` and `per_channel`. A tensor with a single scale has
     `quantized_dimension` 0 whatever its op, so its channels are counted on the op's own axis: axis
     0 of a depthwise weight has length 1 always.
-
-    Returns:
-        Nothing for a tensor that is not quantized. If the number of scales is not that of the
-        channels, a name that no one expects.
     """
     own = tensor.granularity
     if own is None:

@@ -42,14 +42,7 @@ def bound_pair(model: QuantizedModel, pair: Any, index: int) -> tuple[Sample, An
 
 @dataclass(frozen=True, slots=True)
 class PairedOutputs:
-    """
-    Outputs of both models for one labelled sample.
-
-    Attributes:
-        index: Of the sample.
-        pair: The sample and its label.
-        outputs: Of the float model and of the file, nested as the float model nests them.
-    """
+    """Outputs of both models for one labelled sample."""
 
     index: int
     pair: tuple[Sample, Any]

@@ -12,20 +12,12 @@ from pytest_edgeq.numerics.paired import MOST_SAMPLES, RightWrong, mcnemar_p
 
 
 class _DropVerdict(NamedTuple):
-    """
-    Why the drop is too large or inconclusive, and what to do.
+    """Why the drop is too large or inconclusive, and what to do."""
 
-    Attributes:
-        end: The end of the first line.
-        cause: Why.
-        fix: How to find the loss, or to get a conclusive result.
-        command: How to accept it; empty if the fix names it.
-    """
-
-    end: str
+    end: str  # the end of the first line
     cause: str
-    fix: str
-    command: str = ""
+    fix: str  # how to find the loss, or to get a conclusive result
+    command: str = ""  # how to accept it; empty if the fix names it
 
 
 def drop_error(scores: Scores, limit: float, n_samples: int) -> AssertionError:
