@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,10 @@ from pytest_edgeq.localize.structure import ConstantPair, Pairs
 from pytest_edgeq.numerics.arrays import contiguous
 from pytest_edgeq.runtimes.bounds import Halves, HybridInput, hybrid_position
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.runtimes.runner import Copied, Runner
+from pytest_edgeq.runtimes.runner import Runner
+from pytest_edgeq.runtimes.single_ops import OpGroup, in_turn
 from pytest_edgeq.tflite.constants import dequantized
-from pytest_edgeq.tflite.cut import ALONE, KEPT_GROUPS, cut_ops, first_failing, grouped_ops
+from pytest_edgeq.tflite.cut import first_failing, grouped_ops
 from pytest_edgeq.tflite.float_form import bias_scales
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import entry_of
@@ -92,7 +93,7 @@ class Execution:
         }
         self.differing = frozenset(differing | {pairs.ops[number].index for number in self.hybrids})
         """Ops of the form whose result is another with the file's constants, or its codes."""
-        self._groups: dict[tuple[tuple[int, ...], ...], list[_OpGroup]] = {}
+        self._groups: dict[tuple[tuple[int, ...], ...], list[_PairedGroup]] = {}
         self.refused: dict[int, str] = {}
         """By index, ops of the file that kernels refuse where their partners stand alone."""
 
@@ -113,20 +114,31 @@ class Execution:
         return in_file_order(made, wanted, "the float form")
 
     def run(self, names: Sequence[str], arrays: Sequence[Array]) -> Iterator[OpOutput]:
-        """Run one sample and yield the outputs of the paired ops in order."""
+        """
+        Run one sample and yield the outputs of the paired ops in order.
+
+        Raises:
+            ValueError, TypeError: The inputs do not fit.
+            RuntimeError: The kernels fail.
+        """
         self._runner.run(self._file.encode(names, arrays))
         self._whole.run(self._form.encode(names, arrays))
         shapes = tuple(array.shape for array in arrays)
         if shapes not in self._groups:
             self._groups[shapes] = self._grouped()
-        groups = self._groups[shapes]
-        for group in groups:
-            values = _DequantizedValues(self._file.graph, self._ours.index, self._runner)
-            yield from self._run_group(group, values)
-            if len(groups) > KEPT_GROUPS:
-                group.files = None
+        for group in in_turn(self._groups[shapes]):
+            values = self._values()
+            made, wanted, halves = self._results(group, values)
+            for op in group.ops:
+                if op.name in HOLDING:
+                    yield from self._holding_output(op, values)
+                else:
+                    yield from self._paired_outputs(op, values, made, wanted, halves.get(op.index))
 
-    def _grouped(self) -> list[_OpGroup]:
+    def _values(self) -> _DequantizedValues:
+        return _DequantizedValues(self._file.graph, self._ours.index, self._runner)
+
+    def _grouped(self) -> list[_PairedGroup]:
         """Split the ops into groups whose partners run in bounded memory."""
         ours = [op for op in self._ours.ops if op.name in HOLDING or op.index in self._pairs.ops]
         partners = [self._pairs.ops[op.index] for op in ours if op.index in self._pairs.ops]
@@ -134,23 +146,39 @@ class Execution:
             self._form.graph, partners, lambda index: self._whole.tensor(index).shape
         )
         places = {partner.index: n for n, group in enumerate(split) for partner in group}
-        groups = [_OpGroup([]) for _ in split or [()]]
+        groups: list[list[Op]] = [[] for _ in split or [()]]
         place = 0
         for op in ours:
             if op.index in self._pairs.ops:
                 place = places[self._pairs.ops[op.index].index]
-            groups[place].ops.append(op)
-        return groups
+            groups[place].append(op)
+        return [self._group(ops) for ops in groups]
 
-    def _run_group(self, group: _OpGroup, values: _DequantizedValues) -> Iterator[OpOutput]:
-        made, wanted, halves = self._results(group, values)
-        for op in group.ops:
-            if op.name in HOLDING:
-                yield from self._holding_output(op, values)
-            else:
-                yield from self._paired_outputs(op, values, made, wanted, halves.get(op.index))
+    def _group(self, ops: Sequence[Op]) -> _PairedGroup:
+        by_partner = {
+            self._pairs.ops[op.index].index: op for op in ops if op.index in self._pairs.ops
+        }
+        partners = [self._theirs.ops[number] for number in by_partner]
+        differing = [each for each in partners if each.index in self.differing]
 
-    def _results(self, group: _OpGroup, values: _DequantizedValues) -> _Results:
+        def where(partner: Op) -> str:
+            op = by_partner.get(partner.index)
+            return partner.name if op is None else entry_of(self._file.graph, op).where
+
+        def constants() -> dict[tuple[int, int], Array]:
+            values = self._values()
+            return {
+                (pair.partner.index, pair.place): self._in_form(pair, values)
+                for pair in self._constants
+                if pair.partner.index in by_partner
+            }
+
+        form, whole = self._form, self._whole
+        rounded = OpGroup(form, whole, partners, where, constants)
+        exact = OpGroup(form, whole, differing, where) if differing else None
+        return _PairedGroup(list(ops), by_partner, rounded, exact)
+
+    def _results(self, group: _PairedGroup, values: _DequantizedValues) -> _Results:
         """Run the partners of a group, except those that the kernels refuse."""
         while True:
             try:
@@ -159,7 +187,7 @@ class Execution:
                 self._exclude_refused(group, values, error)
 
     def _exclude_refused(
-        self, group: _OpGroup, values: _DequantizedValues, error: CopyError
+        self, group: _PairedGroup, values: _DequantizedValues, error: CopyError
     ) -> None:
         """Exclude the op that kernels refuse, or the group if it is unknown."""
         ops = [op for op in group.ops if op.index in self._pairs.ops]
@@ -167,7 +195,7 @@ class Execution:
 
         def fails(chosen: Sequence[Op]) -> bool:
             try:
-                self._run_partners(_OpGroup(list(chosen)), values)
+                self._run_partners(self._group(chosen), values)
             except CopyError as error:
                 errors[tuple(chosen)] = error
                 return True
@@ -176,26 +204,30 @@ class Execution:
         found = first_failing(ops, fails)
         refused = ops if found is None else [found]
         self.refused |= {op.index: str(errors[tuple(refused)]) for op in refused}
-        group.ops = [op for op in group.ops if op not in refused]
-        group.files = None
+        left = self._group([op for op in group.ops if op not in refused])
+        group.ops, group.by_partner = left.ops, left.by_partner
+        group.rounded, group.exact, group.defaults = left.rounded, left.exact, {}
 
-    def _run_partners(self, group: _OpGroup, values: _DequantizedValues) -> _Results:
-        if group.files is None:
-            group.files = self._cut(group.ops, values)
-        rounded, exact = group.files
-        inputs = {each.name: each.fitted(values) for each in rounded.operands}
-        seen, halves = dict(inputs), dict[int, tuple[Array, Halves]]()
-        for each in rounded.operands:
-            hybrid = self.hybrids.get(each.op.index)
-            if hybrid is None or each.position != hybrid_position(self._file.graph, each.op):
+    def _run_partners(self, group: _PairedGroup, values: _DequantizedValues) -> _Results:
+        cut = group.rounded.cut
+        inputs, seen = dict[str, Array](), dict[str, Array]()
+        halves = dict[int, tuple[Array, Halves]]()
+        for name, tensor in cut.inputs.items():
+            consumer = cut.consumers[name]
+            op, position = group.by_partner[consumer.index], consumer.inputs.index(tensor)
+            if name not in group.defaults:
+                group.defaults[name] = self._whole.tensor(tensor)
+            seen[name] = inputs[name] = _operand(op, position, group.defaults[name], values)
+            hybrid = self.hybrids.get(op.index)
+            if hybrid is None or position != hybrid_position(self._file.graph, op):
                 continue
-            floats = contiguous(values[each.op.inputs[each.position]], np.float32)
-            if hybrid.accepts(floats.shape) and floats.size == inputs[each.name].size:
+            floats = contiguous(values[op.inputs[position]], np.float32)
+            if hybrid.accepts(floats.shape) and floats.size == inputs[name].size:
                 quantized, found = hybrid.fake_quantize_with_halves(floats)
-                seen[each.name] = quantized.reshape(inputs[each.name].shape)
-                halves[each.op.index] = floats, found
-        made = rounded.run(seen)
-        wanted = made if exact is None else made | exact.run(inputs)
+                seen[name] = quantized.reshape(inputs[name].shape)
+                halves[op.index] = floats, found
+        made = group.rounded.run("builtin", seen)
+        wanted = made if group.exact is None else made | group.exact.run("builtin", inputs)
         return made, wanted, halves
 
     def _holding_output(self, op: Op, values: _DequantizedValues) -> Iterator[OpOutput]:
@@ -231,29 +263,6 @@ class Execution:
                 exact = rounded if results[0] is results[1] else exact
                 codes = self._runner.tensor(here)
                 yield OpOutput(op, place, codes, value, rounded, exact, whole, input_peak, halves)
-
-    def _cut(
-        self, ops: Sequence[Op], values: _DequantizedValues
-    ) -> tuple[_IsolatedOps, _IsolatedOps | None]:
-        partners = {
-            partner.index: op
-            for op in ops
-            if (partner := self._pairs.ops.get(op.index)) is not None
-        }
-        constants = {
-            (pair.partner.index, pair.place): self._in_form(pair, values)
-            for pair in self._constants
-            if pair.partner.index in partners
-        }
-        differing = {number: partners[number] for number in partners.keys() & self.differing}
-
-        def isolated(
-            chosen: Mapping[int, Op], constants: Mapping[tuple[int, int], Array]
-        ) -> _IsolatedOps:
-            graph, theirs = self._file.graph, self._theirs.index
-            return _IsolatedOps(graph, self._form, theirs, self._whole, chosen, constants)
-
-        return isolated(partners, constants), isolated(differing, {}) if differing else None
 
     def _in_form(self, pair: ConstantPair, values: _DequantizedValues) -> Array:
         """Return the values that the file's kernel reads, in the shape of the form."""
@@ -293,73 +302,34 @@ class _DequantizedValues(dict[int, Array]):
         return value
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _OperandSource:
-    """Where the value of an operand of a float op comes from."""
-
-    name: str  # input of the file with isolated ops
-    op: Op  # the consumer's partner in the file
-    position: int
-    default: Array  # the form's own value, with its shape and dtype
-
-    def fitted(self, values: _DequantizedValues) -> Array:
-        """Return the file's operand in the shape and the dtype of the form."""
-        index = self.op.inputs[self.position] if self.position < len(self.op.inputs) else -1
-        if index < 0:
-            return self.default
-        value = values[index]
-        if value.size != self.default.size:
-            return self.default
-        return contiguous(value.reshape(self.default.shape), self.default.dtype)
-
-
 @dataclass(slots=True, eq=False)
-class _OpGroup:
-    """Ops of the file that are run together."""
+class _PairedGroup:
+    """Ops of the file that are compared together, and the form's ops that are run for them."""
 
     ops: list[Op]
-    files: tuple[_IsolatedOps, _IsolatedOps | None] | None = None
+    by_partner: Mapping[int, Op]
+    rounded: OpGroup  # with the file's constants
+    exact: OpGroup | None  # those that the form's own constants change
+    defaults: dict[str, Array] = field(default_factory=dict)  # the form's operands on one sample
+
+    def close(self) -> None:
+        """Close both files."""
+        self.defaults.clear()
+        self.rounded.close()
+        if self.exact is not None:
+            self.exact.close()
 
 
-class _IsolatedOps:
-    """Ops of the float form, isolated from each other, for inputs of certain shapes."""
+def _operand(op: Op, position: int, default: Array, values: _DequantizedValues) -> Array:
+    """
+    Return an operand of the file's op in the shape and the dtype of the form's.
 
-    def __init__(
-        self,
-        graph: OpGraph,
-        form: EdgeFile,
-        subgraph: int,
-        whole: Runner,
-        partners: Mapping[int, Op],
-        constants: Mapping[tuple[int, int], Array],
-    ) -> None:
-        cut = cut_ops(
-            form.graph, subgraph, lambda index: whole.tensor(index).shape, partners, constants
-        )
-        self._outputs = [(op.index, index) for op, index in cut.outputs]
-        names = {
-            (0, number): entry_of(graph, partners[op.index]).where
-            for number, op in enumerate(cut.ops)
-            if op.index in partners
-        }
-        copied = Copied(ALONE, names)
-        file = EdgeFile(cut.content, runtimes=form.runtimes, copied=copied)
-        self._runner = file.runner("builtin")
-        self.operands = [
-            _OperandSource(
-                name,
-                partners[cut.consumers[name].index],
-                cut.consumers[name].inputs.index(index),
-                whole.tensor(index),
-            )
-            for name, index in cut.inputs.items()
-        ]
-        self._names = frozenset(cut.inputs)
-
-    def run(self, inputs: Mapping[str, Array]) -> dict[tuple[int, int], Array]:
-        """Return the outputs by number of the op and of the tensor."""
-        fed = {name: value for name, value in inputs.items() if name in self._names}
-        return dict(zip(self._outputs, self._runner.run(fed), strict=True))
+    It is the form's own value if the file has no such operand, or one of another size.
+    """
+    index = op.inputs[position] if position < len(op.inputs) else -1
+    if index < 0 or values[index].size != default.size:
+        return default
+    return contiguous(values[index].reshape(default.shape), default.dtype)
 
 
 def _peak(value: Array) -> float:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.check.agreement.pair import GREATEST, Pair, problem_together
+from pytest_edgeq.check.agreement.pair import GREATEST, Pair, make_pair, problem_together
+from pytest_edgeq.errors import CopyError
 from pytest_edgeq.numerics.findings import NO_HARM, RUNTIMES_DIFFER, Finding, Harm, Place
 from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.runtimes.single_ops import OpGroup, SingleOps
 from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.ops import KNOWN_WRONG
 
@@ -92,10 +94,37 @@ class RuntimeResults:
             self.stale = index
         self.last = [code.copy() for code in codes]
 
-    def skip_ops(self, note: str) -> None:
-        """Record that its ops cannot be compared one by one."""
-        self.runs_ops = False
-        self.notes.append(note)
+    def compare_ops(self, ops: SingleOps, inputs: Mapping[str, Array], index: int) -> None:
+        """Compare every op with the base runtime, each run alone on the same inputs."""
+        if not self.runs_ops:
+            return
+        note = ""
+        try:
+            for group in ops.groups(inputs):
+                self._compare_group(ops, group, index)
+        except CopyError as error:
+            note = f"runtime {self.name!r} was not compared op by op: {error}"
+        except ValueError as error:
+            note = f"runtimes were not compared op by op: {error}"
+        if note:
+            self.runs_ops = False
+            self.notes.append(note)
+
+    def _compare_group(self, ops: SingleOps, group: OpGroup, index: int) -> None:
+        made, kept, runtimes = group.run(self.name), group.kept, ops.edge.runtimes
+        for op, tensor in group.cut.outputs:
+            pair = self.pairs.get((op.index, tensor))
+            if pair is None:
+                kernels = None if self.name in runtimes.own else runtimes.kernels_of(self.name)
+                names = (self.name, ops.base)
+                pair = make_pair(ops.edge.graph, op, tensor, names, kernels=kernels)
+                self.pairs[op.index, tensor] = pair
+            values = {
+                place: kept.tensor(place)
+                for place in (*op.inputs, *op.outputs)
+                if place >= 0 and pair.is_float
+            }
+            pair.update(index, kept.tensor(tensor), made[op.index, tensor], values)
 
     def findings(self, base: str, edge: EdgeFile) -> list[Finding]:
         """Return the findings on the runtime."""

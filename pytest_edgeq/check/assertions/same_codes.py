@@ -23,6 +23,7 @@ from pytest_edgeq.numerics.comparison import WorstSamples
 from pytest_edgeq.numerics.findings import RUNTIMES_DIFFER, Finding, Place
 from pytest_edgeq.numerics.metrics import least_sqnr_db
 from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.runtimes.single_ops import SingleOps
 from pytest_edgeq.tflite.end_quantization import quantized_output
 from pytest_edgeq.tflite.subgraph import SignatureTensor, Tensor
 
@@ -198,7 +199,7 @@ class _CodePair:
 def _kernels_text(edge: EdgeFile, pair: _CodePair, inputs: Mapping[str, Array]) -> str:
     """Return the cause of different codes, with the op if it is known."""
     if any(edge.runtimes.target_of(name) is not None for name in (pair.first, pair.other)):
-        text = first_differing_op(edge, pair.first, pair.other, inputs)
+        text = first_differing_op(SingleOps(edge), pair.first, pair.other, inputs)
         if text:
             return text
     return (
