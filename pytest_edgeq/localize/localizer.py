@@ -24,15 +24,12 @@ from pytest_edgeq.localize.execution import Execution, OpOutput
 from pytest_edgeq.localize.float_forms import by_name, forms_of, paired
 from pytest_edgeq.localize.measured import (
     Codes,
-    PairedTensors,
-    Sums,
     TensorErrors,
     channel_maxima,
     channel_steps,
     code_limits,
-    ends_of,
+    errors_of,
     is_at_limit,
-    summed,
 )
 from pytest_edgeq.localize.origin import left_in_float, origin_findings
 from pytest_edgeq.localize.readers import (
@@ -44,7 +41,6 @@ from pytest_edgeq.localize.readers import (
 )
 from pytest_edgeq.localize.rows import Diagnostics, LayerError, LayerErrors
 from pytest_edgeq.localize.structure import Structure
-from pytest_edgeq.numerics.arrays import contiguous
 from pytest_edgeq.numerics.checks import UNKNOWN, Calibration, Reason, keeps_nothing
 from pytest_edgeq.numerics.findings import NO_HARM, Finding, Harm
 from pytest_edgeq.numerics.health import more_than_chance
@@ -69,9 +65,6 @@ _UNKNOWN = 0.5
 
 _HUGE = 2.0**126
 """Half of a power of two below float32's maximum: only masks exceed it."""
-
-_TOGETHER = 1 << 20
-"""Number of elements that are summed in one go."""
 
 
 @dataclass(slots=True, eq=False)
@@ -289,25 +282,10 @@ class Localizer:
     def _measure(self, execution: Execution, sample: Sample) -> OpSampleErrors:
         """Measure every op on one sample, with the interpreters of this thread."""
         found, masks = dict[tuple[int, int], TensorErrors](), dict[int, Finding]()
-        waiting: list[tuple[_Output, OpOutput, PairedTensors]] = []
-        elements = 0
-
-        def judge() -> None:
-            pairs = [pair for _, _, pair in waiting]
-            for (output, made, _), sums in zip(waiting, summed(pairs), strict=True):
-                key = made.op.index, made.place
-                found[key] = self._tensor_errors(output, made, sums)
-
-        with torch.inference_mode():
-            for made in execution.run(list(self._quantized.input_names), sample.arrays()):
-                output = self._output(made)
-                self._check_mask(made, masks)
-                waiting.append((output, made, _paired_tensors(output, made)))
-                elements += made.value.size
-                if elements > _TOGETHER:
-                    judge()
-                    waiting, elements = [], 0
-            judge()
+        for made in execution.run(list(self._quantized.input_names), sample.arrays()):
+            output = self._output(made)
+            self._check_mask(made, masks)
+            found[made.op.index, made.place] = self._tensor_errors(output, made)
         edge = self._quantized.edge
         inputs = InputWatches(edge, averaged=self._is_averaged)
         inputs.update(edge, self._quantized.input_names, sample.arrays())
@@ -648,36 +626,36 @@ class Localizer:
         peaks = [float(np.abs(read_constant(graph, op, each).floats).max()) for each in stored]
         return max(peaks, default=math.inf)
 
-    def _tensor_errors(self, output: _Output, made: OpOutput, sums: Sums) -> TensorErrors:
+    def _tensor_errors(self, output: _Output, made: OpOutput) -> TensorErrors:
         limits = output.limits
-        ends = ends_of(made.codes, limits) if limits is not None and made.value.size else None
-        measured = TensorErrors.of_sample(made.value.size, sums, ends, limits)
-        if not math.isfinite(sums.noise):
+        found = errors_of(made.value, made.exact, made.rounded, made.whole, limits)
+        if limits is not None and made.value.size:
+            found.add_codes(made.codes, limits)
+        if not math.isfinite(found.noise):
             strange = ~np.isfinite(made.value)
             by_kernel = strange & (made.value != made.rounded)
             # Rounding alone may make greater values overflow float32.
             nonfinite_by_rounding = strange & (np.abs(made.whole) < _HUGE)
-            measured.nonfinite = int((by_kernel | nonfinite_by_rounding).sum())
-            measured.nonfinite_by_rounding = 0 if by_kernel.any() else measured.nonfinite
+            found.nonfinite = int((by_kernel | nonfinite_by_rounding).sum())
+            found.nonfinite_by_rounding = 0 if by_kernel.any() else found.nonfinite
         if output.op.name in NARROWING and made.value.size:
-            measured.whole_least = float(made.whole.min())
-            measured.whole_greatest = float(made.whole.max())
+            found.whole_least = float(made.whole.min())
+            found.whole_greatest = float(made.whole.max())
         if output.bound is not None and made.value.size:
             if output.channels is not None:
-                measured.excess_lsb = _excess_by_channel(output, made)
+                found.excess_lsb = _excess_by_channel(output, made)
             elif limits is None:
-                measured.excess_lsb = self._excess_of_floats(output, made, sums)
+                found.excess_lsb = self._excess_of_floats(output, made, found)
             else:
-                measured.excess_lsb = _excess_of_codes(output, made, sums)
-                measured.local_lsb = sums.steps
-        return measured
+                found.excess_lsb = _excess_of_codes(output, made, found.off)
+        return found
 
-    def _excess_of_floats(self, output: _Output, made: OpOutput, sums: Sums) -> float:
+    def _excess_of_floats(self, output: _Output, made: OpOutput, found: TensorErrors) -> float:
         assert output.bound is not None, "others are not judged"
         if made.value.dtype.kind != "f":
             off = float(np.max(made.value.astype(np.float64) != made.rounded, initial=0.0))
             return math.inf if off else -1.0
-        peak, worst = sums.peak, sums.off
+        peak, worst = found.peak, found.off
         if not math.isfinite(worst):
             # A mask of −inf in both is sound; NaN in the file alone is counted separately.
             finite = np.isfinite(made.value) & np.isfinite(made.rounded)
@@ -745,15 +723,6 @@ def _samples_centres(graph: OpGraph, op: Op) -> bool:
     return op_option(graph, op, "HalfPixelCenters", False) and not has_factors
 
 
-def _paired_tensors(output: _Output, made: OpOutput) -> PairedTensors:
-    value, rounded, exact, whole = (
-        contiguous(each, np.float32) for each in (made.value, made.rounded, made.exact, made.whole)
-    )
-    if made.rounded is made.exact:
-        exact = rounded
-    return PairedTensors(value, exact, rounded, whole, output.limits)
-
-
 def _excess_by_channel(output: _Output, made: OpOutput) -> float:
     assert output.bound is not None, "others are not judged"
     assert output.channels is not None, "codes with one scale are judged elsewhere"
@@ -766,11 +735,11 @@ def _excess_by_channel(output: _Output, made: OpOutput) -> float:
     return float(off.max(initial=0.0)) - 0.5 - output.bound
 
 
-def _excess_of_codes(output: _Output, made: OpOutput, sums: Sums) -> float:
+def _excess_of_codes(output: _Output, made: OpOutput, off: float) -> float:
     assert output.bound is not None, "others are not judged"
     assert output.limits is not None, "floats are judged elsewhere"
     scale = output.limits.scale
-    excess = sums.off - 0.5 - output.bound
+    excess = off - 0.5 - output.bound
     if excess > 0:
         # The float kernel in the comparison rounds, too.
         finite = made.rounded[np.isfinite(made.rounded)]
