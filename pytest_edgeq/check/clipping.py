@@ -134,7 +134,7 @@ def _with_clamped(
     form = localizer.form
     limits: dict[int, tuple[float, float]] = {}
     for each in ranges:
-        partner = localizer.partner(each.tensor)
+        partner = localizer.pairs.partner(each.tensor)
         if partner is not None:
             low, high = limits.get(partner, (-np.inf, np.inf))
             limits[partner] = max(low, each.reach[0]), min(high, each.reach[1])

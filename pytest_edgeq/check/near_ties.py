@@ -128,7 +128,7 @@ def _scores(
     subgraph = localizer.subgraph
     wanted = {choice.scores, *(choice.op.inputs if choice.op.name in COMPARING else ())}
     # Ops that only move scores, such as casts, may have no partner.
-    makers = {localizer.source(tensor): tensor for tensor in wanted}
+    makers = {localizer.pairs.source(tensor): tensor for tensor in wanted}
     scores: _RankedScores | None = None
     for sample in samples:
         try:

@@ -53,7 +53,7 @@ from pytest_edgeq.tflite.op_dtypes import OpDtypes
 from pytest_edgeq.tflite.ops import COMPARING, HOLDING, KEEPING_SCALE, NARROWING, facts_of
 from pytest_edgeq.tflite.options import op_option
 from pytest_edgeq.tflite.roles import roles_of
-from pytest_edgeq.tflite.subgraph import Op, Subgraph
+from pytest_edgeq.tflite.subgraph import Op
 
 if TYPE_CHECKING:
     from pytest_edgeq.compare.quantized import QuantizedModel
@@ -120,6 +120,9 @@ class Localizer:
     """
     Measures the errors of a file op by op.
 
+    The float form (`form`), its ops' partners (`pairs`) and the comparison of its outputs
+    (`against_torch`) are known after the first sample.
+
     Raises:
         ValueError: A runtime that keeps no intermediate tensors.
         RuntimeError: The kernels cannot allocate the file.
@@ -132,12 +135,12 @@ class Localizer:
                 f"{quantized.name}: localize holds the file against a reference, and there is "
                 "none: give one, edgeq.load(tflite, reference=module)"
             )
-        self._quantized = quantized
+        self.quantized = quantized
         self._runtime = runtime
         quantized.edge.restart()
         self._runner = quantized.edge.runner(runtime, keep=True)
-        self._subgraph = quantized.graph.subgraphs[quantized.edge.signature.subgraph]
-        self._masking = list(masking_ops(self._subgraph))
+        self.subgraph = quantized.graph.subgraphs[quantized.edge.signature.subgraph]
+        self._masking = list(masking_ops(self.subgraph))
         self._masks: dict[int, Finding] = {}
         self._outputs: dict[tuple[int, int], _Output] = {}
         self._measured: dict[tuple[int, int], TensorErrors] = {}
@@ -153,18 +156,18 @@ class Localizer:
 
     def _start(self, sample: Sample) -> None:
         """Prepare the float form, which may need a first sample."""
-        forms = forms_of(self._quantized, sample)
-        self._torch = AgainstTorch(self._quantized, forms, sample)
+        forms = forms_of(self.quantized, sample)
+        self.against_torch = AgainstTorch(self.quantized, forms, sample)
         self._is_one_form = forms.checked is forms.exact
         self._modules = forms.modules
-        quantized = self._quantized
+        quantized = self.quantized
         if forms.reference is None and not quantized.is_float_file_reference:
             self._note_rounding()
         self.prepare(forms.exact)
 
     def _note_rounding(self) -> None:
         note = (
-            f"{self._quantized.reference_name} quantizes by itself: its outputs were compared with "
+            f"{self.quantized.reference_name} quantizes by itself: its outputs were compared with "
             "the file's, and ops with their own form in float alone"
         )
         if note not in self.notes:
@@ -172,20 +175,18 @@ class Localizer:
 
     def prepare(self, form: EdgeFile) -> None:
         """Prepare to measure ops against a float form, without comparing it with torch."""
-        edge = self._quantized.edge
-        self._form = form
+        edge = self.quantized.edge
+        self.form = form
         subgraphs = (edge.signature.subgraph, form.signature.subgraph)
-        self._pairs = paired(edge, form)
-        self._structure = Structure(edge.graph, form.graph, subgraphs, self._pairs)
-        self._execution = Execution(
-            edge, form, self._pairs, self._structure.constants, self._runner
-        )
+        self.pairs = paired(edge, form)
+        self._structure = Structure(edge.graph, form.graph, subgraphs, self.pairs)
+        self._execution = Execution(edge, form, self.pairs, self._structure.constants, self._runner)
         self._lows = self._lowest()
 
     def __enter__(self) -> Localizer:  # noqa: PYI034 # Self came with Python 3.11
-        reference = self._quantized.float_model
+        reference = self.quantized.float_model
         assert reference is not None, "unreachable because every flow has a reference"
-        self._open.enter_context(undisturbed(reference, self._quantized.name))
+        self._open.enter_context(undisturbed(reference, self.quantized.name))
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -201,22 +202,22 @@ class Localizer:
         """
         if not self._count:
             self._start(sample)
-        self._count_sample(sample)
-        self._add(self._measure(self._execution, sample))
-        self._torch.update(sample, known, is_run=self._is_one_form)
+        self._count_sample(sample.arrays() in self.quantized.ledger)
+        self._add(self.measure(sample))
+        self.against_torch.update(sample, known, is_run=self._is_one_form)
 
     def update_all(self, samples: Iterator[Sample], threads: int) -> None:
         """Measure samples, in parallel if the results do not depend on it."""
         with on_one_thread():
-            if not begin(samples, self._quantized, threads, self.update):
+            if not begin(samples, self.quantized, threads, self.update):
                 return
 
             def measure(
                 execution: Execution, sample: Sample
             ) -> tuple[Sample, OpSampleErrors, dict[str, Arrays]]:
-                errors, known = self._measure(execution, sample), dict[str, Arrays]()
-                if not self._torch.is_done:  # else outputs are not compared any more
-                    known["reference"] = self._torch.reference(sample)
+                errors, known = self.measure(sample, execution), dict[str, Arrays]()
+                if not self.against_torch.is_done:  # else outputs are not compared any more
+                    known["reference"] = self.against_torch.reference(sample)
                     if self._is_one_form:
                         known["form"] = errors.form
                 return sample, errors, known
@@ -227,37 +228,13 @@ class Localizer:
             copies = (sample.clone() for sample in samples)
             count = min(threads, MOST_WORKERS)
             for sample, errors, known in in_order(copies, worker, measure, count):
-                self._count_sample(sample)
+                self._count_sample(sample.arrays() in self.quantized.ledger)
                 self._add(errors)
-                self._torch.update(sample, known)
-
-    @property
-    def quantized(self) -> QuantizedModel:
-        """The file and its references."""
-        return self._quantized
-
-    @property
-    def form(self) -> EdgeFile:
-        """The float file that ops are measured with; known after the first sample."""
-        return self._form
-
-    @property
-    def against_torch(self) -> AgainstTorch:
-        """The comparison of that file with torch; known after the first sample."""
-        return self._torch
-
-    @property
-    def subgraph(self) -> Subgraph:
-        """The subgraph whose ops are measured."""
-        return self._subgraph
+                self.against_torch.update(sample, known)
 
     def tensors(self, sample: Sample) -> Iterator[OpOutput]:
         """Yield the outputs of the ops on one sample, in order."""
-        return self._execution.run(self._quantized.input_names, sample.arrays())
-
-    def measure(self, sample: Sample) -> OpSampleErrors:
-        """Measure every op on one sample without adding the errors."""
-        return self._measure(self._execution, sample)
+        return self._execution.run(self.quantized.input_names, sample.arrays())
 
     def add_measured(
         self,
@@ -268,37 +245,34 @@ class Localizer:
         peaks: Sequence[float],
     ) -> None:
         """Add the next sample, which was measured on a worker."""
-        evaluated, known, _ = self._calibration
-        self._calibration = Calibration(
-            evaluated + 1, known + is_known, self._quantized.flow == "recipe"
-        )
+        self._count_sample(is_known)
         if errors is not None:
             self._add(errors)
         if peaks:
-            self._torch.note(peaks)
+            self.against_torch.note(peaks)
         if differing is not None:
-            self._torch.update(differing)
+            self.against_torch.update(differing)
 
-    def _measure(self, execution: Execution, sample: Sample) -> OpSampleErrors:
-        """Measure every op on one sample, with the interpreters of this thread."""
+    def measure(self, sample: Sample, execution: Execution | None = None) -> OpSampleErrors:
+        """Measure every op on one sample without adding the errors."""
+        execution = self._execution if execution is None else execution
         found, masks = dict[tuple[int, int], TensorErrors](), dict[int, Finding]()
-        for made in execution.run(list(self._quantized.input_names), sample.arrays()):
+        for made in execution.run(list(self.quantized.input_names), sample.arrays()):
             output = self._output(made)
             self._check_mask(made, masks)
             found[made.op.index, made.place] = self._tensor_errors(output, made)
-        edge = self._quantized.edge
+        edge = self.quantized.edge
         inputs = InputWatches(edge, averaged=self._is_averaged)
-        inputs.update(edge, self._quantized.input_names, sample.arrays())
+        inputs.update(edge, self.quantized.input_names, sample.arrays())
         return OpSampleErrors(
             found, masks, execution.form_outputs(), dict(execution.refused), inputs
         )
 
-    def _count_sample(self, sample: Sample) -> None:
+    def _count_sample(self, is_known: bool) -> None:
         """Count the sample, and whether the file was calibrated on it."""
         evaluated, known, _ = self._calibration
-        is_known = sample.arrays() in self._quantized.ledger
         self._calibration = Calibration(
-            evaluated + 1, known + is_known, self._quantized.flow == "recipe"
+            evaluated + 1, known + is_known, self.quantized.flow == "recipe"
         )
 
     def _add(self, errors: OpSampleErrors) -> None:
@@ -319,8 +293,8 @@ class Localizer:
         self, sample: Sample, known: Mapping[str, Arrays] = MappingProxyType({})
     ) -> None:
         """Compare only the float form's outputs with torch's on one sample."""
-        self._count_sample(sample)
-        self._torch.update(sample, known)
+        self._count_sample(sample.arrays() in self.quantized.ledger)
+        self.against_torch.update(sample, known)
 
     def _check_mask(self, made: OpOutput, masks: dict[int, Finding]) -> None:
         """Record a mask that is clipped, or that leaves the scores no codes."""
@@ -330,7 +304,7 @@ class Localizer:
         wanted, file = (
             torch.from_numpy(each.astype(np.float64)) for each in (made.exact, made.value)
         )
-        tensor = self._subgraph.tensors[made.op.outputs[made.place]]
+        tensor = self.subgraph.tensors[made.op.outputs[made.place]]
         found = mask_finding(made.op, wanted, file, tensor, lowest)
         if found is not None:
             masks[made.op.index] = found
@@ -353,16 +327,16 @@ class Localizer:
     def settle(self) -> None:
         """Judge the samples whose outputs are judged together; `result` calls it, too."""
         if self._count:
-            self._torch.settle()
-            if self._torch.is_rounded:
+            self.against_torch.settle()
+            if self.against_torch.is_rounded:
                 self._note_rounding()
 
     def result(self) -> LayerErrors:
         """Return the errors of all ops, and the op to blame."""
         if not self._count:
-            raise ValueError(f"{self._quantized.name}: localize: no sample in inputs")
+            raise ValueError(f"{self.quantized.name}: localize: no sample in inputs")
         self.settle()
-        quantized, subgraph = self._quantized, self._subgraph
+        quantized, subgraph = self.quantized, self.subgraph
         entries = {
             entry.index: entry for entry in quantized.op_dtypes if entry.subgraph == subgraph.index
         }
@@ -426,27 +400,19 @@ class Localizer:
         scale = None if worst.limits is None else worst.limits.scale
         if measured.excess_lsb > 0 and scale is not None:
             return Harm.of_rms(measured.rmse(scale) or 0.0)
-        sources = (self._pairs.source(index) for index in op.inputs if index >= 0)
+        sources = (self.pairs.source(index) for index in op.inputs if index >= 0)
         known = [losses[index] for index in sources if index in losses]
         lost = measured.cumulative_loss
         return NO_HARM if lost == -math.inf else Harm.decibels(lost - max([measured.loss, *known]))
 
-    def source(self, tensor: int) -> int:
-        """Return the tensor whose elements this one holds, behind reshapes and casts."""
-        return self._pairs.source(tensor)
-
-    def partner(self, tensor: int) -> int | None:
-        """Return the counterpart of a tensor in the float form."""
-        return self._pairs.partner(tensor)
-
     def clipped_ranges(self) -> list[ClippedRange]:
         """Return the ranges of intermediate tensors, in the order of the file."""
-        source = self._pairs.source
-        borders = {*self._subgraph.inputs, *map(source, self._subgraph.outputs)}
+        source = self.pairs.source
+        borders = {*self.subgraph.inputs, *map(source, self.subgraph.outputs)}
         averaged = self._is_averaged
         found = []
         for (number, place), measured in sorted(self._measured.items()):
-            op, limits = self._subgraph.ops[number], self._outputs[number, place].limits
+            op, limits = self.subgraph.ops[number], self._outputs[number, place].limits
             tensor = op.outputs[place]
             if limits is None or source(tensor) in borders or not measured.elements:
                 continue
@@ -479,7 +445,7 @@ class Localizer:
     def _clamped_to(self, tensor: int) -> tuple[float, float]:
         """Return the range that all consumers of a tensor clamp it to."""
         low, high = math.inf, -math.inf
-        for op in self._subgraph.consumers[tensor]:
+        for op in self.subgraph.consumers[tensor]:
             ends = facts_of(op.name).ends or (-math.inf, math.inf)
             low, high = min(low, ends[0]), max(high, ends[1])
         return low, high
@@ -490,15 +456,15 @@ class Localizer:
 
     def _is_mask_cut(self, op: Op) -> bool:
         """Whether the range clips a mask; the clipped part is no loss."""
-        limits = code_limits(self._subgraph.tensors[op.outputs[0]]) if op.outputs else None
+        limits = code_limits(self.subgraph.tensors[op.outputs[0]]) if op.outputs else None
         if limits is None:
             return False
         low, _, scale, zero_point = limits
         return self._lows.get(op.index, math.inf) < min((low - zero_point) * scale, MASKING)
 
     def _findings(self, wider: Mapping[int, float]) -> dict[int, tuple[Finding, ...]]:
-        quantized = self._quantized
-        edge, form = quantized.edge, self._form
+        quantized = self.quantized
+        edge, form = quantized.edge, self.form
         partners = by_name(edge.signature, form.signature, "outputs")
         borders = [(border.name, border.tensor.index) for border in edge.signature.outputs]
         outputs = [(name, index, partners[index]) for name, index in borders if index in partners]
@@ -507,8 +473,8 @@ class Localizer:
         graph = simulated if isinstance(simulated, torch.fx.GraphModule) else None
         observed = litert.activation_scales(graph) if graph is not None else ()
         structure = self._structure
-        if self._torch.aligned is not None:
-            other = self._torch.aligned
+        if self.against_torch.aligned is not None:
+            other = self.against_torch.aligned
             subgraphs = (edge.signature.subgraph, other.signature.subgraph)
             structure = Structure(edge.graph, other.graph, subgraphs, paired(edge, other))
         rounded = functools.partial(_rounded_constants, graph)
@@ -516,7 +482,7 @@ class Localizer:
         parts.append(
             structure.constant_findings(observed, rounded, covers_all=covers_all, wider=wider)
         )
-        parts.append(rule_findings(edge.graph, self._subgraph.index, structure.biased))
+        parts.append(rule_findings(edge.graph, self.subgraph.index, structure.biased))
         parts.append(self._divergence_findings())
         first = [next((op for op in ops if op.index in self._masks), None) for ops in self._masking]
         parts.append({op.index: (self._masks[op.index],) for op in first if op is not None})
@@ -531,7 +497,7 @@ class Localizer:
 
     def _wider(self) -> dict[int, float]:
         """Return width of values over width of range, for ranges of almost nothing."""
-        edge, subgraph = self._quantized.edge, self._subgraph
+        edge, subgraph = self.quantized.edge, self.subgraph
         known = self._inputs.spans
         spans = {
             each.tensor.index: known[each.name]
@@ -551,18 +517,18 @@ class Localizer:
 
     def _divergence_findings(self) -> dict[int, tuple[Finding, ...]]:
         """Return a finding on the form's first op that differs from torch."""
-        divergence = self._torch.divergence
+        divergence = self.against_torch.divergence
         if divergence is None:
             return {}
-        partners = {partner.index: number for number, partner in self._pairs.ops.items()}
+        partners = {partner.index: number for number, partner in self.pairs.ops.items()}
         number = None if divergence.op is None else partners.get(divergence.op.index)
         if divergence.op is not None and divergence.op.name in HOLDING:
-            maker = self._subgraph.producer.get(divergence.op.outputs[0])
+            maker = self.subgraph.producer.get(divergence.op.outputs[0])
             number = maker.index if maker is not None and maker.name in HOLDING else None
         text = (
-            f"the file in float does not compute what {self._quantized.reference_name} does: its "
+            f"the file in float does not compute what {self.quantized.reference_name} does: its "
             f"output {divergence.output!r} has {divergence.sqnr_db:.3g} dB SQNR to "
-            f"{self._quantized.reference_name}'s, which float32 does not explain"
+            f"{self.quantized.reference_name}'s, which float32 does not explain"
         )
         reason = Reason()
         if divergence.op is not None:
@@ -575,7 +541,7 @@ class Localizer:
             )
             if divergence.is_reordered:
                 text += "; the output has torch's values in another order"
-            if _samples_centres(self._form.graph, divergence.op):
+            if _samples_centres(self.form.graph, divergence.op):
                 reason = NEAREST
         if divergence.is_negated:
             text = "it gives −1 × what torch gives"
@@ -586,13 +552,13 @@ class Localizer:
                 ),
                 "let torch subtract first, and move then",
             )
-        op = self._subgraph.ops[-1 if number is None else number]
+        op = self.subgraph.ops[-1 if number is None else number]
         return {op.index: (op.wrong(text, causes=reason.causes, fix=reason.fix),)}
 
     def _output(self, made: OpOutput) -> _Output:
         key = (made.op.index, made.place)
         if key not in self._outputs:
-            graph, op = self._quantized.graph, made.op
+            graph, op = self.quantized.graph, made.op
             tensor = graph.tensor(op, op.outputs[made.place])
             limits = code_limits(tensor)
             slack = float_bound(graph, op) if op.inputs and op.inputs[0] >= 0 else 0.0
@@ -621,7 +587,7 @@ class Localizer:
         return self._outputs[key]
 
     def _peak_weight(self, op: Op) -> float:
-        graph = self._quantized.graph
+        graph = self.quantized.graph
         stored = [each for each in roles_of(graph, op).weights if each.tensor.is_constant]
         peaks = [float(np.abs(read_constant(graph, op, each).floats).max()) for each in stored]
         return max(peaks, default=math.inf)
@@ -675,7 +641,7 @@ class Localizer:
     def _diagnostics(
         self, op: Op, entry: OpDtypes, own: Sequence[_Measurement], *, is_used: bool
     ) -> Diagnostics:
-        graph = self._quantized.graph
+        graph = self.quantized.graph
         roles = roles_of(graph, op)
         limited = tuple(
             int(channel)
