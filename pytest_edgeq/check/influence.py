@@ -19,6 +19,7 @@ from pytest_edgeq.localize.resolution import FEW_CODES, CoarseTensor, first_coar
 from pytest_edgeq.numerics.findings import LOST_INPUT, USELESS, Finding, Place
 from pytest_edgeq.numerics.metrics import sqnr_db
 from pytest_edgeq.tflite.boundary import qparams
+from pytest_edgeq.tflite.op_dtypes import entry_of
 
 _SAMPLES = 4
 """Number of samples that are kept; each input is swapped in three pairs at most."""
@@ -220,10 +221,9 @@ class Influence:
         if coarse.op is None:
             where = "its own codes"
         else:
-            op = self._quantized.edge.signature.subgraph, coarse.op
-            entries = self._quantized.op_dtypes
-            maker = next(each.where for each in entries if (each.subgraph, each.index) == op)
-            where = f"the output of {maker}"
+            edge = self._quantized.edge
+            maker = edge.graph.subgraphs[edge.signature.subgraph].ops[coarse.op]
+            where = f"the output of {entry_of(edge.graph, maker, edge.modules).where}"
         low, high = coarse.reach
         reach = f"its range [{low:.3g}, {high:.3g}]"
         if not coarse.wide:

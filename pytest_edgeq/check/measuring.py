@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pytest_edgeq.check.agreement import SAMPLES, Agreement, AgreementResult
+from pytest_edgeq.check.agreement.agreement import SAMPLES, Agreement, AgreementResult
 from pytest_edgeq.check.clipping import clipping_findings
 from pytest_edgeq.check.influence import Influence
 from pytest_edgeq.check.near_ties import judge_choices

@@ -10,8 +10,8 @@ import copy
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,10 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.compare.measurement import Arrays
 from pytest_edgeq.compare.reference import as_tensor, call_reference, in_file_order, torch_module
+from pytest_edgeq.localize.execution import kept_outputs
 from pytest_edgeq.localize.float_forms import Forms, axis_orders, paired
 from pytest_edgeq.localize.measured import Codes, code_limits
+from pytest_edgeq.localize.measured import peak as peak_of
 from pytest_edgeq.localize.moves import DRAWS, FEW_DRAWS, Moves
 from pytest_edgeq.localize.repairs import misordered_op, repaired_op
 from pytest_edgeq.runtimes.bounds import float_bound
@@ -182,7 +184,8 @@ class Tolerance:
         if not finite.any():
             return _OutputDistance(0.0, 0.0, 0, 0.0)
         one, two, three = one[finite], two[finite], three[finite]
-        noise = _relative(two - three, three)
+        size = _rms(three)
+        noise = _rms(two - three) / size if size else 0.0
         if noise > _MOST_NOISE:
             three = two
         elif precise is not None:
@@ -220,12 +223,7 @@ class Standard:
     @property
     def state(self) -> object:
         """The state that decides whether a sample differs."""
-        return state_of_check(self.is_aligned, self.noise)
-
-
-def state_of_check(is_aligned: bool, noise: Mapping[str, float]) -> object:
-    """Return the state that two checks must share to agree on sound samples."""
-    return is_aligned, frozenset(noise)
+        return self.is_aligned, frozenset(self.noise)
 
 
 class OutputCheck:
@@ -254,7 +252,7 @@ class OutputCheck:
             assert self._reference is not None, "unreachable because a localizer has checked it"
             name = self._quantized.name
             values = in_file_order(call_reference(self._reference, sample), self._wanted, name)
-        self.peaks = [_peak(each) for each in values]
+        self.peaks = [peak_of(each) for each in values]
         expected: _TorchOutputs = [(each, None) for each in values]
         standard = self._standard
         if measured is not None and standard.is_measured and not standard.is_aligned:
@@ -267,9 +265,7 @@ class OutputCheck:
     def _run(self, sample: Sample) -> Arrays:
         runner = self._form.runner("builtin", keep=True)
         runner.run(self._form.encode(list(self._quantized.input_names), sample.arrays()))
-        borders = self._form.signature.outputs
-        outputs = [(border.name, runner.tensor(border.tensor.index)) for border in borders]
-        return in_file_order(outputs, self._wanted, self._quantized.name)
+        return kept_outputs(self._form, runner, self._quantized.edge)
 
 
 class AgainstTorch:
@@ -310,7 +306,7 @@ class AgainstTorch:
         if self.is_done:
             return
         expected = self._expected(sample, known)
-        self.note([_peak(each) for each, _ in expected])
+        self.note([peak_of(each) for each, _ in expected])
         if self.aligned is not None:
             self._run(self.aligned, sample)
         elif not is_run:
@@ -494,7 +490,7 @@ class AgainstTorch:
         if roles_of(graph, op).weights:
             return 0.0
         operands = (self._runner.tensor(i) for i in op.inputs if i >= 0)
-        size = 1.0 if op.name in BOUNDED else max(map(_peak, operands), default=0.0)
+        size = 1.0 if op.name in BOUNDED else max(map(peak_of, operands), default=0.0)
         return float_bound(graph, op) * size
 
     @property
@@ -510,7 +506,7 @@ class AgainstTorch:
     @property
     def state(self) -> object:
         """The current state, as of `Standard.state`."""
-        return state_of_check(self.aligned is not None, self._tolerance.noise)
+        return self.aligned is not None, frozenset(self._tolerance.noise)
 
     @property
     def standard(self) -> Standard:
@@ -561,13 +557,7 @@ class AgainstTorch:
 
     def _outputs(self) -> Sequence[Array]:
         """Return the outputs of the form's last run, in the order of the file."""
-        return self._outputs_of(self._form, self._runner)
-
-    def _outputs_of(self, form: EdgeFile, runner: Runner) -> Sequence[Array]:
-        outputs = [
-            (border.name, runner.tensor(border.tensor.index)) for border in form.signature.outputs
-        ]
-        return in_file_order(outputs, self._wanted, self._quantized.name)
+        return kept_outputs(self._form, self._runner, self._quantized.edge)
 
     def _run_in_float64(self, sample: Sample) -> Sequence[Array] | None:
         """Return the outputs of the reference in float64; None if it fails."""
@@ -593,7 +583,8 @@ class AgainstTorch:
         self, sample: Sample, expected: _TorchOutputs, divergence: Divergence
     ) -> Divergence:
         """Add the first op of the form that differs although its inputs equal torch's."""
-        as_converted = self._run_as_converted(sample, expected)
+        other = self._forms.converted
+        as_converted = None if other is None else self._run_if_right(other, sample, expected)
 
         def is_right(form: EdgeFile) -> bool:
             return self._run_if_right(form, sample, expected) is not None
@@ -601,15 +592,16 @@ class AgainstTorch:
         repaired = None if as_converted is None else self._repaired(is_right)
         if repaired is not None:
             return dataclasses.replace(divergence, op=repaired, is_repaired=True)
-        known = _NodeValues.of(self._reference, sample)
+        known = _node_values(self._reference, sample)
         if known is None:
             return divergence
         converted = {} if as_converted is None else self._values_as_converted(as_converted)
-        known.add(converted.values())
+        known += converted.values()
         subgraph = self._form.graph.subgraphs[self._form.signature.subgraph]
         equal = {index for index in subgraph.inputs}
         for op in subgraph.ops:
-            equal.update(i for i in op.outputs if i >= 0 and known.contains(self._runner.tensor(i)))
+            live = (i for i in op.outputs if i >= 0)
+            equal.update(i for i in live if _is_among(self._runner.tensor(i), known))
         places = {b.name: b.tensor.index for b in self._form.signature.outputs}
         place = self._wanted.index(divergence.output)
         last = places.get(divergence.output, self._form.signature.outputs[place].tensor.index)
@@ -625,7 +617,7 @@ class AgainstTorch:
         if strange is None:
             op = self._wrong_mover(op, converted) or op
         made = self._runner.tensor(op.outputs[0])
-        negated = made.dtype.kind == "f" and known.contains(-made)
+        negated = made.dtype.kind == "f" and _is_among(-made, known)
         if strange is None and op is found and not negated:
             misordered = misordered_op(self._form, op, is_right)
             if misordered is not None:
@@ -678,13 +670,11 @@ class AgainstTorch:
         """Run a float file; return None if its outputs differ from torch's."""
         runner = form.runner("builtin", keep=True)
         self._run(form, sample, runner)
-        is_right = self._tolerance.compare(expected, self._outputs_of(form, runner)) is None
+        is_right = (
+            self._tolerance.compare(expected, kept_outputs(form, runner, self._quantized.edge))
+            is None
+        )
         return runner if is_right else None
-
-    def _run_as_converted(self, sample: Sample, expected: _TorchOutputs) -> Runner | None:
-        """Run the reference's float file; return None if missing or unlike torch."""
-        form = self._forms.converted
-        return None if form is None else self._run_if_right(form, sample, expected)
 
     def _values_as_converted(self, runner: Runner) -> dict[int, Array]:
         """
@@ -767,7 +757,7 @@ def _is_moved(made: Array, wanted: Array) -> bool:
         return False
     if wanted.dtype.kind != "f":
         return not np.array_equal(made, wanted)
-    near = _EQUAL * float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0))
+    near = _EQUAL * peak_of(wanted)
     with np.errstate(invalid="ignore"):
         same = (made == wanted) | (np.abs(made - wanted) <= near)
     return not bool(same.all())
@@ -817,20 +807,8 @@ def _finite(values: Array) -> Array:
     return finite
 
 
-def _peak(values: Array) -> float:
-    """Return the greatest magnitude of finite floats; 0 for integers."""
-    if values.dtype.kind != "f":
-        return 0.0
-    return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
-
-
 def _rms(values: Array) -> float:
     return float(np.sqrt(np.square(values).mean())) if values.size else 0.0
-
-
-def _relative(noise: Array, signal: Array) -> float:
-    size = _rms(signal)
-    return _rms(noise) / size if size else 0.0
 
 
 def _backward_slice(subgraph: Subgraph, last: int, equal: set[int]) -> set[int]:
@@ -879,39 +857,24 @@ def _export(
     return module
 
 
-@dataclass(slots=True, eq=False)
-class _NodeValues:
-    """Node values of torch's graph in one run, by number of elements."""
+def _node_values(reference: Callable[..., Any] | None, sample: Sample) -> list[Array] | None:
+    """Return the node values of torch's graph in one run; None if torch cannot export it."""
+    graph = _graph_of(reference, sample)
+    if graph is None:
+        return None
+    recorder = _Recorder(graph)
+    with torch.no_grad():
+        recorder.run_all(*_inputs_of(sample))
+    return recorder.values
 
-    by_size: dict[int, list[Array]] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, reference: Callable[..., Any] | None, sample: Sample) -> _NodeValues | None:
-        """Run a graph; return None if torch cannot export it."""
-        graph = _graph_of(reference, sample)
-        if graph is None:
-            return None
-        args, kwargs = _inputs_of(sample)
-        by_size: dict[int, list[Array]] = {}
-        recorder = _Recorder(graph)
-        with torch.no_grad():
-            recorder.run_all(args, kwargs)
-        for value in recorder.values:
-            by_size.setdefault(value.size, []).append(value)
-        return cls(by_size)
-
-    def contains(self, made: Array) -> bool:
-        """Whether a node has these values, in any order of its axes."""
-        if made.dtype.kind != "f" or not made.size:
-            return True
-        wanted = made.astype(np.float64).reshape(-1)
-        near = _EQUAL * float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0))
-        return any(_same(each, wanted, near) for each in self.by_size.get(made.size, ()))
-
-    def add(self, values: Iterable[Array]) -> None:
-        """Add further values that count as torch's."""
-        for value in values:
-            self.by_size.setdefault(value.size, []).append(value)
+def _is_among(made: Array, values: Sequence[Array]) -> bool:
+    """Whether one of these has a tensor's values, in any order of its axes."""
+    if made.dtype.kind != "f" or not made.size:
+        return True
+    wanted = made.astype(np.float64).reshape(-1)
+    near = _EQUAL * peak_of(wanted)
+    return any(each.size == made.size and _same(each, wanted, near) for each in values)
 
 
 class _Recorder(torch.fx.Interpreter):

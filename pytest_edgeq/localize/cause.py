@@ -101,8 +101,8 @@ def blame(
     worst = None if everywhere else _worst_row(judged, evidence)
     lossy_rows = losses or mistaken
     culprit = min(lossy_rows, key=lambda i: (_sqnr(rows[i]), i)) if lossy_rows else None
-    samples_shift = other_samples(judged, evidence)
-    if samples_shift.half_empty and culprit is not None:
+    shifted, half_empty = other_samples(judged, evidence)
+    if half_empty and culprit is not None:
         # If most ranges are half empty, an even emptier one is not to blame.
         culprit = None if too_wide(judged[culprit], evidence[culprit]) else culprit
     if worst is not None:
@@ -117,7 +117,7 @@ def blame(
     floats = _left_in_float(judged, evidence)
     if floats is not None and not everywhere:
         return _lossy(judged, *floats, kind=OP_IN_FLOAT)
-    known = everywhere or samples_shift.mistake
+    known = everywhere or shifted
     return LayerErrors(
         rows=judged, culprit=None, finding=accumulated(judged) if known is None else _of_all(known)
     )

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pytest_edgeq.compare.reference import in_file_order
 from pytest_edgeq.errors import CopyError
-from pytest_edgeq.localize.measured import by_channel, code_limits
+from pytest_edgeq.localize.measured import by_channel, code_limits, peak
 from pytest_edgeq.localize.structure import ConstantPair, Pairs
 from pytest_edgeq.numerics.arrays import contiguous
 from pytest_edgeq.runtimes.bounds import Halves, HybridInput, hybrid_position
@@ -57,6 +57,13 @@ class OpOutput:
     whole: Array  # result in a run of the whole float form
     input_peak: float  # greatest magnitude of the op's float inputs
     halves: tuple[Array, Halves] | None = None  # for a kernel that quantizes its own input
+
+
+def kept_outputs(form: EdgeFile, kept: Runner, file: EdgeFile) -> list[Array]:
+    """Return a float file's outputs of the last run, in the order of the quantized file."""
+    made = [(each.name, kept.tensor(each.tensor.index)) for each in form.signature.outputs]
+    wanted = [border.name for border in file.signature.outputs]
+    return in_file_order(made, wanted, "the float form")
 
 
 class Execution:
@@ -108,10 +115,7 @@ class Execution:
 
     def form_outputs(self) -> list[Array]:
         """Return the form's outputs of the last run, in the order of the file."""
-        tensor = self._whole.tensor
-        made = [(each.name, tensor(each.tensor.index)) for each in self._form.signature.outputs]
-        wanted = [border.name for border in self._file.signature.outputs]
-        return in_file_order(made, wanted, "the float form")
+        return kept_outputs(self._form, self._whole, self._file)
 
     def run(self, names: Sequence[str], arrays: Sequence[Array]) -> Iterator[OpOutput]:
         """
@@ -239,7 +243,7 @@ class Execution:
         if value.size == source.size == whole.size:
             source, whole = source.reshape(value.shape), whole.reshape(value.shape)
             codes = self._runner.tensor(op.outputs[0])
-            yield OpOutput(op, 0, codes, value, source, source, whole, _peak(source))
+            yield OpOutput(op, 0, codes, value, source, source, whole, peak(source))
 
     def _paired_outputs(
         self,
@@ -250,7 +254,7 @@ class Execution:
         halves: tuple[Array, Halves] | None,
     ) -> Iterator[OpOutput]:
         partner = self._pairs.ops[op.index]
-        input_peak = max((_peak(values[i]) for i in op.inputs if i in values), default=0.0)
+        input_peak = max((peak(values[i]) for i in op.inputs if i in values), default=0.0)
         # In a damaged file an op may have fewer outputs: `same` reports that.
         for place, (here, there) in enumerate(zip(op.outputs, partner.outputs, strict=False)):
             key = (partner.index, there)
@@ -330,14 +334,3 @@ def _operand(op: Op, position: int, default: Array, values: _DequantizedValues) 
     if index < 0 or values[index].size != default.size:
         return default
     return contiguous(values[index].reshape(default.shape), default.dtype)
-
-
-def _peak(value: Array) -> float:
-    """Return the greatest magnitude of finite floats; 0 for integers."""
-    if value.dtype.kind != "f" or not value.size:
-        return 0.0
-    least, greatest = float(value.min()), float(value.max())
-    peak = max(-least, greatest)
-    if np.isfinite(peak):
-        return peak
-    return float(np.abs(value[np.isfinite(value)]).max(initial=0.0))

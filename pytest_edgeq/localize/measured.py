@@ -50,6 +50,16 @@ class Codes(NamedTuple):
         return (self.high - self.low) * 2.0**-22
 
 
+def peak(values: Array) -> float:
+    """Return the greatest magnitude of finite floats; 0 for integers."""
+    if values.dtype.kind != "f" or not values.size:
+        return 0.0
+    greatest = max(-float(values.min()), float(values.max()))
+    if math.isfinite(greatest):
+        return greatest
+    return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+
+
 def code_limits(tensor: Tensor) -> Codes | None:
     """Return range and scale of a tensor's codes; None without a single scale."""
     parameters = qparams(tensor)

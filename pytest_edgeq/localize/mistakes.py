@@ -31,16 +31,13 @@ class Mistake(NamedTuple):
     reason: Reason = Reason()  # the causes, and what to change
 
 
-class OtherSamples(NamedTuple):
-    """How samples differ from those of the calibration."""
-
-    mistake: Mistake | None = None  # what most ranges show; None if they do not differ
-    half_empty: bool = False  # whether they leave half of most ranges empty
-
-
-def other_samples(rows: Sequence[LayerError], evidence: Sequence[Diagnostics]) -> OtherSamples:
+def other_samples(
+    rows: Sequence[LayerError], evidence: Sequence[Diagnostics]
+) -> tuple[Mistake | None, bool]:
     """
-    Judge all ranges together, since one alone may be exceeded by chance.
+    Return what most ranges show of the samples, and whether they leave half of most ranges empty.
+
+    All are judged together, since one alone may be exceeded by chance.
 
     In sound networks that were calibrated on 64 samples one range in 26, or in 9, is exceeded by a
     tenth of its width, and the median is filled to 86 % and more. Calibrated on 2 samples, or at
@@ -53,41 +50,45 @@ def other_samples(rows: Sequence[LayerError], evidence: Sequence[Diagnostics]) -
         if row.op not in BOUNDED and (fill := _fill(own))
     ]
     if len(spans) < _LEAST:
-        return OtherSamples()
+        return None, False
     filled = median(fill for fill, _ in spans)
     if filled < _HALF:
         symptom = f"values fill {100 * filled:.2g} % of their ranges, in the median of {len(spans)}"
         why = spans[0][1].calibration.too_wide()
-        return OtherSamples(Mistake(symptom, why), half_empty=True)
+        return Mistake(symptom, why), True
     narrow = [(fill, own) for fill, own in spans if overshoot(own) >= FAR]
     if len(narrow) < max(2, len(spans) / 8):
-        return OtherSamples()
+        return None, False
     why = narrow[0][1].calibration.too_narrow(on_more=True)
     symptom = (
         f"{len(narrow)} of {len(spans)} ranges are too narrow (values span "
         f"{median(fill for fill, _ in narrow):.2g} × as much, in the median of these)"
     )
-    return OtherSamples(Mistake(symptom, why))
+    return Mistake(symptom, why), False
 
 
 def overshoot(evidence: Diagnostics) -> float:
     """Return how far torch's values exceed a range, as a share of its width."""
-    if not _fill(evidence):
+    if _span(evidence) is None or evidence.reach is None or evidence.reference is None:
         return 0.0
-    assert evidence.reach is not None
-    assert evidence.reference is not None
     (low, high), (least, greatest) = evidence.reach, evidence.reference
     return max(greatest - high, low - least, 0.0) / (high - low)
 
 
 def _fill(evidence: Diagnostics) -> float:
     """Return the width of torch's values over the range's; 0 if unknown."""
+    spans = _span(evidence)
+    return 0.0 if spans is None else spans[1] / spans[0]
+
+
+def _span(evidence: Diagnostics) -> tuple[float, float] | None:
+    """Return the widths of the range and of torch's values; None if degenerate."""
     if evidence.reach is None or evidence.reference is None:
-        return 0.0
-    (low, high), (least, greatest) = evidence.reach, evidence.reference
+        return None
+    reach = evidence.reach[1] - evidence.reach[0]
     # A range always includes 0, even if all values are far from it.
-    span = max(greatest, 0.0) - min(least, 0.0)
-    return span / (high - low) if high > low and math.isfinite(span) else 0.0
+    needed = max(evidence.reference[1], 0.0) - min(evidence.reference[0], 0.0)
+    return (reach, needed) if reach > 0 and 0 < needed < math.inf else None
 
 
 BIT_DB = 20 * math.log10(2)
@@ -181,15 +182,6 @@ def never_calibrated(evidence: Diagnostics) -> Mistake | None:
         "its output was never calibrated (scale 1.0, zero point 0)",
         Reason(("the observer saw no sample",), "calibrate before converting"),
     )
-
-
-def _span(evidence: Diagnostics) -> tuple[float, float] | None:
-    """Return the widths of the range and of torch's values; None if degenerate."""
-    if evidence.reach is None or evidence.reference is None:
-        return None
-    reach = evidence.reach[1] - evidence.reach[0]
-    needed = max(evidence.reference[1], 0.0) - min(evidence.reference[0], 0.0)
-    return (reach, needed) if reach > 0 and 0 < needed < math.inf else None
 
 
 def calibrated_on_nothing(evidence: Diagnostics) -> Mistake | None:

@@ -10,14 +10,3 @@ tie.
 - `runtime_results`: the results of one runtime, and its ops, compared with another.
 - `pair`: one output of an op that was run alone on two runtimes.
 """
-
-from __future__ import annotations
-
-from pytest_edgeq.check.agreement.agreement import (
-    SAMPLES,
-    Agreement,
-    AgreementResult,
-    compared_runtimes,
-)
-
-__all__ = ["SAMPLES", "Agreement", "AgreementResult", "compared_runtimes"]

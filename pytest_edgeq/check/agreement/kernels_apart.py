@@ -14,6 +14,7 @@ from pytest_edgeq.numerics.target_machine import TargetMachine
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.single_ops import OpGroup, SingleOps
 from pytest_edgeq.runtimes.workers.remote_worker import facts
+from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.subgraph import Op
 
 Inputs = Mapping[str, npt.NDArray[Any]]
@@ -45,11 +46,7 @@ def first_differing_op(ops: SingleOps, one: str, other: str, inputs: Inputs) -> 
         return ""
     edge, runtimes = ops.edge, ops.edge.runtimes
     machines = [runtimes.machine_of(each) or TargetMachine.of("", facts()) for each in (one, other)]
-    where = next(
-        entry.where
-        for entry in edge.op_dtypes
-        if (entry.subgraph, entry.index) == (found.op.subgraph, found.op.index)
-    )
+    where = entry_of(edge.graph, found.op, edge.modules).where
     kernels = {runtimes.kernels_of(each) for each in (one, other)}
     text = (
         f"{where}, run alone on the same inputs, differs in {found.n_differ} of {found.n_codes} "

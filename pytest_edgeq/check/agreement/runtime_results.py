@@ -16,7 +16,9 @@ from pytest_edgeq.numerics.findings import NO_HARM, RUNTIMES_DIFFER, Finding, Ha
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.single_ops import OpGroup, SingleOps
 from pytest_edgeq.tflite.boundary import qparams
+from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.ops import KNOWN_WRONG
+from pytest_edgeq.tflite.subgraph import Op
 
 Array = npt.NDArray[Any]
 
@@ -50,10 +52,8 @@ def _has_finite(values: Array) -> bool:
     return not np.issubdtype(values.dtype, np.floating) or bool(np.isfinite(values).any())
 
 
-def _places(edge: EdgeFile) -> dict[int, str]:
-    """Name the ops of the signature, by index."""
-    subgraph = edge.signature.subgraph
-    return {each.index: each.where for each in edge.op_dtypes if each.subgraph == subgraph}
+def _where(edge: EdgeFile, op: Op) -> str:
+    return entry_of(edge.graph, op, edge.modules).where
 
 
 @dataclass(slots=True, eq=False)
@@ -166,7 +166,7 @@ class RuntimeResults:
         """Return a note on the first op that quantizes NaN or infinity."""
         if not self._undefined:
             return []
-        where = _places(edge)[self._undefined[0].op.index]
+        where = _where(edge, self._undefined[0].op)
         return [
             f"runtimes {self.name!r} and {base!r} were not compared at {where} and behind it: its "
             "kernels quantize NaN or infinite values, each to codes of its own"
@@ -188,8 +188,7 @@ class RuntimeResults:
         )
 
     def _wrong_ops(self, wrong: Sequence[Pair], base: str, edge: EdgeFile) -> Finding:
-        where = _places(edge)
-        texts = [f"{where[pair.op.index]}: {pair.problem()}" for pair in wrong]
+        texts = [f"{_where(edge, pair.op)}: {pair.problem()}" for pair in wrong]
         if len(wrong) == len(self.pairs) >= _ALL:
             return self._differs(
                 base,

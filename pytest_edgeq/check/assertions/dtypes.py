@@ -31,10 +31,6 @@ from pytest_edgeq.tflite.op_dtypes import SCHEMES, OpDtypes
 from pytest_edgeq.tflite.ops import QDQ
 from pytest_edgeq.tflite.roles import roles_of
 
-# pytest looks for it among a frame's globals, too: no frame of this module is shown.
-__tracebackhide__ = True
-
-
 _ENDS_DECIDE = Why(
     "the first and the last op decide. A model that starts with an op that stays in float takes "
     "floats, one that ends in such an op (softmax, tanh, a normalization) gives floats; the caller "

@@ -26,9 +26,6 @@ from pytest_edgeq.tflite.subgraph import Op
 if TYPE_CHECKING:
     import torch
 
-# pytest looks for it among a frame's globals, too: no frame of this module is shown.
-__tracebackhide__ = True
-
 Model: TypeAlias = "QuantizedModel | TflitePath | bytes"
 """A model, or the path or the content of a `.tflite` file."""
 

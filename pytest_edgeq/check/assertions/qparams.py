@@ -32,9 +32,6 @@ from pytest_edgeq.tflite.ops import QDQ, facts_of
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 
-# pytest looks for it among a frame's globals, too: no frame of this module is shown.
-__tracebackhide__ = True
-
 _ROLES = ("weight", "bias", "input", "output")
 
 _WHOLE_BYTES = ("int8", "uint8", "int16", "int32", "int64")
