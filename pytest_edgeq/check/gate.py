@@ -59,13 +59,10 @@ _SHIP = (
 _FLOAT32_DB, _FLOAT16_DB = 60.0, 40.0
 """SQNR that a file of float32, or with float16 constants, has at least: RAFT has 110 dB."""
 
+# Number of different calibration samples below which they are few.
+# A value of a new sample lies beyond the least and greatest of n with a probability of 2/(n + 1): a
+# fifth of all that are extreme in their sample.
 _FEW_CALIBRATED = 8
-"""
-Number of different calibration samples below which they are few.
-
-A value of a new sample lies beyond the least and greatest of n with a probability of 2/(n + 1): a
-fifth of all that are extreme in their sample.
-"""
 
 
 class Gate:
@@ -149,12 +146,7 @@ class Gate:
             )
 
     def _check_health(self, comparison: Comparison, layers: LayerErrors | None) -> None:
-        """
-        Add one finding per kind, since a defect of one output often affects all.
-
-        Violations of kernel rules are findings on the layers, if these were measured, or of a
-        refusal.
-        """
+        """Add one finding per kind, without violated kernel rules that others report."""
         rules = RULE_NAMES if layers is not None else ()
         refused = {
             (each.kind, each.place.op)

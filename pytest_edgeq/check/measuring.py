@@ -76,11 +76,7 @@ class _SampleChoice:
 
 @dataclass(frozen=True, slots=True)
 class CheckMeasurement:
-    """
-    Results of a pass; `comparison` and `layers` are None if not measured.
-
-    `fits` is whether every sample fits file and reference.
-    """
+    """Results of a pass over the samples; None if not measured."""
 
     comparison: Comparison | None
     calibration: Calibration
@@ -91,11 +87,7 @@ class CheckMeasurement:
 
 
 class Measuring:
-    """
-    One pass over the samples.
-
-    An error that prevents a measurement becomes a finding or a note, and the others go on.
-    """
+    """One pass over the samples; what prevents a measurement becomes a finding or a note."""
 
     def __init__(
         self,
@@ -128,11 +120,7 @@ class Measuring:
     def measure(
         self, inputs: Iterable[Any], threads: int, step: Step, engine: SampleExecutor | None
     ) -> CheckMeasurement:
-        """
-        Measure everything, reading each sample once.
-
-        From the second sample on, ops are measured in parallel with the outputs.
-        """
+        """Measure everything, reading each sample once; ops in parallel with outputs."""
         samples = read_samples(inputs, self._quantized.spec, "evaluation")
         machines: tuple[str, ...] = ()
         with ExitStack() as stack:

@@ -127,11 +127,7 @@ def _with_one_suspicion(found: list[Finding]) -> list[Finding]:
 
 
 def _with_one_missing(found: list[Finding]) -> list[Finding]:
-    """
-    Merge the findings on missing baselines, since one command stores them all.
-
-    The command is left out if another finding remains, except baselines of too few samples.
-    """
+    """Merge the findings on missing baselines, since one command stores them all."""
     missing = [each for each in found if each.kind == NO_BASELINE]
     others = [each for each in found if each.kind != NO_BASELINE]
     if not missing:

@@ -93,12 +93,7 @@ def _explain(
     seconds: float,
     on_localized: OnLocalized | None,
 ) -> Finding:
-    """
-    Localize on a few samples to explain a failure.
-
-    The evidence is the coverage and the worst five rows. If localizing fails, the finding says why,
-    since the failure to explain matters more.
-    """
+    """Localize on a few samples to explain a failure; an error is an explanation, too."""
     from pytest_edgeq.localize.cause import accumulated
     from pytest_edgeq.localize.localizer import Localizer
 

@@ -47,21 +47,15 @@ Array = npt.NDArray[Any]
 _TorchOutputs = list[tuple[Array, Array | None]]
 """Outputs of torch in float32, and in float64 if it was run in float64."""
 
+# Allowed distance from float64 as a multiple of torch float32's own.
+# Over 45 small models it is 0.6 to 6: sums in another order, and kernels that approximate
+# exponentials.
 _TIMES = 16.0
-"""
-Allowed distance from float64 as a multiple of torch float32's own.
 
-Over 45 small models it is 0.6 to 6: sums in another order, and kernels that approximate
-exponentials.
-"""
-
+# Relative distance from float32 beyond which float64 is no reference: 60 dB.
+# RAFT, whose iterations accumulate, has 110 dB. Beyond, the forward computes something else in
+# float64.
 _MOST_NOISE = 2.0**-10
-"""
-Relative distance from float32 beyond which float64 is no reference: 60 dB.
-
-RAFT, whose iterations accumulate, has 110 dB. Beyond, the forward computes something else in
-float64.
-"""
 
 _ULPS = 16.0
 """Minimum tolerance, in units in the last place of the greatest value."""
@@ -74,12 +68,9 @@ _KEPT = 8
 
 _TINY = float(np.finfo(np.float64).tiny)
 
+# Maximum number of ops between an unmatched constant and the difference it causes.
+# A layer, a product and a sum, which the converter folds in one file and not in the other.
 _IN_A_ROW = 3
-"""
-Maximum number of ops between an unmatched constant and the difference it causes.
-
-A layer, a product and a sum, which the converter folds in one file and not in the other.
-"""
 
 _EQUAL = 2.0**-15
 """Greatest difference of two equal tensors, relative to the greatest value."""
@@ -417,11 +408,7 @@ class AgainstTorch:
     def _first_unexplained(
         self, samples: Sequence[_PendingSample]
     ) -> tuple[int, Divergence] | None:
-        """
-        Return the first difference that neither float32 nor the rounding of constants explains.
-
-        Each sample is judged alone, and all of them together.
-        """
+        """Return the first difference, of one sample or all, that no rounding explains."""
         by_sample = [self._distances(each) for each in samples]
         groups = [[place] for place in range(len(samples))]
         groups += [list(range(len(samples)))] if len(samples) > 1 else []
@@ -677,12 +664,7 @@ class AgainstTorch:
         return runner if is_right else None
 
     def _values_as_converted(self, runner: Runner) -> dict[int, Array]:
-        """
-        Return all float tensors computed by the reference's float file.
-
-        The converter computes tensors for which torch's graph has no node, such as a factor that it
-        moves in front of a product.
-        """
+        """Return the reference's float tensors, with those that torch's graph lacks."""
         form = self._forms.converted
         assert form is not None, "the caller has run it"
         ops = form.graph.subgraphs[form.signature.subgraph].ops

@@ -58,13 +58,10 @@ from pytest_edgeq.numerics.findings import (
 )
 from pytest_edgeq.tflite.ops import LAYERS
 
+# Minimum number of layers to detect an outlier.
+# The third quartile of five values is the fourth of them, so that the worst one does not move the
+# fence that it is compared with; of four values it would.
 _LEAST_LAYERS = 5
-"""
-Minimum number of layers to detect an outlier.
-
-The third quartile of five values is the fourth of them, so that the worst one does not move the
-fence that it is compared with; of four values it would.
-"""
 
 _FENCES = 3.0
 """Interquartile ranges beyond the median."""
@@ -186,11 +183,7 @@ def _wrong(rows: Sequence[LayerError], evidence: Sequence[Diagnostics]) -> int |
 def _defects(
     rows: Sequence[LayerError], evidence: Sequence[Diagnostics], wrong: int
 ) -> list[Finding]:
-    """
-    Return one finding per kind of op and defect, that of `wrong` first.
-
-    Wrong parameters of outputs follow from wrong constants, and NaN from NaN.
-    """
+    """Return one finding per kind of op and defect, that of `wrong` first."""
     beyond = set(_far_beyond(rows))
     found = {i: _defect(rows[i], evidence[i]) for i, row in enumerate(rows) if row.records}
     found |= {
@@ -209,11 +202,7 @@ def _defects(
 
 
 def _far_beyond(rows: Sequence[LayerError]) -> list[int]:
-    """
-    Return rows beyond rounding, except those below a hundredth of the greatest excess.
-
-    Codes (in LSB) and floats (in units of float32 rounding) are compared separately.
-    """
+    """Return rows beyond rounding by a hundredth of the greatest excess, of codes and of floats."""
     beyond = {i: row.excess_lsb or 0.0 for i, row in enumerate(rows) if _beyond_rounding(row)}
     # NaN is beyond every bound.
     size = {i: math.inf if math.isnan(x) else x for i, x in beyond.items()}
@@ -223,11 +212,7 @@ def _far_beyond(rows: Sequence[LayerError]) -> list[int]:
 
 
 def _mistaken(rows: Sequence[LayerError], evidence: Sequence[Diagnostics]) -> dict[int, Mistake]:
-    """
-    Return rows with parameters that only a mistake explains, if a minority.
-
-    This detects a layer even if there are too few of its kind for statistics.
-    """
+    """Return rows, if a minority, with parameters that only a mistake explains."""
     scaled = [
         i
         for i, own in enumerate(evidence)
@@ -251,11 +236,7 @@ def _sqnr(row: LayerError) -> float:
 
 
 def _outlier_losses(rows: Sequence[LayerError], evidence: Sequence[Diagnostics]) -> dict[int, str]:
-    """
-    Return rows that lose far more than others of their kind, with texts.
-
-    The kind is op and scheme, or the scheme alone if there are too few of it.
-    """
+    """Return rows that lose far more than others of their op and scheme, or scheme, with texts."""
     known = _comparable(rows, evidence)
     found = {}
     for i in known:
@@ -419,11 +400,7 @@ _INPUT_ROUNDED = Reason(
 def _left_in_float(
     rows: Sequence[LayerError], evidence: Sequence[Diagnostics]
 ) -> tuple[int, Mistake] | None:
-    """
-    Return the first float op with weights while most of its kind are quantized.
-
-    It loses nothing and may be intended, so it is reported only if nothing else is found.
-    """
+    """Return the first float op with weights while most of its kind are quantized."""
     weighted = [i for i, row in enumerate(rows) if "weight" in row.dtypes and evidence[i].scheme]
     others = [i for i in weighted if evidence[i].scheme != "float"]
     kinds = {rows[i].op for i in others}

@@ -29,24 +29,18 @@ from pytest_edgeq.tflite.subgraph import Op
 
 Array = npt.NDArray[Any]
 
+# Outputs of ops with the file's constants and with the form's, by index of the op and of the
+# tensor; inputs of kernels that quantize their own, by index of the file's op.
 _Results = tuple[
     Mapping[tuple[int, int], Array],
     Mapping[tuple[int, int], Array],
     Mapping[int, tuple[Array, Halves]],
 ]
-"""
-Outputs of ops with the file's constants and with the form's, by index of the op and of the tensor;
-inputs of kernels that quantize their own, by index of the file's op.
-"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpOutput:
-    """
-    One output of an op, with the float results to compare it with.
-
-    All arrays have the output's shape.
-    """
+    """One output of an op, and the float results to compare it with, all of one shape."""
 
     op: Op
     place: int
@@ -118,13 +112,7 @@ class Execution:
         return kept_outputs(self._form, self._whole, self._file)
 
     def run(self, names: Sequence[str], arrays: Sequence[Array]) -> Iterator[OpOutput]:
-        """
-        Run one sample and yield the outputs of the paired ops in order.
-
-        Raises:
-            ValueError, TypeError: The inputs do not fit.
-            RuntimeError: The kernels fail.
-        """
+        """Run one sample and yield the outputs of the paired ops in order."""
         self._runner.run(self._file.encode(names, arrays))
         self._whole.run(self._form.encode(names, arrays))
         shapes = tuple(array.shape for array in arrays)
@@ -325,11 +313,7 @@ class _PairedGroup:
 
 
 def _operand(op: Op, position: int, default: Array, values: _DequantizedValues) -> Array:
-    """
-    Return an operand of the file's op in the shape and the dtype of the form's.
-
-    It is the form's own value if the file has no such operand, or one of another size.
-    """
+    """Return an operand of the file's op in the form's shape; the form's own if none fits."""
     index = op.inputs[position] if position < len(op.inputs) else -1
     if index < 0 or values[index].size != default.size:
         return default

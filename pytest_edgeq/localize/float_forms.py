@@ -76,11 +76,7 @@ def _perturbed(
 
 
 def times_a_number(pair: ConstantPair, floats: Array) -> Array | None:
-    """
-    Return floats scaled by the integer, or its inverse, that a constant includes.
-
-    A converter may fold the 1/N of a mean into the weights behind it.
-    """
+    """Return floats times the integer, or its inverse, that a constant includes (1/N of a mean)."""
     if not floats.size or floats.dtype.kind != "f":
         return None
     constant, steps = pair.floats, _steps(pair)
@@ -101,12 +97,7 @@ def times_a_number(pair: ConstantPair, floats: Array) -> Array | None:
 def nearest_constants(
     candidates: Iterable[tuple[Array, Array]], constants: Iterable[ConstantPair]
 ) -> dict[tuple[int, int], Array]:
-    """
-    Return the floats that the constants of a file were before they were rounded.
-
-    A constant is matched by its values: to the candidate within half of the file's own step, in any
-    order of its axes.
-    """
+    """Return the floats within half a step of a file's constants, in any order of the axes."""
     by_size: dict[int, list[tuple[Array, Array]]] = {}
     for rounded, exact in candidates:
         by_size.setdefault(rounded.size, []).append((rounded, exact))
@@ -279,11 +270,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
 
 
 def _of_rounded_module(quantized: QuantizedModel) -> Forms:
-    """
-    Return the forms of a file whose weights torchao rounded in any way.
-
-    The reference of the float file is torch with these weights.
-    """
+    """Return the forms of a file whose weights torchao rounded; the reference has these."""
     made, simulated, reference = (
         _original_file(quantized),
         quantized.simulated,
@@ -315,11 +302,7 @@ def paired(file: EdgeFile, form: EdgeFile) -> Pairs:
 
 
 def by_name(ours: Signature, theirs: Signature, side: str) -> dict[int, int]:
-    """
-    Pair inputs or outputs by name if all names match, else by position.
-
-    A different number of them is reported by `same.io_differences`.
-    """
+    """Pair inputs or outputs by name if all names match, else by position."""
     one, two = getattr(ours, side), getattr(theirs, side)
     names = {border.name: border.tensor.index for border in two}
     known = names.keys() == {border.name for border in one}
@@ -405,11 +388,7 @@ def _modules(pairs: Pairs, base: EdgeFile) -> dict[int, str]:
 
 
 def _reference(quantized: QuantizedModel, sample: Sample) -> Callable[..., Any] | None:
-    """
-    Return the module, the graph changed by training, or a quantized graph in float.
-
-    None if the reference quantizes by itself, or is the float file that the ops are compared with.
-    """
+    """Return what a form is compared with; None if it quantizes by itself or is that form."""
     reference, make = quantized.float_model, quantized.float_file
     assert reference is not None, "a localizer has checked it"
     if make is None:

@@ -43,12 +43,7 @@ class OpsPart:
 
     @classmethod
     def of(cls, localizer: Localizer, runtime: str) -> OpsPart:
-        """
-        Return the parts of a localizer that has measured a sample.
-
-        Raises:
-            CannotTravelError: Its torch graph cannot be pickled.
-        """
+        """Return the parts of a localizer that has measured a sample."""
         against, form = localizer.against_torch, localizer.form
         other = against.other_reference
         reference = None if other is None else pickled_reference(other)

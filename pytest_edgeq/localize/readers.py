@@ -136,11 +136,7 @@ def _flat_text(
 
 
 def changed_input(graph: OpGraph, op: Op, scale: float, written: float) -> Finding:
-    """
-    Return the finding on an input scale that differs from the bias's.
-
-    Its place is the producer of the input, or this op if there is none.
-    """
+    """Return the finding, at the producer, on an input scale that differs from the bias's."""
     producer = graph.subgraphs[op.subgraph].producer
     maker = producer.get(op.inputs[INPUT_AT[op.name]])
     while maker is not None and maker.inputs[0] in producer and passes_codes_through(graph, maker):

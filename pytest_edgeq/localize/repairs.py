@@ -32,11 +32,7 @@ _NEAR = 2.0**-10
 
 
 def repaired_op(form: EdgeFile, other: EdgeFile, is_right: Callable[[EdgeFile], bool]) -> Op | None:
-    """
-    Return the first op whose replacement by its partner makes the outputs correct.
-
-    Other differences between the two files are then the converter's choice and no defect.
-    """
+    """Return the first op whose replacement by its partner makes the outputs correct."""
     finder = _GraftFinder(form, other)
     for count, grafts in enumerate(finder.candidates()):
         if count >= _MOST:
@@ -107,11 +103,7 @@ class _GraftFinder:
         self._counterparts = {self._pairs.float_source(there): here for here, there in counterparts}
 
     def candidates(self) -> Iterator[Sequence[Graft]]:
-        """
-        Yield the replacements to try, in order; float constants come last.
-
-        A constant with several consumers is replaced for all of them together.
-        """
+        """Yield replacements in order, float constants last, and one for all readers."""
         grafts = [graft for op in self._ours.ops for graft in self._grafts(op)]
         for graft in sorted(grafts, key=self._has_only_float_constants):
             constants = () if self._has_only_float_constants(graft) else graft.constants

@@ -37,11 +37,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """
-    Paired ops of two files.
-
-    Tensors are compared by their sources: behind casts and reshapes the tensor in front counts.
-    """
+    """Paired ops of two files; behind casts and reshapes the tensor in front counts."""
 
     ops: Mapping[int, Op]  # from the quantized file to the float file, as `tensors`
     unpaired: tuple[Op, ...]  # of the quantized file, except reshapes and casts
@@ -445,11 +441,7 @@ class Structure:
                     yield ConstantPair(files, (op, partner), place, constants)
 
     def _has_other_axes(self, pair: ConstantPair) -> bool:
-        """
-        Whether partners have axes of length 1 at other places.
-
-        Then integers that count axes (a permutation, reduced axes) differ in sound files.
-        """
+        """Whether partners have axes of length 1 at other places: numbers of axes differ then."""
         op, partner = pair.op, pair.partner
         for ours, theirs in ((op.inputs, partner.inputs), (op.outputs, partner.outputs)):
             # One of the two may omit its bias.

@@ -33,11 +33,7 @@ class _Difference:
 
 
 def first_differing_op(ops: SingleOps, one: str, other: str, inputs: Inputs) -> str:
-    """
-    Describe the first op whose codes differ when two runtimes run it alone.
-
-    It is empty if all ops agree, or if they cannot be run alone there.
-    """
+    """Describe the first op whose codes differ when two runtimes run it alone, if any."""
     try:
         found = _first_difference(ops, one, other, inputs)
     except (UnrunnableError, CopyError, ValueError):  # the difference itself is already reported

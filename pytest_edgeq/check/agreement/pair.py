@@ -29,10 +29,8 @@ Array = npt.NDArray[Any]
 GREATEST = float(np.finfo(np.float32).max)
 """Maximum of float32, which kernels that clamp return for infinity."""
 
+# Of Hoeffding's bound, P(share ≥ p + d) ≤ exp(−2nd²): once in a million by chance.
 _CHANCE = math.log(1e6) / 2
-"""
-Of Hoeffding's bound, P(share ≥ p + d) ≤ exp(−2nd²): once in a million by chance.
-"""
 
 
 @dataclass(slots=True, eq=False)

@@ -22,13 +22,10 @@ from pytest_edgeq.tflite.subgraph import Op
 
 Array = npt.NDArray[Any]
 
+# Allowed distance of two runtimes, as a multiple of the builtin kernels' own error. |R − B| ≤ |R −
+# f| + |B − f|: a runtime R that is at most three times as far from the reference f as the builtin
+# kernels B are.
 _ERROR_RATIO = 4
-"""
-Allowed distance of two runtimes, as a multiple of the builtin kernels' own error.
-
-|R − B| ≤ |R − f| + |B − f|: a runtime R that is at most three times as far from the reference f as
-the builtin kernels B are.
-"""
 
 _SIGMAS = 3
 """Standard deviations that a sum of few squares may lie below its mean."""
@@ -84,11 +81,7 @@ class RuntimeResults:
             self.distances.setdefault(position, RuntimeDistance()).update(*each)
 
     def check_stale(self, index: int, codes: Sequence[Array], *, repeats: bool) -> None:
-        """
-        Record the first sample whose outputs are those of the previous one.
-
-        Outputs without any finite value are ignored.
-        """
+        """Record the first sample whose outputs, if finite, are those of the previous one."""
         is_same = bool(self.last) and all(map(equal, self.last, codes))
         if self.stale is None and is_same and not repeats and any(map(_has_finite, codes)):
             self.stale = index

@@ -112,12 +112,7 @@ def parse_number(what: str, number: Any) -> float:
 
 
 def spread(expected: Any, names: Sequence[str], what: str) -> list[Any]:
-    """
-    Expand an expectation to one for each of a model's inputs or outputs.
-
-    An input or output that a dict leaves out is an error, as is a name that the model does not
-    have.
-    """
+    """Expand an expectation to one for each of a model's inputs or outputs."""
     if isinstance(expected, Mapping):
         for name in expected:
             if name not in names:
@@ -164,11 +159,7 @@ def op_of(edge: EdgeFile, entry: OpDtypes) -> Op:
 
 
 def select_ops(edge: EdgeFile, op: str | None, module: str | None) -> tuple[OpDtypes, ...]:
-    """
-    Return the ops of this name whose torch module matches a glob.
-
-    Without a match the error lists the ops and modules of the model.
-    """
+    """Return the ops of this name whose torch module matches a glob."""
     if op is not None:
         known_op(op)
     if module is not None and not isinstance(module, str):
@@ -211,11 +202,7 @@ def table(rows: Iterable[Sequence[Any]], header: Sequence[str]) -> tuple[str, ..
 
 
 def failed(found: Finding, *ways: str) -> AssertionError:
-    """
-    Return the error of a failed expectation, with the evidence before the causes.
-
-    `ways` are lines at the end, in place of the fix and the command.
-    """
+    """Return the error of a failed expectation; `ways` replace fix and command at its end."""
     causes = [f"cause: {each}" for each in found.causes]
     fix = [f"fix: {found.fix}"] if found.fix else []
     lines = [found.title, *found.evidence, *causes, *(ways or (*fix, *found.acceptance))]
