@@ -582,8 +582,9 @@ class AgainstTorch:
         known = _node_values(self._reference, sample)
         if known is None:
             return divergence
-        converted = {} if as_converted is None else self._values_as_converted(as_converted)
-        known += converted.values()
+        converted = [] if as_converted is None else self._values_as_converted(as_converted)
+        known += converted
+        same = self._same_as_partners(as_converted)
         subgraph = self._form.graph.subgraphs[self._form.signature.subgraph]
         equal = {index for index in subgraph.inputs}
         for op in subgraph.ops:
@@ -596,13 +597,13 @@ class AgainstTorch:
         strange = self._first_unlike_reference(
             subgraph, last, region, equal, is_known=bool(converted)
         )
-        first = self._first_unlike_partner(last, equal, as_converted)
+        first = _first_unlike_partner(subgraph, last, equal, same)
         found = strange or first or _first_that_differs(subgraph, region, equal)
         if found is None:
             return divergence
         op = found
         if strange is None:
-            op = self._wrong_mover(op, converted) or op
+            op = _wrong_mover(subgraph, op, same) or op
         made = self._runner.tensor(op.outputs[0])
         negated = made.dtype.kind == "f" and _is_among(-made, known)
         if strange is None and op is found and not negated:
@@ -663,28 +664,21 @@ class AgainstTorch:
         )
         return runner if is_right else None
 
-    def _values_as_converted(self, runner: Runner) -> dict[int, Array]:
+    def _values_as_converted(self, runner: Runner) -> list[Array]:
         """Return the reference's float tensors, with those that torch's graph lacks."""
         form = self._forms.converted
         assert form is not None, "the caller has run it"
         ops = form.graph.subgraphs[form.signature.subgraph].ops
-        values = {i: runner.tensor(i) for op in ops for i in op.outputs if i >= 0}
-        return {i: each.astype(np.float64) for i, each in values.items() if each.dtype.kind == "f"}
+        values = (runner.tensor(i) for op in ops for i in op.outputs if i >= 0)
+        return [each.astype(np.float64) for each in values if each.dtype.kind == "f"]
 
-    def _first_unlike_partner(
-        self, last: int, equal: set[int], converted: Runner | None
-    ) -> Op | None:
-        """
-        Return the first op that differs from its partner in the reference's float file.
-
-        A tensor may equal another one of torch's, or a permutation of it. Ops without a partner, or
-        with a result of another shape, are skipped.
-        """
+    def _same_as_partners(self, converted: Runner | None) -> dict[int, bool]:
+        """Return by tensor whether it has its partner's values in the reference's float file."""
         form = self._forms.converted
-        if form is None or converted is None:
-            return None
         subgraph = self._form.graph.subgraphs[self._form.signature.subgraph]
         same: dict[int, bool] = dict.fromkeys(subgraph.inputs, True)
+        if form is None or converted is None:
+            return same
         for number, partner in paired(self._form, form).ops.items():
             op = subgraph.ops[number]
             if partner.name != op.name:
@@ -694,34 +688,36 @@ class AgainstTorch:
                 made, wanted = self._runner.tensor(here), converted.tensor(there)
                 if made.shape == wanted.shape:
                     same[here] = not _is_moved(made, wanted)
-        known = {i for i in equal if same.get(i, True)} | {i for i in same if same[i]}
-        first = _first_that_differs(subgraph, _backward_slice(subgraph, last, known), known)
-        return first if first is not None and not same.get(first.outputs[0], True) else None
+        return same
 
-    def _wrong_mover(self, op: Op, converted: Mapping[int, Array]) -> Op | None:
-        """
-        Return the RESHAPE or TRANSPOSE that moves other values than its partner.
 
-        Its values still equal some torch tensor or a permutation of it, so the consumer is the
-        first op to differ.
-        """
-        form = self._forms.converted
-        if form is None or not converted:
-            return None
-        subgraph = self._form.graph.subgraphs[self._form.signature.subgraph]
-        partners = paired(self._form, form).ops
-        wrong = None
-        for index in op.inputs:
-            maker = subgraph.producer.get(index)
-            while maker is not None and maker.name in ("RESHAPE", "TRANSPOSE"):
-                partner = partners.get(maker.index)
-                if partner is not None and partner.name == maker.name:
-                    wanted = converted.get(partner.outputs[0])
-                    made = self._runner.tensor(maker.outputs[0])
-                    if wanted is not None and _is_moved(made, wanted):
-                        wrong = maker
-                maker = subgraph.producer.get(maker.inputs[0])
-        return wrong
+def _first_unlike_partner(
+    subgraph: Subgraph, last: int, equal: set[int], same: Mapping[int, bool]
+) -> Op | None:
+    """
+    Return the first op that differs from its partner in the reference's float file.
+
+    A tensor may equal another one of torch's, or a permutation of it.
+    """
+    known = {i for i in equal if same.get(i, True)} | {i for i in same if same[i]}
+    first = _first_that_differs(subgraph, _backward_slice(subgraph, last, known), known)
+    return first if first is not None and not same.get(first.outputs[0], True) else None
+
+
+def _wrong_mover(subgraph: Subgraph, op: Op, same: Mapping[int, bool]) -> Op | None:
+    """
+    Return the RESHAPE or TRANSPOSE in front of an op that moves other values than its partner.
+
+    Its values still equal some torch tensor or a permutation of it, so the consumer is the first op
+    to differ.
+    """
+    wrong = None
+    for index in op.inputs:
+        maker = subgraph.producer.get(index)
+        while maker is not None and maker.name in ("RESHAPE", "TRANSPOSE"):
+            wrong = maker if not same.get(maker.outputs[0], True) else wrong
+            maker = subgraph.producer.get(maker.inputs[0])
+    return wrong
 
 
 def _first_that_differs(subgraph: Subgraph, region: set[int], equal: set[int]) -> Op | None:

@@ -213,25 +213,24 @@ class ConstantPair:
     @property
     def stored(self) -> Constant:
         """The constant of the quantized file."""
-        found = self._read.get("stored")
-        if not isinstance(found, Constant):
-            found = read_constant(self._files[0], self.op, self._constants[0])
-            self._cache("stored", found)
-        return found
+        stored: Constant = self._kept(
+            "stored", lambda: read_constant(self._files[0], self.op, self._constants[0])
+        )
+        return stored
 
     @property
     def floats(self) -> Array:
         """The constant of the float file, in the shape of the quantized file."""
-        found: Array | None = self._read.get("floats")
-        if found is not None:
-            return found
+        floats: Array = self._kept("floats", self._read_floats)
+        return floats
+
+    def _read_floats(self) -> Array:
         constant = read_constant(self._files[1], self.partner, self._constants[1])
         floats = constant.floats if constant.scales is not None else constant.values
         floats = floats.reshape(self.shape)
         if floats.dtype.kind == "f" and np.isnan(floats).any():
             # No code represents NaN, which only a branch that is never selected can have.
             floats = np.where(np.isnan(floats), self.stored.floats, floats)
-        self._cache("floats", floats)
         return floats
 
     @property
@@ -239,9 +238,14 @@ class ConstantPair:
         """The shape of the operand in the quantized file."""
         return self._files[0].tensor(self.op, self.op.inputs[self.place]).shape
 
-    def _cache(self, name: str, value: Any) -> None:
+    def _kept(self, name: str, read: Callable[[], Any]) -> Any:
+        """Read a constant, once if it is small."""
+        if name in self._read:
+            return self._read[name]
+        found = read()
         if math.prod(self.shape) <= _SMALL:
-            self._read[name] = value
+            self._read[name] = found
+        return found
 
 
 class Structure:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from pytest_edgeq.check.assertions.bare_files import bare_runtimes
 from pytest_edgeq.compare.quantized import QuantizedModel
-from pytest_edgeq.errors import UnmatchedError, failure
+from pytest_edgeq.errors import UnmatchedError, failure, warn_user
 from pytest_edgeq.names import nearest
 from pytest_edgeq.numerics.findings import Finding, aligned
 from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.runtimes.registry import BUILT_IN
+from pytest_edgeq.runtimes.workers.bounds import default_memory
+from pytest_edgeq.runtimes.workers.sessions import innermost
 from pytest_edgeq.tflite.graph import operator_names, tensor_types
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
 from pytest_edgeq.tflite.ops import nearest_op
@@ -25,6 +27,8 @@ from pytest_edgeq.tflite.subgraph import Op
 
 if TYPE_CHECKING:
     import torch
+
+    from pytest_edgeq.runtimes.workers.policy import Isolation
 
 Model: TypeAlias = "QuantizedModel | TflitePath | bytes"
 """A model, or the path or the content of a `.tflite` file."""
@@ -42,14 +46,27 @@ CUSTOM = "CUSTOM"
 """Name for all custom ops together; one of them is `CUSTOM:<code>`."""
 
 
+def bare_isolation() -> Isolation:
+    """Return the isolation of the innermost session; the defaults outside of pytest."""
+    from pytest_edgeq.quantize.cache.directory import Store
+    from pytest_edgeq.runtimes.workers.policy import Isolation
+
+    session = innermost()
+    return Isolation(
+        session.mode,
+        seconds=session.seconds,
+        memory=default_memory() if session.memory is None else session.memory,
+        store=None if session.cache_dir is None else Store(session.cache_dir, warn_user),
+    )
+
+
 def edge_of(model: Model) -> EdgeFile:
     """Open the model of an assertion: a QuantizedModel, a path or bytes."""
     if isinstance(model, QuantizedModel):
         return model.edge
-    if isinstance(model, (str, os.PathLike, bytes)):
-        return EdgeFile(model, runtimes=bare_runtimes(), foreign=True)
-    if isinstance(model, (bytearray, memoryview)):
-        return EdgeFile(bytes(model), runtimes=bare_runtimes(), foreign=True)
+    if isinstance(model, (str, os.PathLike, bytes, bytearray, memoryview)):
+        source = bytes(model) if isinstance(model, (bytearray, memoryview)) else model
+        return EdgeFile(source, runtimes=BUILT_IN.isolated(bare_isolation()), foreign=True)
     raise TypeError(
         f"expected a QuantizedModel, a path or the bytes of a .tflite file, got "
         f"{type(model).__name__}"

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from pytest_edgeq.check.assertions.expect import failed
-from pytest_edgeq.check.assertions.scoring import Scorer
+from pytest_edgeq.check.assertions.scoring.function import CallableScorer
+from pytest_edgeq.check.assertions.scoring.metric import MetricScorer
+from pytest_edgeq.check.assertions.scoring.scores import Scorer
 from pytest_edgeq.compare.foreign import is_keras, keras_output_names
 from pytest_edgeq.compare.measurement import check_layout
 from pytest_edgeq.compare.quantized import QuantizedModel
@@ -26,6 +28,23 @@ from pytest_edgeq.runtimes.edge import EdgeFile
 __tracebackhide__ = True
 
 Array = np.ndarray[Any, Any]
+
+
+def scorer_for(metric: Any) -> Scorer:
+    """Return the scorer for a callable or a Metric."""
+    if isinstance(metric, type) or not callable(metric):
+        way_out = (
+            f"type: make one, {metric.__name__}(…)"
+            if isinstance(metric, type)
+            else f"{type(metric).__name__} {metric!r}"
+        )
+        raise TypeError(
+            "metric: expected a callable metric(outputs, label) that gives a bool or a number, or "
+            f"a torchmetrics Metric, got a {way_out}"
+        )
+    if all(hasattr(metric, name) for name in ("update", "compute", "reset")):
+        return MetricScorer(metric)
+    return CallableScorer(metric)
 
 
 def bound_pair(model: QuantizedModel, pair: Any, index: int) -> tuple[Sample, Any]:
