@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -722,41 +722,47 @@ def _row(
     *,
     matched: bool,
 ) -> LayerError:
-    # An op with several outputs shows the worst of them.
-    worst, measured = max(own, key=lambda o: (o[1].excess_lsb, o[1].loss), default=(None, None))
-    scale = None if worst is None or worst.limits is None else worst.limits.scale
+    errors: dict[str, Any] = dict.fromkeys(_MEASURED)
+    if own:
+        # An op with several outputs shows the worst of them.
+        worst, found = max(own, key=lambda each: (each[1].excess_lsb, each[1].loss))
+        scale = None if worst.limits is None else worst.limits.scale
+        errors |= {
+            "local_sqnr_db": -found.loss,
+            "local_rmse_lsb": found.rmse(scale),
+            "cumulative_sqnr_db": -found.cumulative_loss,
+            "cumulative_rmse_lsb": found.rmse(scale, cumulative=True),
+        }
+        if scale is not None:
+            errors["local_lsb_error"] = found.local_lsb
+            errors["cumulative_lsb_error"] = found.cumulative_lsb
+            errors["clipped"] = (
+                (found.low + found.high) / found.elements if found.elements else None
+            )
+        if worst.bound is not None:
+            errors["excess_lsb"] = found.excess_lsb
     dtypes = {
         "input": ",".join(entry.inputs),
         "weight": entry.weight,
         "bias": entry.bias,
         "output": ",".join(entry.outputs),
     }
-    coded = measured is not None and scale is not None
     return LayerError(
         index=op.index,
         op=op.name,
         module=entry.module,
         dtypes={role: dtype for role, dtype in dtypes.items() if dtype},
-        local_lsb_error=measured.local_lsb if coded and measured else None,
-        local_sqnr_db=None if measured is None else -measured.loss,
-        local_rmse_lsb=None if measured is None else measured.rmse(scale),
-        cumulative_lsb_error=measured.cumulative_lsb if coded and measured else None,
-        cumulative_sqnr_db=None if measured is None else -measured.cumulative_loss,
-        cumulative_rmse_lsb=None if measured is None else measured.rmse(scale, cumulative=True),
-        clipped=(
-            (measured.low + measured.high) / measured.elements
-            if coded and measured and measured.elements
-            else None
-        ),
         matched=matched,
-        excess_lsb=(
-            measured.excess_lsb
-            if measured is not None and worst is not None and worst.bound is not None
-            else None
-        ),
         records=records,
         subgraph=op.subgraph,
+        **errors,
     )
+
+
+_MEASURED = (
+    *("local_lsb_error", "local_sqnr_db", "local_rmse_lsb", "clipped", "excess_lsb"),
+    *("cumulative_lsb_error", "cumulative_sqnr_db", "cumulative_rmse_lsb"),
+)
 
 
 def _rounded_constants(graph: torch.fx.GraphModule | None) -> list[npt.NDArray[np.floating]]:
