@@ -15,12 +15,7 @@ from pytest_edgeq.localize.localizer import ClippedRange, Localizer
 from pytest_edgeq.localize.mistakes import BIT_DB, FAR
 from pytest_edgeq.numerics.checks import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
-from pytest_edgeq.numerics.findings import (
-    CLIPPED_ACTIVATION,
-    Finding,
-    Harm,
-    input_findings,
-)
+from pytest_edgeq.numerics.findings import CLIPPED_ACTIVATION, Finding, Harm, input_findings
 from pytest_edgeq.numerics.metrics import sqnr_db
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.clamped import write_clamped

@@ -21,14 +21,7 @@ from pytest_edgeq.numerics.bootstrap import CHOICE_METRICS, RESAMPLES, SEED, rem
 from pytest_edgeq.numerics.budget import Budget, loosened
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.confidence import LEVEL
-from pytest_edgeq.numerics.findings import (
-    NONFINITE,
-    USELESS,
-    ZERO_OUTPUT,
-    Finding,
-    Place,
-    text_of,
-)
+from pytest_edgeq.numerics.findings import NONFINITE, USELESS, ZERO_OUTPUT, Finding, Place, text_of
 from pytest_edgeq.numerics.metric_table import METRICS, UPPER_BOUNDED
 from pytest_edgeq.numerics.results import OutputErrors, StageErrors, is_below_a_step, wiped
 

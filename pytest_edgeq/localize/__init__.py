@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pytest_edgeq.localize.rows import LayerError, LayerErrors
+from pytest_edgeq.localize.rows import LayerErrors
 from pytest_edgeq.numerics.findings import FILE, NOT_LOCALIZED, OP_IN_FLOAT, WRONG_RESULT, Finding
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.compare.samples import Sample
     from pytest_edgeq.numerics.comparison import Comparison
     from pytest_edgeq.progress import Progress
-
-__all__ = ["LayerError", "LayerErrors", "OnLocalized", "localize", "with_explanation"]
 
 OnLocalized: TypeAlias = Callable[[LayerErrors, float], None]
 
@@ -126,11 +124,7 @@ def _explain(
     return replace(
         found,
         causes=(*found.causes, *([other] if other else [])),
-        evidence=(
-            *lines,
-            f"localized on the worst {on}{stopped}:",
-            *errors.overview.splitlines(),
-        ),
+        evidence=(*lines, f"localized on the worst {on}{stopped}:", *errors.overview.splitlines()),
     )
 
 

@@ -221,10 +221,7 @@ class OutputCheck:
     """Decides on a worker whether `AgainstTorch` must examine a sample."""
 
     def __init__(
-        self,
-        quantized: QuantizedModel,
-        standard: Standard,
-        reference: Callable[..., Any] | None,
+        self, quantized: QuantizedModel, standard: Standard, reference: Callable[..., Any] | None
     ) -> None:
         self._quantized, self._standard = quantized, standard
         self._is_own = reference is None
@@ -623,13 +620,7 @@ class AgainstTorch:
         return found
 
     def _first_unlike_reference(
-        self,
-        subgraph: Subgraph,
-        last: int,
-        region: set[int],
-        equal: set[int],
-        *,
-        is_known: bool,
+        self, subgraph: Subgraph, last: int, region: set[int], equal: set[int], *, is_known: bool
     ) -> Op | None:
         """Return the first op with another name or other constants than the reference's."""
         substituted, unmatched = self._forms.substituted, self._forms.unmatched

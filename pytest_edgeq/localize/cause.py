@@ -439,9 +439,7 @@ def _typical(found: Sequence[Diagnostics]) -> Diagnostics:
 
 _EVERYWHERE: tuple[
     tuple[
-        Callable[[LayerError, Diagnostics], Mistake | None],
-        str,
-        Callable[[Diagnostics], Reason],
+        Callable[[LayerError, Diagnostics], Mistake | None], str, Callable[[Diagnostics], Reason]
     ],
     ...,
 ] = (
@@ -455,10 +453,6 @@ _EVERYWHERE: tuple[
         "have a range of next to nothing",
         lambda _: Reason(("calibrated on zeros",)),
     ),
-    (
-        clipped,
-        "have too narrow a range",
-        lambda own: own.calibration.too_narrow(),
-    ),
+    (clipped, "have too narrow a range", lambda own: own.calibration.too_narrow()),
     (too_wide, "have too wide a range", lambda own: own.calibration.too_wide(own.scale)),
 )

@@ -37,11 +37,7 @@ _FLOAT32 = (float(np.finfo(np.float32).min), float(np.finfo(np.float32).max))
 
 
 def check_stored_weight(
-    op_name: str,
-    stored: Constant,
-    reference: Array,
-    *,
-    kept: Callable[[], bool] | None = None,
+    op_name: str, stored: Constant, reference: Array, *, kept: Callable[[], bool] | None = None
 ) -> tuple[str, ...]:
     """
     Return a sentence for each defect of a weight, the most important first.

@@ -218,8 +218,7 @@ def too_narrow(evidence: Diagnostics) -> Mistake:
         causes = (*(why.causes if evidence.averaged else ()), *range_narrowed.causes)
         why = Reason(causes, "; or ".join(each for each in fixes if each))
     return Mistake(
-        f"its range {_range(evidence)} is too narrow: {beyond} of torch's values lie beyond",
-        why,
+        f"its range {_range(evidence)} is too narrow: {beyond} of torch's values lie beyond", why
     )
 
 

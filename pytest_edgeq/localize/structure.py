@@ -334,10 +334,7 @@ class Structure:
                 if role != "weight" and not _has_scales(pair.stored):
                     continue  # codes that are compared as codes
                 texts = check_stored_weight(
-                    pair.op.name,
-                    pair.stored,
-                    pair.floats,
-                    kept=kept if role == "weight" else None,
+                    pair.op.name, pair.stored, pair.floats, kept=kept if role == "weight" else None
                 )
                 if texts and role == "weight" and _is_among(pair.stored, rounded()):
                     continue
@@ -507,12 +504,7 @@ class Structure:
         if stored.scales is not None and (scale is None or scales is None):
             return ()
         texts = check_bias(
-            pair.op.name,
-            stored,
-            pair.floats,
-            input_scale=scale,
-            weight_scales=scales,
-            wider=wider,
+            pair.op.name, stored, pair.floats, input_scale=scale, weight_scales=scales, wider=wider
         )
         return tuple(map(pair.op.wrong, texts))
 

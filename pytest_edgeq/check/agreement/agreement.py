@@ -182,12 +182,7 @@ class Agreement:
 
     def _refused(self, error: UnrunnableError) -> None:
         runtimes = self._edge.runtimes
-        must_run = (
-            self._quantized.runtime,
-            _MUST_RUN,
-            *runtimes.own,
-            *runtimes.check_targets,
-        )
+        must_run = (self._quantized.runtime, _MUST_RUN, *runtimes.own, *runtimes.check_targets)
         is_fault = error.runtime in must_run or isinstance(error, CrashedError)
         is_minor = not is_fault and (error.runtime == _UNSHIPPED or error.is_lacking)
         (self._lacking if is_minor else self._unable).append(error)

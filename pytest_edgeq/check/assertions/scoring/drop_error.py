@@ -38,10 +38,7 @@ def drop_error(scores: Scores, limit: float, n_samples: int) -> AssertionError:
         place=Place("file", f"{what} of {scores.name}"),
         expected=f"at most {limit:g}",
         got=f"{evidence.drop:.4g} {verdict.end}",
-        evidence=(
-            *table(rows, ("", "score", f"{n}, {scores.detail}")),
-            *_changes(scores, items),
-        ),
+        evidence=(*table(rows, ("", "score", f"{n}, {scores.detail}")), *_changes(scores, items)),
         causes=(verdict.cause,),
         fix=verdict.fix,
         command=verdict.command,
