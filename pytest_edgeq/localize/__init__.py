@@ -2,7 +2,8 @@
 Find the op to blame: compare each op with its float counterpart.
 
 - `float_forms` chooses the float form and finds the constants that the file's were rounded from;
-  `structure` pairs the ops of both, `execution` runs a float op on the inputs of the file's op.
+  `structure` pairs the ops of both, `single_ops` runs ops alone, `execution` a float op on the
+  inputs of the file's op.
 - `against_torch` compares the float form with torch, `moves` bounds the rounding of constants,
   `repairs` finds the op whose replacement fixes the form, `origin` compares with the converted
   file.

@@ -13,12 +13,12 @@ import numpy.typing as npt
 from pytest_edgeq.compare.reference import in_file_order
 from pytest_edgeq.errors import CopyError
 from pytest_edgeq.localize.measured import by_channel, code_limits, peak
+from pytest_edgeq.localize.single_ops import OpGroup, in_turn
 from pytest_edgeq.localize.structure import ConstantPair, Pairs
 from pytest_edgeq.numerics.arrays import contiguous
 from pytest_edgeq.runtimes.bounds import Halves, HybridInput, hybrid_position
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.runner import Runner
-from pytest_edgeq.runtimes.single_ops import OpGroup, in_turn
 from pytest_edgeq.tflite.constants import dequantized
 from pytest_edgeq.tflite.cut import first_failing, grouped_ops
 from pytest_edgeq.tflite.float_form import bias_scales

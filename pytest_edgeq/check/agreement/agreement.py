@@ -15,11 +15,10 @@ from pytest_edgeq.check.agreement.runtime_results import FLOAT_UNIT, RuntimeResu
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.samples import Sample
 from pytest_edgeq.errors import CrashedError, UnrunnableError, grouped
+from pytest_edgeq.localize.single_ops import SingleOps
 from pytest_edgeq.numerics.arrays import contiguous
 from pytest_edgeq.numerics.findings import RUNTIMES_DIFFER, Finding, Place, text_of
-from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.runner import KEEPING
-from pytest_edgeq.runtimes.single_ops import SingleOps
 from pytest_edgeq.tflite.graph import OpGraph
 
 Array = npt.NDArray[Any]
@@ -68,18 +67,8 @@ class Agreement:
     def __init__(self, quantized: QuantizedModel) -> None:
         self._quantized = quantized
         edge = quantized.edge
-        if edge.graph.is_stateful:
-            # Runs here must not advance the state of other runs.
-            key = edge.signature.key
-            edge = EdgeFile(
-                edge.graph,
-                modules=edge.modules,
-                threads=edge.threads,
-                layout=edge.layout,
-                runtimes=edge.runtimes,
-                foreign=edge.foreign,
-            )
-            edge = edge if key is None else edge.at(key)
+        # Runs here must not advance the state of other runs.
+        edge = edge.clone() if edge.graph.is_stateful else edge
         self._edge = edge
         self._count = 0
         self._first: Mapping[str, Array] = {}

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.errors import CopyError, UnrunnableError
+from pytest_edgeq.localize.single_ops import OpGroup, SingleOps
 from pytest_edgeq.numerics.target_machine import TargetMachine
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.runtimes.single_ops import OpGroup, SingleOps
 from pytest_edgeq.runtimes.workers.remote_worker import facts
 from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.subgraph import Op

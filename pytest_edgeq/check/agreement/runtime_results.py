@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from pytest_edgeq.check.agreement.pair import GREATEST, Pair, make_pair, problem_together
 from pytest_edgeq.errors import CopyError
+from pytest_edgeq.localize.single_ops import OpGroup, SingleOps
 from pytest_edgeq.numerics.findings import NO_HARM, RUNTIMES_DIFFER, Finding, Harm, Place
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.runtimes.single_ops import OpGroup, SingleOps
 from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.ops import KNOWN_WRONG

@@ -17,11 +17,11 @@ from pytest_edgeq.compare.parallel import MOST_AHEAD, in_order
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.samples import Sample, SampleSpec, read_samples
 from pytest_edgeq.errors import UnmatchedError
+from pytest_edgeq.localize.single_ops import SingleOps
 from pytest_edgeq.numerics.comparison import WorstSamples
 from pytest_edgeq.numerics.findings import RUNTIMES_DIFFER, Finding, Place
 from pytest_edgeq.numerics.metrics import least_sqnr_db
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.runtimes.single_ops import SingleOps
 from pytest_edgeq.tflite.end_quantization import quantized_output
 from pytest_edgeq.tflite.subgraph import SignatureTensor, Tensor
 
