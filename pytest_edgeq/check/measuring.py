@@ -289,9 +289,7 @@ class Measuring:
             self._note_refusal(error)
             return None
         except (ValueError, RuntimeError) as error:
-            self._verdict.notes.append(
-                f"ops were not compared with {self._quantized.reference_name} one by one: {error}"
-            )
+            self._note_unmeasured(f": {error}")
             return None
         return localizer
 
@@ -303,9 +301,7 @@ class Measuring:
             self._note_refusal(error)
             return False
         except (RuntimeError, UnreadableError) as error:
-            self._verdict.notes.append(
-                f"ops were not compared with {self._quantized.reference_name} one by one: {error}"
-            )
+            self._note_unmeasured(f": {error}")
             return False
         except (ValueError, TypeError):
             if self._fits:
@@ -317,10 +313,12 @@ class Measuring:
         refuses = "lacks an op of the file" if error.is_lacking else "refuses the file"
         if not error.is_lacking:
             self._refusals.append(error)
-        self._verdict.notes.append(
-            f"ops were not compared with {self._quantized.reference_name} one by one, as the "
-            f"{error.runtime} runtime, which keeps what is between them, {refuses}"
-        )
+        runtime = f"the {error.runtime} runtime, which keeps what is between them"
+        self._note_unmeasured(f", as {runtime}, {refuses}")
+
+    def _note_unmeasured(self, why: str) -> None:
+        name = self._quantized.reference_name
+        self._verdict.notes.append(f"ops were not compared with {name} one by one{why}")
 
 
 def _stopped(kind: str, error: Exception) -> Finding:

@@ -55,6 +55,7 @@ from pytest_edgeq.numerics.findings import (
     WRONG_RESULT,
     Finding,
     Harm,
+    Place,
 )
 from pytest_edgeq.tflite.ops import LAYERS
 
@@ -115,18 +116,17 @@ def blame(
     if floats is not None and not everywhere:
         return _lossy(judged, *floats, kind=OP_IN_FLOAT)
     known = everywhere or shifted
-    return LayerErrors(
-        rows=judged, culprit=None, finding=accumulated(judged) if known is None else _of_all(known)
-    )
+    found = accumulated(judged)
+    if known is not None:
+        shared = known._replace(symptom=f"no single layer: {known.symptom}")
+        found = _finding(LOSSY_EVERYWHERE, FILE, shared)
+    return LayerErrors(rows=judged, culprit=None, finding=found)
 
 
-def _of_all(known: Mistake) -> Finding:
+def _finding(kind: str, place: Place, known: Mistake, harm: Harm = NO_HARM) -> Finding:
+    symptom, why = known
     return Finding(
-        kind=LOSSY_EVERYWHERE,
-        place=FILE,
-        symptom=f"no single layer: {known.symptom}",
-        causes=known.reason.causes,
-        fix=known.reason.fix,
+        kind=kind, place=place, symptom=symptom, causes=why.causes, fix=why.fix, harm=harm
     )
 
 
@@ -141,15 +141,8 @@ def _lossy(
     rows: tuple[LayerError, ...], culprit: int, known: Mistake, kind: str = LOSSY_OP
 ) -> LayerErrors:
     row = rows[culprit]
-    found = Finding(
-        kind=kind,
-        place=row.place,
-        symptom=known.symptom,
-        causes=known.reason.causes,
-        fix=known.reason.fix,
-        harm=NO_HARM if kind == OP_IN_FLOAT else Harm.of_rms(row.local_rmse_lsb or 0.0),
-    )
-    return LayerErrors(rows=rows, culprit=row, finding=found)
+    harm = NO_HARM if kind == OP_IN_FLOAT else Harm.of_rms(row.local_rmse_lsb or 0.0)
+    return LayerErrors(rows=rows, culprit=row, finding=_finding(kind, row.place, known, harm))
 
 
 def _verdict(row: LayerError, evidence: Diagnostics, loses: bool) -> str:
@@ -350,14 +343,8 @@ def _defect(row: LayerError, evidence: Diagnostics) -> Finding:
             channel = one_channel(evidence)
             where = f", and {channel}" if channel else ""
             symptom = f"does not compute {row.op}: {symptom}{where}"
-    return Finding(
-        kind=WRONG_RESULT,
-        place=row.place,
-        symptom=symptom,
-        causes=reason.causes,
-        fix=reason.fix,
-        harm=USELESS if count else evidence.harm,
-    )
+    harm = USELESS if count else evidence.harm
+    return _finding(WRONG_RESULT, row.place, Mistake(symptom, reason), harm)
 
 
 def _loss(row: LayerError, evidence: Diagnostics, loss: str | None) -> Mistake:
