@@ -83,10 +83,9 @@ class Divergence:
     output: str  # name of the output in the file
     sqnr_db: float  # of the float form to torch there
     op: Op | None = None  # first that differs on torch's own values; None if torch has no graph
-    is_repaired: bool = False  # whether the op of the reference's float file fixes the form
+    how: str = ", and all that this op takes is as in torch"
     is_negated: bool = False  # whether the op returns −1 × torch's values
     is_reordered: bool = False  # whether the output has torch's values in another order
-    is_misordered: bool = False  # whether permuting the axes of this op's result fixes the form
 
 
 @dataclass(frozen=True, slots=True)
@@ -575,7 +574,8 @@ class AgainstTorch:
 
         repaired = None if as_converted is None else self._repaired(is_right)
         if repaired is not None:
-            return dataclasses.replace(divergence, op=repaired, is_repaired=True)
+            how = "; it does with this op as the reference converts to it"
+            return dataclasses.replace(divergence, op=repaired, how=how)
         known = _node_values(self._reference, sample)
         if known is None:
             return divergence
@@ -606,7 +606,8 @@ class AgainstTorch:
         if strange is None and op is found and not negated:
             misordered = misordered_op(self._form, op, is_right)
             if misordered is not None:
-                return dataclasses.replace(divergence, op=misordered, is_misordered=True)
+                how = "; it does with the axes of this op's result in another order"
+                return dataclasses.replace(divergence, op=misordered, how=how)
         return dataclasses.replace(divergence, op=op, is_negated=negated)
 
     def _repaired(self, is_right: Callable[[EdgeFile], bool]) -> Op | None:

@@ -532,13 +532,7 @@ class Localizer:
         )
         reason = Reason()
         if divergence.op is not None:
-            text += (
-                "; it does with this op as the reference converts to it"
-                if divergence.is_repaired
-                else "; it does with the axes of this op's result in another order"
-                if divergence.is_misordered
-                else ", and all that this op takes is as in torch"
-            )
+            text += divergence.how
             if divergence.is_reordered:
                 text += "; the output has torch's values in another order"
             if _samples_centres(self.form.graph, divergence.op):
