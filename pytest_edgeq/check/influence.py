@@ -243,7 +243,10 @@ class Influence:
         own = swapped[place].changes[name]
         pairs = len(swapped[place].pairs)
         others = [
-            _per_pair(other.changes[name], len(other.pairs))
+            (
+                other.changes[name].power / len(other.pairs),
+                other.changes[name].noise / len(other.pairs),
+            )
             for at, other in swapped.items()
             if at != place and name in other.changes
         ]
@@ -266,10 +269,6 @@ class Influence:
             return first_coarse(localizer, start, end, pairs)
         except (RuntimeError, ValueError, TypeError):
             return None  # the kernels that keep tensors refuse the file
-
-
-def _per_pair(change: _InputEffect, pairs: int) -> tuple[float, float]:
-    return change.power / pairs, change.noise / pairs
 
 
 def _mixed(base: Sample, other: Sample, place: int) -> Sample | None:

@@ -127,7 +127,11 @@ def _wanted(outputs: list[OutputErrors]) -> list[str]:
     """Return the metrics to bound; each detects another defect."""
     scaled = all(output.max_lsb_error is not None for output in outputs)
     wanted = ["sqnr_db", "cosine_similarity", "max_lsb_error" if scaled else "max_abs_error"]
-    return [*wanted, "top1_agreement"] if all(map(_is_classified, outputs)) else wanted
+    # If every sample is one row, the last axis holds classes.
+    is_classified = all(
+        each.samples and all(sample.rows == 1 for sample in each.samples) for each in outputs
+    )
+    return [*wanted, "top1_agreement"] if is_classified else wanted
 
 
 def _no_budget(comparison: Comparison, output: OutputErrors, found: Finding) -> str:
@@ -137,11 +141,6 @@ def _no_budget(comparison: Comparison, output: OutputErrors, found: Finding) -> 
 
 def _place(comparison: Comparison, output: OutputErrors) -> str:
     return f"{comparison.name}: total, output {output.name!r}"
-
-
-def _is_classified(output: OutputErrors) -> bool:
-    """Whether every sample is one row, so that the last axis holds classes."""
-    return bool(output.samples) and all(sample.rows == 1 for sample in output.samples)
 
 
 def _require_sound(comparison: Comparison) -> None:

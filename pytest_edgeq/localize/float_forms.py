@@ -104,7 +104,8 @@ def nearest_constants(
     found: dict[tuple[int, int], Array] = {}
     for pair in constants:
         best: tuple[float, Array] | None = None
-        for rounded, exact in by_size.get(pair.floats.size, ()) if _is_comparable(pair) else ():
+        is_float = pair.floats.dtype.kind == "f" and pair.floats.size > 0
+        for rounded, exact in by_size.get(pair.floats.size, ()) if is_float else ():
             order = _order(rounded, pair)
             if order is None:
                 continue
@@ -133,10 +134,6 @@ def _difference(one: Array, other: Array) -> Array:
 
 def _slack(floats: Array) -> float:
     return _ROUNDED * float(np.abs(floats[np.isfinite(floats)]).max(initial=0.0))
-
-
-def _is_comparable(pair: ConstantPair) -> bool:
-    return pair.floats.dtype.kind == "f" and pair.floats.size > 0
 
 
 def _steps(pair: ConstantPair) -> Array:
@@ -198,7 +195,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         return Forms(base, base, reference)
     made, simulated = _original_file(quantized), quantized.simulated
     plain = _in_float(made, {})
-    constants = _constants(made, plain, paired(made, plain))
+    constants = _structure(made, plain, paired(made, plain)).constants
     aligned: dict[tuple[int, int], Array] = {}
     modules: dict[int, str] = {}
     substituted: frozenset[int] = frozenset()
@@ -206,7 +203,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
     if base is not None and pairs is not None:
         own = pairs if made is quantized.edge else paired(made, base)
         is_whole = own.is_whole
-        aligned = {(p.op.index, p.place): p.floats for p in _constants(made, base, own)}
+        aligned = {(p.op.index, p.place): p.floats for p in _structure(made, base, own).constants}
         modules = _modules(pairs, base)
         substituted = _substituted(made, own) if is_whole else substituted
     # A range may clip a mask: its effect on the scores is judged instead.
@@ -225,7 +222,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         if (
             is_alike
             and floating <= found.keys() | masks
-            and not _differs(quantized.edge, base, pairs)
+            and not _structure(quantized.edge, base, pairs).findings(())
         ):
             return Forms(base, base, reference, modules)
     floats = list(() if base is None else _floats_of(base))
@@ -279,7 +276,7 @@ def _of_rounded_module(quantized: QuantizedModel) -> Forms:
     assert simulated is not None, "this flow has one"
     assert reference is not None, "this flow has one"
     plain = _in_float(made, {})
-    constants = _constants(made, plain, paired(made, plain))
+    constants = _structure(made, plain, paired(made, plain)).constants
     found = nearest_constants(_named_constants(simulated, reference), constants)
     return Forms(_in_float(made, found), plain, litert.dequantized(simulated))
 
@@ -370,12 +367,6 @@ def _substituted(file: EdgeFile, pairs: Pairs) -> frozenset[int]:
     return frozenset(ops[n].outputs[0] for n, each in partners if ops[n].name != each.name)
 
 
-def _differs(file: EdgeFile, base: EdgeFile, pairs: Pairs) -> bool:
-    """Whether options, operands or wiring of two files differ."""
-    subgraphs = (file.signature.subgraph, base.signature.subgraph)
-    return bool(Structure(file.graph, base.graph, subgraphs, pairs).findings(()))
-
-
 def _modules(pairs: Pairs, base: EdgeFile) -> dict[int, str]:
     """Return the modules of the partners of a file's ops."""
     subgraph = base.signature.subgraph
@@ -400,9 +391,9 @@ def _reference(quantized: QuantizedModel, sample: Sample) -> Callable[..., Any] 
     return reference if model is torch_module(reference) else model
 
 
-def _constants(made: EdgeFile, form: EdgeFile, pairs: Pairs) -> tuple[ConstantPair, ...]:
+def _structure(made: EdgeFile, form: EdgeFile, pairs: Pairs) -> Structure:
     subgraphs = (made.signature.subgraph, form.signature.subgraph)
-    return Structure(made.graph, form.graph, subgraphs, pairs).constants
+    return Structure(made.graph, form.graph, subgraphs, pairs)
 
 
 def _floats_of(edge: EdgeFile) -> Iterator[Array]:

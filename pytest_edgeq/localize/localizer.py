@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -362,9 +361,11 @@ class Localizer:
                 if (op.index, place) in self._measured
             ]
             records = found.get(op.index, ())
-            entry, matched = self._named(entries[op.index]), bool(own) or op.name in HOLDING
-            rows.append(_row(op, entry, own, records, matched=matched))
-            facts = self._diagnostics(op, entries[op.index], own, is_used=op.index not in unused)
+            entry, matched = entries[op.index], bool(own) or op.name in HOLDING
+            # The file may have lost the names of modules.
+            module = entry.module or self._modules.get(entry.index)
+            rows.append(_row(op, replace(entry, module=module), own, records, matched=matched))
+            facts = self._diagnostics(op, entry, own, is_used=op.index not in unused)
             if op.index in starved:
                 facts = replace(facts, bias_limited=())
             evidence.append(
@@ -450,10 +451,6 @@ class Localizer:
             low, high = min(low, ends[0]), max(high, ends[1])
         return low, high
 
-    def _named(self, entry: OpDtypes) -> OpDtypes:
-        """Name an op's module by its partner's if the file lost its names."""
-        return replace(entry, module=entry.module or self._modules.get(entry.index))
-
     def _is_mask_cut(self, op: Op) -> bool:
         """Whether the range clips a mask; the clipped part is no loss."""
         limits = code_limits(self.subgraph.tensors[op.outputs[0]]) if op.outputs else None
@@ -472,12 +469,15 @@ class Localizer:
         simulated = quantized.simulated
         graph = simulated if isinstance(simulated, torch.fx.GraphModule) else None
         observed = litert.activation_scales(graph) if graph is not None else ()
+
+        def rounded() -> list[npt.NDArray[np.floating]]:
+            return [] if graph is None else [one.numpy() for one, _ in litert.constants_of(graph)]
+
         structure = self._structure
         if self.against_torch.aligned is not None:
             other = self.against_torch.aligned
             subgraphs = (edge.signature.subgraph, other.signature.subgraph)
             structure = Structure(edge.graph, other.graph, subgraphs, paired(edge, other))
-        rounded = functools.partial(_rounded_constants, graph)
         covers_all = quantized.flow == "pt2e"
         parts.append(
             structure.constant_findings(observed, rounded, covers_all=covers_all, wider=wider)
@@ -757,8 +757,3 @@ _MEASURED = (
     *("local_lsb_error", "local_sqnr_db", "local_rmse_lsb", "clipped", "excess_lsb"),
     *("cumulative_lsb_error", "cumulative_sqnr_db", "cumulative_rmse_lsb"),
 )
-
-
-def _rounded_constants(graph: torch.fx.GraphModule | None) -> list[npt.NDArray[np.floating]]:
-    """Return the constants of a quantized graph as it rounds them."""
-    return [] if graph is None else [one.numpy() for one, _ in litert.constants_of(graph)]

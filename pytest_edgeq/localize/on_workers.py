@@ -167,18 +167,16 @@ class OpsMerger:
         if each.failure is not None:
             raise unpacked(each.failure)
         differing = None if self.has_diverged else each.differing
-        if differing is None and not self.has_diverged and self._has_changed():
+        ops = self._job.ops
+        assert ops is not None, "unreachable because ops are measured"
+        has_changed = self._localizer.against_torch.state != ops.standard.state
+        if differing is None and not self.has_diverged and has_changed:
             # The worker used another form: torch's constants have replaced its own since then.
             differing = next(itertools.islice(self._reading.samples_of(chunk), place, None))
         errors = each.errors if is_chosen else None
         self._localizer.add_measured(
             is_known=each.is_known, errors=errors, differing=differing, peaks=each.peaks
         )
-
-    def _has_changed(self) -> bool:
-        ops = self._job.ops
-        assert ops is not None, "unreachable because ops are measured"
-        return self._localizer.against_torch.state != ops.standard.state
 
 
 def localize_by(

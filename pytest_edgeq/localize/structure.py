@@ -279,7 +279,9 @@ class Structure:
             op = self._ours.ops[number]
             if op.name != partner.name:
                 continue  # its values are compared instead
-            for text in self._options(op, partner):
+            for text in option_differences(
+                self._form, self._file, partner, op, ignored=OF_QUANTIZATION
+            ):
                 found.setdefault(number, []).append(text)
             for reader, text in self._operands(op, partner):
                 found.setdefault(reader.index, []).append(text)
@@ -339,14 +341,12 @@ class Structure:
                 if texts and role == "weight" and _is_among(pair.stored, rounded()):
                     continue
                 if role != "weight":
-                    texts = tuple(_as_operand(each, pair.place) for each in texts)
+                    name = f"constant operand {pair.place}"
+                    texts = tuple(each.replace("the weight", name, 1) for each in texts)
                 wrong = tuple(map(pair.op.wrong, texts))
             for each in wrong:
                 found.setdefault(each.place.op or 0, []).append(each)
         return {number: tuple(wrong) for number, wrong in found.items()}
-
-    def _options(self, op: Op, partner: Op) -> Iterator[str]:
-        yield from option_differences(self._form, self._file, partner, op, ignored=OF_QUANTIZATION)
 
     def _reader(self, op: Op, tensor: int) -> Op:
         """Return the op that reads an operand, or the RESHAPE in front of it."""
@@ -364,7 +364,8 @@ class Structure:
         ours, theirs = (
             [*each.inputs, *[-1] * (places - len(each.inputs))] for each in (op, partner)
         )
-        if op.name in COMMUTATIVE and self._fit(ours, theirs[::-1]):
+        exchanged = zip(ours, theirs[::-1], strict=True)
+        if op.name in COMMUTATIVE and not any(self._operand(0, *each) for each in exchanged):
             return
         # A reordering of operands belongs to the op, not to a RESHAPE in front.
         is_reordered = Counter(map(self._pairs.partner, ours)) == Counter(
@@ -377,10 +378,6 @@ class Structure:
             if text:
                 yield reader, text
 
-    def _fit(self, ours: Sequence[int], theirs: Sequence[int]) -> bool:
-        pairs = zip(ours, theirs, strict=True)
-        return not any(self._operand(0, here, there) for here, there in pairs)
-
     def _operand(self, place: int, here: int, there: int) -> str | None:
         if here < 0 or there < 0:
             # A bias of zeros may be omitted.
@@ -389,7 +386,8 @@ class Structure:
                 for subgraph, index in ((self._ours, here), (self._theirs, there))
                 if index >= 0
             ]
-            if not stored or (stored[0] is not None and self._is_zero(stored[0], here >= 0)):
+            graph, only = self._file if here >= 0 else self._form, stored[0] if stored else None
+            if not stored or (only is not None and not graph.constant(only.tensor).any()):
                 return None
             expected = "none" if there < 0 else self._expected_name(there)
             return f"operand {place}: expected {expected}, got {self._source_name(here)}"
@@ -408,10 +406,6 @@ class Structure:
         return (
             f"operand {place}: expected {self._expected_name(there)}, got {self._source_name(here)}"
         )
-
-    def _is_zero(self, stored: StoredTensor, of_file: bool) -> bool:
-        graph = self._file if of_file else self._form
-        return not graph.constant(stored.tensor).any()
 
     def _source_name(self, index: int) -> str:
         if index < 0:
@@ -520,10 +514,6 @@ def _is_among(stored: Constant, constants: Iterable[Array]) -> bool:
         each.size == floats.size and np.allclose(np.sort(each.ravel()), floats, rtol=1e-6, atol=0)
         for each in constants
     )
-
-
-def _as_operand(text: str, place: int) -> str:
-    return text.replace("the weight", f"constant operand {place}", 1)
 
 
 def _listed(values: Array) -> str:

@@ -104,7 +104,11 @@ class Agreement:
         """Return the findings and notes on all runtimes."""
         if self._count and not self._is_varied:
             # Stale results need two different inputs to show.
-            self._run_sample({name: _reversed(value) for name, value in self._first.items()}, None)
+            turned = {
+                name: contiguous(value.reshape(-1)[::-1].reshape(value.shape))
+                for name, value in self._first.items()
+            }
+            self._run_sample(turned, None)
         if self._count:
             self._repeat()
             for results in self._opened.values():
@@ -278,7 +282,3 @@ def _unrepeated(one: Array, two: Array) -> str:
         same = one == two
     n_other = one.size - int(np.count_nonzero(same))
     return f"{n_other} of {one.size} values that differ" if n_other else ""
-
-
-def _reversed(value: Array) -> Array:
-    return contiguous(value.reshape(-1)[::-1].reshape(value.shape))

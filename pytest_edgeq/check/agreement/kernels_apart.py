@@ -12,7 +12,6 @@ import numpy.typing as npt
 from pytest_edgeq.errors import CopyError, UnrunnableError
 from pytest_edgeq.localize.single_ops import OpGroup, SingleOps
 from pytest_edgeq.numerics.target_machine import TargetMachine
-from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.workers.remote_worker import facts
 from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.subgraph import Op
@@ -50,7 +49,13 @@ def first_differing_op(ops: SingleOps, one: str, other: str, inputs: Inputs) -> 
     )
     if kernels == {"xnnpack"} or runtimes.target_of(one) is runtimes.target_of(other):
         return text
-    return f"{text}; XNNPACK {_xnnpack(edge, found, one, other)} on both"
+    names = [
+        "xnnpack" if runtimes.target_of(each) is None else each.partition(":")[0]
+        for each in (one, other)
+    ]
+    codes = [found.group.run(name)[found.op.index, found.tensor] for name in names]
+    same = "gives the same" if _difference(*codes) is None else "does not give the same"
+    return f"{text}; XNNPACK {same} on both"
 
 
 def _first_difference(ops: SingleOps, one: str, other: str, inputs: Inputs) -> _Difference | None:
@@ -72,17 +77,6 @@ def _difference(mine: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> tuple[int, 
     steps = np.where(np.isnan(steps), 0.0, steps)
     count = int(np.count_nonzero(steps))
     return (count, steps.size, float(steps.max())) if count else None
-
-
-def _xnnpack(edge: EdgeFile, found: _Difference, one: str, other: str) -> str:
-    """Return in words whether XNNPACK computes equal codes for the op on both machines."""
-    names = [_xnnpack_name(edge, each) for each in (one, other)]
-    codes = [found.group.run(name)[found.op.index, found.tensor] for name in names]
-    return "gives the same" if _difference(*codes) is None else "does not give the same"
-
-
-def _xnnpack_name(edge: EdgeFile, runtime: str) -> str:
-    return "xnnpack" if edge.runtimes.target_of(runtime) is None else runtime.partition(":")[0]
 
 
 def _who(kernels: set[str], machines: list[TargetMachine]) -> str:

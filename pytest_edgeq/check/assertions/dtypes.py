@@ -214,7 +214,7 @@ def assert_op_dtypes(
             )
         )
     wrong = [
-        (entry, role, _show(value), actual)
+        (entry, role, ", ".join(value) if isinstance(value, tuple) else str(value), actual)
         for entry in entries
         for role, value in asked.items()
         for meets, actual in (_meets(edge, entry, role, value),)
@@ -277,10 +277,6 @@ def _scheme(scheme: str) -> str:
     return scheme
 
 
-def _show(value: Any) -> str:
-    return ", ".join(value) if isinstance(value, tuple) else str(value)
-
-
 def _meets(edge: EdgeFile, entry: OpDtypes, role: str, expected: Any) -> tuple[bool, str]:
     """Return whether a field of an op is as expected, and its actual value."""
     if role in ("input", "output"):
@@ -321,7 +317,14 @@ def assert_op_counts(model: Model, expected: Mapping[str, int]) -> None:
     wanted = {known_op(op): parse_count(op, count) for op, count in expected.items()}
     edge = edge_of(model)
     counts = edge.op_dtypes.counts()
-    found = {op: [e for e in edge.op_dtypes if _is_kind(e, op)] for op in wanted}
+    found = {
+        op: [
+            entry
+            for entry in edge.op_dtypes
+            if entry.op == op or (op == CUSTOM and entry.op.startswith(f"{CUSTOM}:"))
+        ]
+        for op in wanted
+    }
     wrong = [(op, n, len(found[op])) for op, n in wanted.items() if len(found[op]) != n]
     if not wrong:
         return
@@ -349,10 +352,6 @@ def assert_op_counts(model: Model, expected: Mapping[str, int]) -> None:
             command=", ".join(f"{op!r}: {n}" for op, _, n in wrong),
         )
     )
-
-
-def _is_kind(entry: OpDtypes, op: str) -> bool:
-    return entry.op == op or (op == CUSTOM and entry.op.startswith(f"{CUSTOM}:"))
 
 
 def assert_no_float_ops(model: Model, allow: Sequence[str] = ()) -> None:

@@ -71,7 +71,7 @@ class PairedOutputs:
 def score(scorer: Scorer, outcome: PairedOutputs, worst: WorstSamples) -> Any:
     """Return the score of a sample without adding it to the scorer."""
     index, (sample, label) = outcome.index, outcome.pair
-    expected, got = map(_leaves, outcome.outputs)
+    expected, got = ([value for _, value in flatten_outputs(each)] for each in outcome.outputs)
     lengths = {len(leaf) for leaf in expected if leaf.ndim}
     scored = scorer.score(index, outcome.outputs, label, lengths)
     lost = scorer.lost(scored)
@@ -163,7 +163,3 @@ def _nested(like: Any, leaves: Iterator[Array], wants_tensors: bool) -> Any:
 
         return torch.from_numpy(leaf)
     return leaf
-
-
-def _leaves(outputs: Any) -> list[Array]:
-    return [value for _, value in flatten_outputs(outputs)]
