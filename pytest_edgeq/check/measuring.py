@@ -148,9 +148,9 @@ class Measuring:
                 self._quantized, self._runtime, localizer, comparison, self._comparer.calibration
             )
         if runs and comparison is not None:
-            judged = judge_choices(self._quantized, localizer, comparison)
-            findings += judged.findings
-            self._verdict.notes += judged.notes
+            chosen, notes = judge_choices(self._quantized, localizer, comparison)
+            findings += chosen
+            self._verdict.notes += notes
         measured = CheckMeasurement(
             comparison=comparison,
             calibration=self._comparer.calibration,
