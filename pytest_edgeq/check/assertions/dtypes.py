@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pytest_edgeq.check.assertions.channels import granularities
 from pytest_edgeq.check.assertions.expect import (
     CUSTOM,
     Dtype,
@@ -13,6 +12,7 @@ from pytest_edgeq.check.assertions.expect import (
     Model,
     edge_of,
     failed,
+    granularities,
     known_op,
     op_of,
     parse_count,

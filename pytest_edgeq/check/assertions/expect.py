@@ -21,9 +21,9 @@ from pytest_edgeq.runtimes.workers.bounds import default_memory
 from pytest_edgeq.runtimes.workers.sessions import innermost
 from pytest_edgeq.tflite.graph import operator_names, tensor_types
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
-from pytest_edgeq.tflite.ops import nearest_op
+from pytest_edgeq.tflite.ops import facts_of, nearest_op
 from pytest_edgeq.tflite.source import TflitePath
-from pytest_edgeq.tflite.subgraph import Op
+from pytest_edgeq.tflite.subgraph import Op, Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +41,9 @@ DtypeByName: TypeAlias = "Dtype | Sequence[Dtype | None] | Mapping[str, Dtype | 
 
 ROWS = 5
 """How many cases a failure text shows."""
+
+_WEIGHT = 1
+"""Position of the weight among the operands of every op whose weight has an axis of channels."""
 
 CUSTOM = "CUSTOM"
 """Name for all custom ops together; one of them is `CUSTOM:<code>`."""
@@ -206,6 +209,34 @@ def select_ops(edge: EdgeFile, op: str | None, module: str | None) -> tuple[OpDt
         f"no {what} matches module={module!r}{hint}; there are "
         f"{', '.join(repr(name) for name in modules[:12])}{', …' if len(modules) > 12 else ''}"
     )
+
+
+def granularities(edge: EdgeFile, op: Op, tensor: Tensor) -> tuple[str, ...]:
+    """
+    Return the possible names of a quantized operand's granularity.
+
+    One scale for one channel is `per_tensor` and `per_channel`. A tensor with a single scale has
+    `quantized_dimension` 0 whatever its op, so its channels are counted on the op's own axis: axis
+    0 of a depthwise weight has length 1 always.
+    """
+    own = tensor.granularity
+    if own is None:
+        return ()
+    axis = facts_of(op.name).axis
+    if own == "per_tensor":
+        if axis is None or len(op.inputs) <= _WEIGHT or tensor.index == op.inputs[0]:
+            return (own,)
+        shape = edge.graph.tensor(op, op.inputs[_WEIGHT]).shape
+        return (own, "per_channel") if len(shape) > axis and shape[axis] == 1 else (own,)
+    if own == "per_channel":
+        along, n_scales = tensor.quantized_dimension, len(tensor.scales)
+        length = tensor.shape[along] if 0 <= along < len(tensor.shape) else 0
+        if n_scales != length:
+            return (f"{n_scales} scales for {length} channels",)
+        is_weight = len(op.inputs) > _WEIGHT and tensor.index == op.inputs[_WEIGHT]
+        if is_weight and axis is not None and along != axis:
+            return (f"per_channel on axis {along} instead of {axis}",)
+    return (own,)
 
 
 def table(rows: Iterable[Sequence[Any]], header: Sequence[str]) -> tuple[str, ...]:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.check.assertions.channels import granularities
 from pytest_edgeq.check.assertions.expect import (
     Model,
     edge_of,
     failed,
+    granularities,
     op_of,
     parse_count,
     parse_granularity,
