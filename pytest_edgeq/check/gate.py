@@ -250,9 +250,10 @@ class Gate:
             if row.local_lsb_error is not None and not row.local_lsb_error <= 1
         ]
         if unjudged:
+            have, are = ("op has", "is") if len(unjudged) == 1 else ("ops have", "are")
             self.verdict.notes.append(
-                f"{_ops(len(unjudged), 'has', 'have')} a kernel without a known tolerance, and "
-                f"{'is' if len(unjudged) == 1 else 'are'} more than a step off: {_names(unjudged)}"
+                f"{len(unjudged)} {have} a kernel without a known tolerance, and {are} more than a "
+                f"step off: {_names(unjudged)}"
             )
         self._note_unmatched(layers)
 
@@ -348,10 +349,6 @@ def _by_runtimes(found: Finding, agreed: AgreementResult) -> list[str]:
 def _names(rows: Sequence[LayerError]) -> str:
     more = f" and {len(rows) - 4} more" if len(rows) > 4 else ""
     return ", ".join(row.name for row in rows[:4]) + more
-
-
-def _ops(count: int, one: str, several: str) -> str:
-    return f"{count} op {one}" if count == 1 else f"{count} ops {several}"
 
 
 def _shortened(lines: list[str]) -> list[str]:
