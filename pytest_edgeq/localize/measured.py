@@ -8,7 +8,6 @@ in TFLite.
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -141,9 +140,12 @@ class TensorErrors:
 
     def merge(self, other: TensorErrors) -> None:
         """Add the errors of the same tensor on other samples."""
-        for names, merged in ((_SUMMED, operator.add), (_GREATEST, max), (_LEAST, min)):
-            for name in names:
-                setattr(self, name, merged(getattr(self, name), getattr(other, name)))
+        for name in _SUMMED:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in _GREATEST:
+            setattr(self, name, max(getattr(self, name), getattr(other, name)))
+        for name in _LEAST:
+            setattr(self, name, min(getattr(self, name), getattr(other, name)))
         one, two = self.channel_noise, other.channel_noise
         if one is not None and two is not None:
             self.channel_noise = one + two if one.shape == two.shape else np.empty(0)

@@ -77,10 +77,10 @@ class OpGroup:
 
     def close(self) -> None:
         """Close the file, and the sessions that a user's own runtimes have open for it."""
-        opened, self._opened = self._opened, None
-        used, self._used = self._used, set()
-        for runtime in used if opened is not None else ():
-            opened[1].runner(runtime).close()
+        if self._opened is not None:
+            for runtime in self._used:
+                self._opened[1].runner(runtime).close()
+        self._opened, self._used = None, set()
 
     def _open(self) -> tuple[Cut, EdgeFile]:
         if self._opened is None:
