@@ -119,16 +119,13 @@ class Execution:
         if shapes not in self._groups:
             self._groups[shapes] = self._grouped()
         for group in in_turn(self._groups[shapes]):
-            values = self._values()
+            values = _DequantizedValues(self._file.graph, self._ours.index, self._runner)
             made, wanted, halves = self._results(group, values)
             for op in group.ops:
                 if op.name in HOLDING:
                     yield from self._holding_output(op, values)
                 else:
                     yield from self._paired_outputs(op, values, made, wanted, halves.get(op.index))
-
-    def _values(self) -> _DequantizedValues:
-        return _DequantizedValues(self._file.graph, self._ours.index, self._runner)
 
     def _grouped(self) -> list[_PairedGroup]:
         """Split the ops into groups whose partners run in bounded memory."""
@@ -153,19 +150,22 @@ class Execution:
         partners = [self._theirs.ops[number] for number in by_partner]
         differing = [each for each in partners if each.index in self.differing]
 
+        form, whole = self._form, self._whole
+        # Without `self`: a circle of references would keep interpreters until it is collected.
+        graph, subgraph, runner = self._file.graph, self._ours.index, self._runner
+        pairs = [pair for pair in self._constants if pair.partner.index in by_partner]
+
         def where(partner: Op) -> str:
             op = by_partner.get(partner.index)
-            return partner.name if op is None else entry_of(self._file.graph, op).where
+            return partner.name if op is None else entry_of(graph, op).where
 
         def constants() -> dict[tuple[int, int], Array]:
-            values = self._values()
+            values = _DequantizedValues(graph, subgraph, runner)
             return {
-                (pair.partner.index, pair.place): self._in_form(pair, values)
-                for pair in self._constants
-                if pair.partner.index in by_partner
+                (pair.partner.index, pair.place): _in_form(graph, form.graph, pair, values)
+                for pair in pairs
             }
 
-        form, whole = self._form, self._whole
         rounded = OpGroup(form, whole, partners, where, constants)
         exact = OpGroup(form, whole, differing, where) if differing else None
         return _PairedGroup(list(ops), by_partner, rounded, exact)
@@ -256,17 +256,21 @@ class Execution:
                 codes = self._runner.tensor(here)
                 yield OpOutput(op, place, codes, value, rounded, exact, whole, input_peak, halves)
 
-    def _in_form(self, pair: ConstantPair, values: _DequantizedValues) -> Array:
-        """Return the values that the file's kernel reads, in the shape of the form."""
-        index = pair.op.inputs[pair.place]
-        tensor = self._ours.tensors[index]
-        if tensor.is_constant:
-            scales = bias_scales(self._file.graph, self._ours, tensor)
-            floats = pair.stored.floats if scales is None else pair.stored.values * scales
-        else:
-            floats = values[index]  # a constant that is quantized when the file runs
-        shape = self._form.graph.tensor(pair.partner, pair.partner.inputs[pair.place]).shape
-        return contiguous(floats.astype(np.float32).reshape(shape))
+
+def _in_form(
+    graph: OpGraph, form: OpGraph, pair: ConstantPair, values: _DequantizedValues
+) -> Array:
+    """Return the values that the file's kernel reads, in the shape of the form."""
+    index = pair.op.inputs[pair.place]
+    subgraph = graph.subgraphs[pair.op.subgraph]
+    tensor = subgraph.tensors[index]
+    if tensor.is_constant:
+        scales = bias_scales(graph, subgraph, tensor)
+        floats = pair.stored.floats if scales is None else pair.stored.values * scales
+    else:
+        floats = values[index]  # a constant that is quantized when the file runs
+    shape = form.tensor(pair.partner, pair.partner.inputs[pair.place]).shape
+    return contiguous(floats.astype(np.float32).reshape(shape))
 
 
 class _DequantizedValues(dict[int, Array]):

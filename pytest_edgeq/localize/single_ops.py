@@ -134,9 +134,13 @@ class SingleOps:
             kept.run(inputs)
             self._inputs = inputs
         if not self._groups:
+            # Without `self`: a circle of references would keep interpreters until it is collected.
+            def where(op: Op) -> str:
+                return entry_of(edge.graph, op, edge.modules).where
+
             ops = edge.graph.subgraphs[edge.signature.subgraph].ops
             self._groups = [
-                OpGroup(edge, kept, each, self._where)
+                OpGroup(edge, kept, each, where)
                 for each in grouped_ops(edge.graph, ops, lambda index: kept.tensor(index).shape)
             ]
         yield from in_turn(self._groups)
@@ -148,6 +152,3 @@ class SingleOps:
         """Close all files."""
         for group in self._groups:
             group.close()
-
-    def _where(self, op: Op) -> str:
-        return entry_of(self.edge.graph, op, self.edge.modules).where
