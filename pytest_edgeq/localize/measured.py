@@ -168,7 +168,7 @@ def errors_of(
     made: Array, floats: Array, rounded: Array, whole: Array, codes: Codes | None
 ) -> TensorErrors:
     """
-    Compare the values of a tensor on one sample; what is not finite counts as infinite.
+    Compare the values of a tensor on one sample; those not finite count as infinite.
 
     `floats` is the float op on the file's own inputs, `rounded` the same with the file's constants,
     `whole` a run of the whole float form.
@@ -223,7 +223,7 @@ def _add_piece(
 
 
 def _finite(total: float) -> float:
-    """Replace what is not finite by infinity, which exceeds every bound."""
+    """Replace NaN and −inf by infinity, which exceeds every bound."""
     return total if math.isfinite(total) else math.inf
 
 

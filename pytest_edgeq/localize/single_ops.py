@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy.typing as npt
 
 from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.runtimes.registry import Closable
 from pytest_edgeq.runtimes.runner import Copied, Runner
 from pytest_edgeq.tflite.cut import ALONE, KEPT_GROUPS, Cut, cut_ops, grouped_ops
 from pytest_edgeq.tflite.op_dtypes import entry_of
@@ -16,11 +17,7 @@ from pytest_edgeq.tflite.subgraph import Op
 Array = npt.NDArray[Any]
 
 
-class _Closable(Protocol):
-    def close(self) -> None: ...
-
-
-T = TypeVar("T", bound=_Closable)
+T = TypeVar("T", bound=Closable)
 
 
 class OpGroup:

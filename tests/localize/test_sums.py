@@ -141,8 +141,11 @@ def test_steps_between_codes_are_counted(name: str) -> None:
 @pytest.mark.parametrize("name", ["rows", "large image", "long row", "images"])
 def test_what_float32_cannot_hold_is_summed_in_float64(name: str, size: float) -> None:
     """Squares of tiny and of huge values are neither 0 nor infinite."""
-    given = tuple(np.asarray(each * np.float32(size)) for each in _given(name))
-    sums, expected = errors_of(*given, None), _expected(given)
+    made, floats, rounded, whole = (each * np.float32(size) for each in _given(name))
+    sums, expected = (
+        errors_of(made, floats, rounded, whole, None),
+        _expected([made, floats, rounded, whole]),
+    )
 
     for each in SQUARES:
         assert getattr(sums, each) == pytest.approx(getattr(expected, each), rel=CLOSE)
