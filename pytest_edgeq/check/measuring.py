@@ -24,7 +24,7 @@ from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.samples import Sample, read_samples
 from pytest_edgeq.errors import UnreadableError, UnrunnableError, grouped
 from pytest_edgeq.localize.localizer import Localizer
-from pytest_edgeq.localize.on_workers import CheckedChunk, OpsJob, OpsMerger, OpsPart
+from pytest_edgeq.localize.on_workers import CheckedChunk, OpsJob, OpsPart, add_checked
 from pytest_edgeq.localize.rows import LayerErrors
 from pytest_edgeq.numerics.checks import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
@@ -207,21 +207,21 @@ class Measuring:
         localizer = self._localizer
         ops = None if localizer is None else OpsPart.of(localizer, "builtin")
         job = OpsJob(reading.source, ops, compares=True, keeps_points=self._keeps_points)
-        merger = None if localizer is None else OpsMerger(localizer, job, reading)
 
         def merge(chunk: Chunk, found: CheckedChunk) -> None:
             assert found.measurement is not None, "unreachable because outputs are compared"
             assert found.tally is not None, "unreachable because outputs are compared"
             self._comparer.merge(found.measurement, found.tally)
-            for place, each in enumerate(found.samples):
+            for each in found.samples:
                 is_chosen = self._choice.selects(each.distances or ())
-                if merger is None or self._localizer is None:
+                if self._localizer is None:
                     continue
-                if not self._try_ops(partial(merger.add, chunk, place, each, is_chosen=is_chosen)):
+                add = partial(add_checked, self._localizer, each, is_chosen=is_chosen)
+                if not self._try_ops(add):
                     self._localizer = None
 
         def extra() -> Any:
-            has_diverged = merger is None or merger.has_diverged
+            has_diverged = localizer is None or localizer.against_torch.is_done
             return has_diverged, self._localizer is not None, self._choice.worst
 
         try:

@@ -206,14 +206,8 @@ class Standard:
     form: tuple[bytes, str | None]  # content of the float file, and the chosen signature
     is_measured: bool  # whether the ops are measured with the same file
     is_kept: bool  # whether it is the flow's own file, whose outputs a comparison has
-    is_aligned: bool  # whether its constants are replaced by torch's
     n_ops: int  # number of ops in the form, for the tolerance
     noise: Mapping[str, float]
-
-    @property
-    def state(self) -> object:
-        """The state that decides whether a sample differs."""
-        return self.is_aligned, frozenset(self.noise)
 
 
 class OutputCheck:
@@ -241,18 +235,15 @@ class OutputCheck:
             values = in_file_order(call_reference(self._reference, sample), self._wanted, name)
         self.peaks = [peak_of(each) for each in values]
         expected: _TorchOutputs = [(each, None) for each in values]
-        standard = self._standard
-        if measured is not None and standard.is_measured and not standard.is_aligned:
+        if measured is not None and self._standard.is_measured:
             return self._tolerance.compare(expected, measured) is not None
-        kept = known.get("float_tflite") if standard.is_kept and not standard.is_aligned else None
+        kept = known.get("float_tflite") if self._standard.is_kept else None
         if kept is not None and self._tolerance.compare(expected, kept) is None:
             return False
-        return self._tolerance.compare(expected, self._run(sample)) is not None
-
-    def _run(self, sample: Sample) -> Arrays:
         runner = self._form.runner("builtin", keep=True)
         runner.run(self._form.encode(list(self._quantized.input_names), sample.arrays()))
-        return kept_outputs(self._form, runner, self._quantized.edge)
+        made = kept_outputs(self._form, runner, self._quantized.edge)
+        return self._tolerance.compare(expected, made) is not None
 
 
 class AgainstTorch:
@@ -487,20 +478,14 @@ class AgainstTorch:
         return None if self._reference is self._quantized.float_model else self._reference
 
     @property
-    def state(self) -> object:
-        """The current state, as of `Standard.state`."""
-        return self.aligned is not None, frozenset(self._tolerance.noise)
-
-    @property
     def standard(self) -> Standard:
         """The current form and tolerance, for workers."""
         form = self._form if self.aligned is None else self.aligned
         return Standard(
             (bytes(form.graph.buffer[:]), form.key),
-            self._forms.checked is self._forms.exact,
-            self._is_kept,
-            self.aligned is not None,
-            len(self._form.graph.subgraphs[self._form.signature.subgraph].ops),
+            form is self._forms.exact,
+            form is self._form and self._is_kept,
+            len(form.graph.subgraphs[form.signature.subgraph].ops),
             dict(self._tolerance.noise),
         )
 

@@ -27,7 +27,6 @@ from pytest_edgeq.localize.mistakes import (
     mistake,
     never_calibrated,
     one_channel,
-    other_samples,
     overshoot,
     too_narrow,
     too_wide,
@@ -99,10 +98,6 @@ def blame(
     worst = None if everywhere else _worst_row(judged, evidence)
     lossy_rows = losses or mistaken
     culprit = min(lossy_rows, key=lambda i: (_sqnr(rows[i]), i)) if lossy_rows else None
-    shifted, half_empty = other_samples(judged, evidence)
-    if half_empty and culprit is not None:
-        # If most ranges are half empty, an even emptier one is not to blame.
-        culprit = None if too_wide(judged[culprit], evidence[culprit]) else culprit
     if worst is not None:
         place, cause = worst
         if culprit is None or _sqnr(judged[place]) < _sqnr(judged[culprit]):
@@ -115,10 +110,9 @@ def blame(
     floats = _left_in_float(judged, evidence)
     if floats is not None and not everywhere:
         return _lossy(judged, *floats, kind=OP_IN_FLOAT)
-    known = everywhere or shifted
     found = accumulated(judged)
-    if known is not None:
-        shared = known._replace(symptom=f"no single layer: {known.symptom}")
+    if everywhere is not None:
+        shared = everywhere._replace(symptom=f"no single layer: {everywhere.symptom}")
         found = _finding(LOSSY_EVERYWHERE, FILE, shared)
     return LayerErrors(rows=judged, culprit=None, finding=found)
 

@@ -49,7 +49,7 @@ from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
-from pytest_edgeq.tflite.ops import COMPARING, HOLDING, KEEPING_SCALE, NARROWING, facts_of
+from pytest_edgeq.tflite.ops import COMPARING, HOLDING, KEEPING_SCALE, PICKING, facts_of
 from pytest_edgeq.tflite.options import op_option
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op
@@ -57,6 +57,7 @@ from pytest_edgeq.tflite.subgraph import Op
 if TYPE_CHECKING:
     from pytest_edgeq.compare.quantized import QuantizedModel
     from pytest_edgeq.compare.samples import Sample
+    from pytest_edgeq.localize.on_workers import CheckedSample
 
 _UNKNOWN = 0.5
 """Rounding bound beyond ½ LSB, in LSB, of an op without a kernel rule: one more rounding."""
@@ -235,22 +236,15 @@ class Localizer:
         """Yield the outputs of the ops on one sample, in order."""
         return self._execution.run(self.quantized.input_names, sample.arrays())
 
-    def add_measured(
-        self,
-        *,
-        is_known: bool,
-        errors: OpSampleErrors | None,
-        differing: Sample | None,
-        peaks: Sequence[float],
-    ) -> None:
+    def add_measured(self, checked: CheckedSample, errors: OpSampleErrors | None) -> None:
         """Add the next sample, which was measured on a worker."""
-        self._count_sample(is_known)
+        self._count_sample(checked.is_known)
         if errors is not None:
             self._add(errors)
-        if peaks:
-            self.against_torch.note(peaks)
-        if differing is not None:
-            self.against_torch.update(differing)
+        if checked.peaks:
+            self.against_torch.note(checked.peaks)
+        if checked.differing is not None:
+            self.against_torch.update(checked.differing)
 
     def measure(self, sample: Sample, execution: Execution | None = None) -> OpSampleErrors:
         """Measure every op on one sample without adding the errors."""
@@ -351,8 +345,6 @@ class Localizer:
             tensor: errors.cumulative_loss for own in measured.values() for tensor, errors in own
         }
         unused = consumers.unused(measured)
-        # A recipe assigns a range to each tensor; ops that move values keep their input's.
-        may_share = quantized.flow != "recipe"
         rows, evidence = [], []
         for op in subgraph.ops:
             own = [
@@ -372,9 +364,6 @@ class Localizer:
                 replace(
                     facts,
                     range_widened=consumers.widening_reason(op) if own else None,
-                    range_narrowed=consumers.narrowing_reason(op, measured)
-                    if may_share and any(facts.beyond)
-                    else None,
                     harm=self._harm(op, own, losses),
                     unused=op.index in unused or self._is_mask_cut(op),
                     calibration=self._calibration,
@@ -598,7 +587,7 @@ class Localizer:
             nonfinite_by_rounding = strange & (np.abs(made.whole) < _HUGE)
             found.nonfinite = int((by_kernel | nonfinite_by_rounding).sum())
             found.nonfinite_by_rounding = 0 if by_kernel.any() else found.nonfinite
-        if output.op.name in NARROWING and made.value.size:
+        if output.op.name in PICKING and made.value.size:
             found.whole_least = float(made.whole.min())
             found.whole_greatest = float(made.whole.max())
         if output.bound is not None and made.value.size:

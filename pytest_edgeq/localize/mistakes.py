@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -12,16 +11,10 @@ import numpy as np
 from pytest_edgeq.localize.rows import Diagnostics, LayerError
 from pytest_edgeq.numerics.checks import LEAST_SCALE, Reason, keeps_nothing
 from pytest_edgeq.numerics.health import more_than_chance
-from pytest_edgeq.tflite.ops import BOUNDED, facts_of
+from pytest_edgeq.tflite.ops import facts_of
 
 FAR = 0.1
 """Share of a range's width beyond which an overshoot is not chance."""
-
-_HALF = 0.5
-"""Share of a range below which a bit is unused."""
-
-_LEAST = 5
-"""Minimum number of ranges to judge them together."""
 
 
 class Mistake(NamedTuple):
@@ -31,54 +24,12 @@ class Mistake(NamedTuple):
     reason: Reason = Reason()  # the causes, and what to change
 
 
-def other_samples(
-    rows: Sequence[LayerError], evidence: Sequence[Diagnostics]
-) -> tuple[Mistake | None, bool]:
-    """
-    Return what most ranges show of the samples, and whether they leave half of most ranges empty.
-
-    All are judged together, since one alone may be exceeded by chance.
-
-    In sound networks that were calibrated on 64 samples one range in 26, or in 9, is exceeded by a
-    tenth of its width, and the median is filled to 86 % and more. Calibrated on 2 samples, or at
-    half the amplitude, a quarter of them are exceeded so far.
-    """
-    spans = [
-        (fill, own)
-        for row, own in zip(rows, evidence, strict=True)
-        if not (own.unused or own.range_narrowed)
-        if row.op not in BOUNDED and (fill := _fill(own))
-    ]
-    if len(spans) < _LEAST:
-        return None, False
-    filled = median(fill for fill, _ in spans)
-    if filled < _HALF:
-        symptom = f"values fill {100 * filled:.2g} % of their ranges, in the median of {len(spans)}"
-        why = spans[0][1].calibration.too_wide()
-        return Mistake(symptom, why), True
-    narrow = [(fill, own) for fill, own in spans if overshoot(own) >= FAR]
-    if len(narrow) < max(2, len(spans) / 8):
-        return None, False
-    why = narrow[0][1].calibration.too_narrow(on_more=True)
-    symptom = (
-        f"{len(narrow)} of {len(spans)} ranges are too narrow (values span "
-        f"{median(fill for fill, _ in narrow):.2g} × as much, in the median of these)"
-    )
-    return Mistake(symptom, why), False
-
-
 def overshoot(evidence: Diagnostics) -> float:
     """Return how far torch's values exceed a range, as a share of its width."""
     if _span(evidence) is None or evidence.reach is None or evidence.reference is None:
         return 0.0
     (low, high), (least, greatest) = evidence.reach, evidence.reference
     return max(greatest - high, low - least, 0.0) / (high - low)
-
-
-def _fill(evidence: Diagnostics) -> float:
-    """Return the width of torch's values over the range's; 0 if unknown."""
-    spans = _span(evidence)
-    return 0.0 if spans is None else spans[1] / spans[0]
 
 
 def _span(evidence: Diagnostics) -> tuple[float, float] | None:
@@ -211,15 +162,8 @@ def clipped(row: LayerError, evidence: Diagnostics) -> Mistake | None:
 def too_narrow(evidence: Diagnostics) -> Mistake:
     """Return the mistake of a narrow range, with the share of values beyond it."""
     beyond = _percent(sum(evidence.beyond))
-    why = evidence.calibration.too_narrow()
-    if (range_narrowed := evidence.range_narrowed) is not None:
-        # An averaged range may clip as much.
-        fixes = [why.fix, range_narrowed.fix] if evidence.averaged else [range_narrowed.fix]
-        causes = (*(why.causes if evidence.averaged else ()), *range_narrowed.causes)
-        why = Reason(causes, "; or ".join(each for each in fixes if each))
-    return Mistake(
-        f"its range {_range(evidence)} is too narrow: {beyond} of torch's values lie beyond", why
-    )
+    text = f"its range {_range(evidence)} is too narrow: {beyond} of torch's values lie beyond"
+    return Mistake(text, evidence.calibration.too_narrow())
 
 
 def too_wide(row: LayerError, evidence: Diagnostics) -> Mistake | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_edgeq.compare.executors.chunks import Chunk
@@ -148,35 +146,14 @@ class _OpsRunner:
         differs = False
         if not has_diverged:
             differs = self._check.differs(sample, known, None if errors is None else errors.form)
-        return None if errors is None else dataclasses.replace(errors, form=()), differs
+        return None if errors is None else replace(errors, form=()), differs
 
 
-class OpsMerger:
-    """Adds the results of workers to a localizer, in the order of the samples."""
-
-    def __init__(self, localizer: Localizer, job: OpsJob, reading: Reading) -> None:
-        self._localizer, self._job, self._reading = localizer, job, reading
-
-    @property
-    def has_diverged(self) -> bool:
-        """Whether the form differs from torch, so that it is not compared any more."""
-        return self._localizer.against_torch.is_done
-
-    def add(self, chunk: Chunk, place: int, each: CheckedSample, *, is_chosen: bool = True) -> None:
-        """Add one sample."""
-        if each.failure is not None:
-            raise unpacked(each.failure)
-        differing = None if self.has_diverged else each.differing
-        ops = self._job.ops
-        assert ops is not None, "unreachable because ops are measured"
-        has_changed = self._localizer.against_torch.state != ops.standard.state
-        if differing is None and not self.has_diverged and has_changed:
-            # The worker used another form: torch's constants have replaced its own since then.
-            differing = next(itertools.islice(self._reading.samples_of(chunk), place, None))
-        errors = each.errors if is_chosen else None
-        self._localizer.add_measured(
-            is_known=each.is_known, errors=errors, differing=differing, peaks=each.peaks
-        )
+def add_checked(localizer: Localizer, each: CheckedSample, *, is_chosen: bool = True) -> None:
+    """Add the results of the next sample to a localizer; those of ops only if it is chosen."""
+    if each.failure is not None:
+        raise unpacked(each.failure)
+    localizer.add_measured(each, each.errors if is_chosen else None)
 
 
 def localize_by(
@@ -190,14 +167,13 @@ def localize_by(
         localizer.update(next(reading.items()))
         step.advance()
         job = OpsJob(reading.source, OpsPart.of(localizer, runtime))
-        merger = OpsMerger(localizer, job, reading)
 
-        def merge(chunk: Chunk, found: CheckedChunk) -> None:
-            for place, each in enumerate(found.samples):
-                merger.add(chunk, place, each)
+        def merge(_: Chunk, found: CheckedChunk) -> None:
+            for each in found.samples:
+                add_checked(localizer, each)
 
         def extra() -> Any:
-            return merger.has_diverged, True, None
+            return localizer.against_torch.is_done, True, None
 
         reading.measure(engine, model, job, merge, step, start=1, extra=extra)
     return True

@@ -69,7 +69,7 @@ class OpFacts:
             are constant.
         keeps_error: Whether the rounding error of the output is that of the inputs.
         narrows: Whether the values of the output can lie in a smaller range than those of the
-            input, because it picks some or averages them.
+            input, because it picks some.
         shares_range: Which operands can determine the range of the output: all of them, or
             constants alone.
         masks: Whether it may mask scores, or make the mask.
@@ -121,7 +121,7 @@ class OpFacts:
     scores: int | None = None
     passes_choice: Literal["", "always", "alone"] = ""
     keeps_error: bool = False
-    narrows: Literal["", "picks", "averages"] = ""
+    narrows: Literal["", "picks"] = ""
     shares_range: Literal["", "all", "constants"] = ""
     masks: bool = False
     own_range: bool = False
@@ -275,7 +275,6 @@ OPS: Mapping[str, OpFacts] = {
     "ARG_MAX": OpFacts((2, 1), inputs=(0,), scores=0),
     "ARG_MIN": OpFacts((2, 1), inputs=(0,), scores=0),
     "AVERAGE_POOL_2D": OpFacts((1, 1), "pooling.cc AverageEvalQuantizedInt8", same=(0,),
-        narrows="averages",
         called=("adaptiveavgpool2d", "avgpool2d", "globalaveragepool", "globalaveragepooling2d")),
     "CUMSUM": OpFacts((2, 1), inputs=(0,), dtype_of=0),
     "L2_NORMALIZATION": OpFacts((1, 1), "l2norm.cc Prepare", refused=True,
@@ -287,7 +286,7 @@ OPS: Mapping[str, OpFacts] = {
     "MAX_POOL_2D": OpFacts((1, 1), "pooling.cc MaxEvalQuantizedInt8; XNNPACK", same=(0,),
         refused=True, copies=True, narrows="picks", not_in_layers="ever"),
     "MEAN": OpFacts((2, 1), "reduce.cc PrepareMeanOrSum", inputs=(0,), symmetric=True, dtype_of=0,
-        narrows="averages", not_in_layers="ever",
+        not_in_layers="ever",
         called=("globalaveragepool", "globalaveragepooling2d", "adaptiveavgpool2d")),
     "REDUCE_ALL": OpFacts((2, 1), inputs=(0,)),
     "REDUCE_ANY": OpFacts((2, 1), inputs=(0,)),
@@ -433,9 +432,6 @@ COMPARING = _where(lambda op: op.compares)
 
 PICKING = _where(lambda op: op.narrows == "picks" or op.ends)
 """Ops whose output values are some of their input's."""
-
-NARROWING = _where(lambda op: op.narrows or op.ends)
-"""Ops whose values can all lie in a smaller range than those of their input."""
 
 BOUNDED = _where(lambda op: "int16" in op.outputs)
 """Ops that approximate a function of at most 1, whose range TFLite fixes."""
