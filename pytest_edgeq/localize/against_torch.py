@@ -57,14 +57,12 @@ _TIMES = 16.0
 # float64.
 _MOST_NOISE = 2.0**-10
 
-_ULPS = 16.0
-"""Minimum tolerance, in units in the last place of the greatest value."""
+_ULPS = 16.0  # minimum tolerance, in units in the last place of the greatest value
 
 _TIMES_ROUNDED = 2.0
 """Tolerance of references that quantize by themselves, as a multiple of the file's error."""
 
-_KEPT = 8
-"""Maximum number of unexplained samples that are kept to be judged together."""
+_KEPT = 8  # maximum number of unexplained samples that are kept to be judged together
 
 _TINY = float(np.finfo(np.float64).tiny)
 
@@ -72,8 +70,7 @@ _TINY = float(np.finfo(np.float64).tiny)
 # A layer, a product and a sum, which the converter folds in one file and not in the other.
 _IN_A_ROW = 3
 
-_EQUAL = 2.0**-15
-"""Greatest difference of two equal tensors, relative to the greatest value."""
+_EQUAL = 2.0**-15  # greatest difference of two equal tensors, relative to the greatest value
 
 
 @dataclass(frozen=True, slots=True)

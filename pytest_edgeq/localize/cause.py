@@ -63,8 +63,7 @@ from pytest_edgeq.tflite.ops import LAYERS
 # fence that it is compared with; of four values it would.
 _LEAST_LAYERS = 5
 
-_FENCES = 3.0
-"""Interquartile ranges beyond the median."""
+_FENCES = 3.0  # interquartile ranges beyond the median
 
 ROUNDED = 2 / math.sqrt(12)
 """Root mean square in LSB beyond which rounding makes less than a quarter of an error's power."""

@@ -186,8 +186,7 @@ SAME_SCALE = 2.0**-8
 
 _INT32 = np.iinfo(np.int32)
 
-# Not the name of an op: texts then call the last axis a channel.
-_BIAS = "bias"
+_BIAS = "bias"  # not the name of an op: texts then call the last axis a channel
 
 
 def check_bias(

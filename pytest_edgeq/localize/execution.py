@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,7 @@ from pytest_edgeq.tflite.cut import first_failing, grouped_ops
 from pytest_edgeq.tflite.float_form import bias_scales
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import entry_of
-from pytest_edgeq.tflite.ops import HOLDING
+from pytest_edgeq.tflite.ops import HOLDING, facts_of
 from pytest_edgeq.tflite.subgraph import Op
 
 Array = npt.NDArray[Any]
@@ -148,9 +149,7 @@ class Execution:
             self._pairs.ops[op.index].index: op for op in ops if op.index in self._pairs.ops
         }
         partners = [self._theirs.ops[number] for number in by_partner]
-        differing = [each for each in partners if each.index in self.differing]
-
-        form, whole = self._form, self._whole
+        form, whole, differing = self._form, self._whole, self.differing
         # Without `self`: a circle of references would keep interpreters until it is collected.
         graph, subgraph, runner = self._file.graph, self._ours.index, self._runner
         pairs = [pair for pair in self._constants if pair.partner.index in by_partner]
@@ -159,15 +158,30 @@ class Execution:
             op = by_partner.get(partner.index)
             return partner.name if op is None else entry_of(graph, op).where
 
-        def constants() -> dict[tuple[int, int], Array]:
+        def constants(chosen: Sequence[Op]) -> dict[tuple[int, int], Array]:
             values = _DequantizedValues(graph, subgraph, runner)
             return {
                 (pair.partner.index, pair.place): _in_form(graph, form.graph, pair, values)
                 for pair in pairs
+                if pair.partner in chosen
             }
 
-        rounded = OpGroup(form, whole, partners, where, constants)
-        exact = OpGroup(form, whole, differing, where) if differing else None
+        rounded, exact = [], []
+        # Sums in any order differ by rounding alone: XNNPACK's are the fastest. Ops with the same
+        # constants in both files run in the same kernels as those of the file.
+        for runtime in ("xnnpack", "builtin"):
+            own = [
+                each
+                for each in partners
+                if (runtime == "xnnpack")
+                == (each.index in differing and bool(facts_of(each.name).summed))
+            ]
+            changed = [each for each in own if each.index in differing]
+            if own:
+                made = OpGroup(form, whole, own, where, functools.partial(constants, own))
+                rounded.append((made, runtime))
+            if changed:
+                exact.append((OpGroup(form, whole, changed, where), runtime))
         return _PairedGroup(list(ops), by_partner, rounded, exact)
 
     def _results(self, group: _PairedGroup, values: _DequantizedValues) -> _Results:
@@ -201,11 +215,14 @@ class Execution:
         group.rounded, group.exact, group.defaults = left.rounded, left.exact, {}
 
     def _run_partners(self, group: _PairedGroup, values: _DequantizedValues) -> _Results:
-        cut = group.rounded.cut
         inputs, seen = dict[str, Array](), dict[str, Array]()
         halves = dict[int, tuple[Array, Halves]]()
-        for name, tensor in cut.inputs.items():
-            consumer = cut.consumers[name]
+        consumers, tensors = dict[str, Op](), dict[str, int]()
+        for part, _ in group.rounded:
+            consumers |= part.cut.consumers
+            tensors |= part.cut.inputs
+        for name, tensor in tensors.items():
+            consumer = consumers[name]
             op, position = group.by_partner[consumer.index], consumer.inputs.index(tensor)
             if name not in group.defaults:
                 group.defaults[name] = self._whole.tensor(tensor)
@@ -218,8 +235,12 @@ class Execution:
                 quantized, found = hybrid.fake_quantize_with_halves(floats)
                 seen[name] = quantized.reshape(inputs[name].shape)
                 halves[op.index] = floats, found
-        made = group.rounded.run("builtin", seen)
-        wanted = made if group.exact is None else made | group.exact.run("builtin", inputs)
+        made = dict[tuple[int, int], Array]()
+        for part, runtime in group.rounded:
+            made |= part.run(runtime, seen)
+        wanted = dict(made)
+        for part, runtime in group.exact:
+            wanted |= part.run(runtime, inputs)
         return made, wanted, halves
 
     def _holding_output(self, op: Op, values: _DequantizedValues) -> Iterator[OpOutput]:
@@ -304,16 +325,15 @@ class _PairedGroup:
 
     ops: list[Op]
     by_partner: Mapping[int, Op]
-    rounded: OpGroup  # with the file's constants
-    exact: OpGroup | None  # those that the form's own constants change
+    rounded: Sequence[tuple[OpGroup, str]]  # with the file's constants, and the runtime
+    exact: Sequence[tuple[OpGroup, str]]  # those that the form's own constants change
     defaults: dict[str, Array] = field(default_factory=dict)  # the form's operands on one sample
 
     def close(self) -> None:
         """Close both files."""
         self.defaults.clear()
-        self.rounded.close()
-        if self.exact is not None:
-            self.exact.close()
+        for part, _ in (*self.rounded, *self.exact):
+            part.close()
 
 
 def _operand(op: Op, position: int, default: Array, values: _DequantizedValues) -> Array:

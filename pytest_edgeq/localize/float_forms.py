@@ -32,14 +32,9 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-_SLACK = 2.0**-9
-"""Tolerance for float32 arithmetic, relative to one step."""
-
-_LOOSE = 0.5
-"""Additional tolerance in steps while a factor is only estimated."""
-
-_NEAR = 2.0**-8
-"""Relative tolerance of a factor that is estimated from rounded values."""
+_SLACK = 2.0**-9  # tolerance for float32 arithmetic, relative to one step
+_LOOSE = 0.5  # additional tolerance in steps while a factor is only estimated
+_NEAR = 2.0**-8  # relative tolerance of a factor that is estimated from rounded values
 
 _ROUNDED = 2.0**-20
 """Tolerance of a constant that both sides compute in float32, relative to its greatest value."""

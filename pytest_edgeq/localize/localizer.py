@@ -63,8 +63,7 @@ _UNKNOWN = 0.5
 """Rounding bound beyond ½ LSB, in LSB, of an op without a kernel rule: one more rounding."""
 
 
-_HUGE = 2.0**126
-"""Half of a power of two below float32's maximum: only masks exceed it."""
+_HUGE = 2.0**126  # half of a power of two below float32's maximum: only masks exceed it
 
 
 @dataclass(slots=True, eq=False)

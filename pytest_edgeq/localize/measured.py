@@ -21,8 +21,7 @@ from pytest_edgeq.tflite.subgraph import Op, Tensor
 
 Array = npt.NDArray[Any]
 
-# Elements of one piece: half a MB in each of a few arrays.
-_PIECE = 1 << 16
+_PIECE = 1 << 16  # elements of one piece: half a MB in each of a few arrays
 
 
 class Codes(NamedTuple):

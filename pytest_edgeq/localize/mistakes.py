@@ -13,8 +13,7 @@ from pytest_edgeq.numerics.checks import LEAST_SCALE, Reason, keeps_nothing
 from pytest_edgeq.numerics.health import more_than_chance
 from pytest_edgeq.tflite.ops import facts_of
 
-FAR = 0.1
-"""Share of a range's width beyond which an overshoot is not chance."""
+FAR = 0.1  # share of a range's width beyond which an overshoot is not chance
 
 
 class Mistake(NamedTuple):
@@ -54,19 +53,15 @@ _UNEVEN = 16.0
 _ENOUGH = 32
 """Minimum number of elements to judge a range: on average they span 31/33 of all values."""
 
-_MOST = 0.5
-"""Share of values beyond a range that counts even with fewer elements, unless by chance."""
-
-_FEW_VALUES = 2
-"""Maximum values per sample whose averaged range is about their mean."""
+_MOST = 0.5  # share of values beyond a range that counts even with fewer elements, unless by chance
+_FEW_VALUES = 2  # maximum values per sample whose averaged range is about their mean
 
 _AVERAGED_VALUE = Reason(
     ("a recipe averages the ranges of the samples, and that of so few values is about their mean",),
     "leave it in float, or calibrate by pt2e_static_int8, which keeps the ends of all",
 )
 
-_ONE_CHANNEL = 0.5
-"""Minimum share of the error that one channel among four or more is blamed for."""
+_ONE_CHANNEL = 0.5  # minimum share of the error that one channel among four or more is blamed for
 
 
 def lossy(row: LayerError, evidence: Diagnostics) -> Mistake | None:

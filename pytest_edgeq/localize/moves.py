@@ -14,16 +14,12 @@ from scipy.special import stdtrit
 DRAWS = 16
 """Number of draws of the constants; their mean square has at least as many degrees of freedom."""
 
-FEW_DRAWS = 4
-"""Number of draws after which differences far within the limit are accepted."""
+FEW_DRAWS = 4  # number of draws after which differences far within the limit are accepted
 
 _FAR_WITHIN = 0.25
 
-_CHANCE = 1e-6
-"""Probability that a sound file exceeds one limit."""
-
-_ELEMENTS = 4096
-"""Elements of a large output from which the degrees of freedom are estimated."""
+_CHANCE = 1e-6  # probability that a sound file exceeds one limit
+_ELEMENTS = 4096  # elements of a large output from which the degrees of freedom are estimated
 
 
 class Moves:

@@ -36,14 +36,9 @@ from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 # Shares of a softmax that vanish in a float32 sum with 1: torch ignores such values.
 _NOTHING = 2.0**-24
 
-# Half a step of an 8-bit share, which any softmax may round to 0.
-_LEAST_SHARE = 1 / 512
-
-# Scores so far below others that their share is `_NOTHING`.
-MASKING = math.log(_NOTHING)
-
-# Ratio of powers of one bit, 6.02 dB.
-_BIT = 4.0
+_LEAST_SHARE = 1 / 512  # half a step of an 8-bit share, which any softmax may round to 0
+MASKING = math.log(_NOTHING)  # scores so far below others that their share is `_NOTHING`
+_BIT = 4.0  # ratio of powers of one bit, 6.02 dB
 
 _SMALLER_MASK = "mask with −30, of which a softmax makes 1e-13, or leave that op in float"
 
@@ -51,8 +46,7 @@ _SUMMED_MASK = (
     "add a mask of −30 to the scores, as a sum has a range of its own, or leave it in float"
 )
 
-# Far beyond −30, which no mask needs.
-_DEEP = -100.0
+_DEEP = -100.0  # far beyond −30, which no mask needs
 
 
 def masking_ops(whole: Subgraph) -> Iterator[list[Op]]:
@@ -174,11 +168,8 @@ def rule_findings(
     return found
 
 
-# Share of an overshoot by which the range's own values may exceed it as well.
-_CHANCE = 0.25
-
-# Relative error of a constant by its own rounding to 8 bits.
-_ALIKE = 0.01
+_CHANCE = 0.25  # share of an overshoot by which the range's own values may exceed it as well
+_ALIKE = 0.01  # relative error of a constant by its own rounding to 8 bits
 
 
 class Consumers:

@@ -21,14 +21,9 @@ from pytest_edgeq.tflite.transposed import write_transposed
 
 _CHANGED = "a changed copy of the file"
 
-_MOST = 32
-"""Maximum number of replacements to try: each costs a conversion of the file and a run."""
-
-_ARRANGING = HOLDING | LAYOUT | {"BROADCAST_TO"}
-"""Ops that determine the order of values."""
-
-_NEAR = 2.0**-10
-"""Relative tolerance of two float constants, to the greatest value."""
+_MOST = 32  # maximum number of replacements to try: each costs a conversion of the file and a run
+_ARRANGING = HOLDING | LAYOUT | {"BROADCAST_TO"}  # ops that determine the order of values
+_NEAR = 2.0**-10  # relative tolerance of two float constants, to the greatest value
 
 
 def repaired_op(form: EdgeFile, other: EdgeFile, is_right: Callable[[EdgeFile], bool]) -> Op | None:

@@ -18,11 +18,8 @@ if TYPE_CHECKING:
     from pytest_edgeq.compare.samples import Sample
     from pytest_edgeq.localize.localizer import Localizer
 
-FEW_CODES = 4
-"""Codes of a channel that are few: two bits, and mostly two codes inside a range."""
-
-_LEAST_CHANNELS = 4
-"""Minimum number of channels, so that a majority is more than two."""
+FEW_CODES = 4  # codes of a channel that are few: two bits, and mostly two codes inside a range
+_LEAST_CHANNELS = 4  # minimum number of channels, so that a majority is more than two
 
 
 @dataclass(frozen=True, slots=True)

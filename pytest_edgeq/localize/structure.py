@@ -191,8 +191,7 @@ OF_QUANTIZATION = frozenset(
 """Options that only quantized kernels read, or that repeat a tensor's shape."""
 
 
-_SMALL = 1 << 16
-"""Maximum number of elements of a constant that is cached."""
+_SMALL = 1 << 16  # maximum number of elements of a constant that is cached
 
 
 class ConstantPair:

@@ -12,6 +12,7 @@ from fixtures.models import normal
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.rows import LOWERING, LayerErrors
 from tests.bench.detection.flatfile import FlatFile
+from tests.localize.rows import culprit
 
 SAMPLES = [(normal(2, 8, seed=100 + i),) for i in range(4)]
 
@@ -104,10 +105,9 @@ def test_an_output_before_its_activation_is_told(model: Heads, built: QuantizedM
         return {names["scores"]: int(activation.inputs[0])}
 
     errors = _localized(model, _rewired(built, early))
-    assert errors.culprit is not None
-    assert errors.culprit.op == "FULLY_CONNECTED"
-    assert errors.culprit.module == "scores"
-    text = errors.culprit.findings[0]
+    assert culprit(errors).op == "FULLY_CONNECTED"
+    assert culprit(errors).module == "scores"
+    text = culprit(errors).findings[0]
     assert text.startswith(
         "the file's output 'scores' is its result: expected the output of LOGISTIC #2"
     )
@@ -150,6 +150,5 @@ def test_an_output_whose_elements_lie_otherwise_is_told(flow: str | None) -> Non
     assert all(row.verdict != LOWERING for row in right.rows), str(right)
 
     wrong = maker.localize(maker.load(content, reference=turned), images)
-    assert wrong.culprit is not None
-    assert wrong.culprit.op == "RESHAPE"
+    assert culprit(wrong).op == "RESHAPE"
     assert "the output has torch's values in another order" in wrong.cause

@@ -9,6 +9,7 @@ from torch import nn
 from fixtures.models import SmallModel, normal, samples, seeded
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.rows import LOWERING, QUANTIZATION
+from tests.localize.rows import culprit
 
 
 class Masked(SmallModel):
@@ -69,8 +70,7 @@ def test_who_has_widened_a_range_is_told(kind: type[SmallModel], flow: str, text
     errors = maker.localize(quantized, samples(kind, 4, seed=2))
 
     assert [row.name for row in errors.rows if row.verdict == LOWERING] == []
-    assert errors.culprit is not None, errors
-    assert errors.culprit.verdict == QUANTIZATION
+    assert culprit(errors).verdict == QUANTIZATION
     assert " levels are used" in errors.cause
     assert text in errors.cause
 

@@ -21,14 +21,10 @@ CLOSE = 1e-12
 
 SHAPES = {
     "one": (1,),
-    "row": (700,),
     "long row": (200_000,),
-    "features": (1, 300),
     "rows": (90, 1500),
     "sequence": (1, 17, 32),
     "images": (2, 5, 7, 3),
-    "lines of pixels": (1, 200, 170, 5),
-    "large image": (1, 70, 90, 24),
     "wide": (2, 70_000),
 }
 
@@ -117,19 +113,9 @@ def test_codes_are_counted_at_the_ends_that_they_reach(dtype: Any) -> None:
     assert counted(np.concatenate([within, ends]), codes._replace(low=low + 1))[2] == 1
 
 
-def test_one_array_for_both_constants_gives_the_same() -> None:
-    """Where the op's constants are not rounded, its output is not looked at twice."""
-    made, floats, _, whole = _given("large image")
-    once = errors_of(made, floats, floats, whole, CODES)
-    twice = errors_of(made, floats, floats.copy(), whole, CODES)
-    assert (once.off, once.local_lsb) == (twice.off, twice.local_lsb)
-    assert once.noise == twice.noise
-
-
-@pytest.mark.parametrize("name", ["sequence", "lines of pixels"])
-def test_steps_between_codes_are_counted(name: str) -> None:
+def test_steps_between_codes_are_counted() -> None:
     """The greatest one of a tensor."""
-    made, floats, _, whole = _given(name)
+    made, floats, _, whole = _given("sequence")
     rounded = made.copy()
     rounded[0, 3, 4] = 0
     for steps in (1.3, 2.3):
@@ -137,11 +123,10 @@ def test_steps_between_codes_are_counted(name: str) -> None:
         assert errors_of(made, floats, rounded, whole, CODES).local_lsb == math.floor(steps)
 
 
-@pytest.mark.parametrize("size", [1e-30, 1e-18, 1e25])
-@pytest.mark.parametrize("name", ["rows", "large image", "long row", "images"])
-def test_what_float32_cannot_hold_is_summed_in_float64(name: str, size: float) -> None:
+@pytest.mark.parametrize("size", [1e-30, 1e25])
+def test_what_float32_cannot_hold_is_summed_in_float64(size: float) -> None:
     """Squares of tiny and of huge values are neither 0 nor infinite."""
-    made, floats, rounded, whole = (each * np.float32(size) for each in _given(name))
+    made, floats, rounded, whole = (each * np.float32(size) for each in _given("rows"))
     sums, expected = (
         errors_of(made, floats, rounded, whole, None),
         _expected([made, floats, rounded, whole]),
@@ -151,32 +136,24 @@ def test_what_float32_cannot_hold_is_summed_in_float64(name: str, size: float) -
         assert getattr(sums, each) == pytest.approx(getattr(expected, each), rel=CLOSE)
 
 
-@pytest.mark.parametrize("name", ["images", "large image"])
-def test_what_is_equal_is_not_off_at_all(name: str) -> None:
-    """Zero is zero: no difference is lost, and none is made up."""
-    made, _, _, whole = _given(name)
-    sums = errors_of(made, made, made, whole * 0, CODES)
-
-    assert (sums.noise, sums.off, sums.cumulative_signal) == (0, 0, 0)
-    assert sums.channel_noise is not None
-    assert not sums.channel_noise.any()
+def test_what_is_equal_is_not_off_at_all() -> None:
+    """Zero is zero: no difference is lost, and none is made up; nor of nothing."""
+    made, _, _, whole = _given("images")
+    for given in (made, made[:0]):
+        sums = errors_of(given, given, given, whole[: len(given)] * 0, CODES)
+        assert (sums.noise, sums.off, sums.cumulative_signal) == (0, 0, 0)
+        assert sums.channel_noise is not None
+        assert not sums.channel_noise.any()
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("name", ["sequence", "rows"])
-def test_what_is_not_finite_is_beyond_every_bound(name: str, bad: float) -> None:
+def test_what_is_not_finite_is_beyond_every_bound(bad: float) -> None:
     """In the file, or in either reference; in any piece."""
     for place in range(4):
-        given = _given(name)
+        given = _given("rows")
         given[place].reshape(-1)[-1] = bad
         sums = errors_of(*given, None)
         assert math.isinf(sums.noise) == (place in (0, 1))
         assert math.isinf(sums.cumulative_noise) == (place in (0, 3))
         assert math.isinf(sums.off) == (place in (0, 2))
         assert not math.isnan(errors_of(*given, CODES).local_lsb)
-
-
-def test_nothing_is_summed_to_nothing() -> None:
-    """A tensor without elements."""
-    empty = np.empty((0, 3), np.float32)
-    assert errors_of(empty, empty, empty, empty, CODES).noise == 0
