@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -212,7 +212,7 @@ class Execution:
         self.refused |= {op.index: str(errors[tuple(refused)]) for op in refused}
         left = self._group([op for op in group.ops if op not in refused])
         group.ops, group.by_partner = left.ops, left.by_partner
-        group.rounded, group.exact, group.defaults = left.rounded, left.exact, {}
+        group.rounded, group.exact = left.rounded, left.exact
 
     def _run_partners(self, group: _PairedGroup, values: _DequantizedValues) -> _Results:
         inputs, seen = dict[str, Array](), dict[str, Array]()
@@ -224,9 +224,8 @@ class Execution:
         for name, tensor in tensors.items():
             consumer = consumers[name]
             op, position = group.by_partner[consumer.index], consumer.inputs.index(tensor)
-            if name not in group.defaults:
-                group.defaults[name] = self._whole.tensor(tensor)
-            seen[name] = inputs[name] = _operand(op, position, group.defaults[name], values)
+            default = self._whole.tensor(tensor)
+            seen[name] = inputs[name] = _operand(op, position, default, values)
             hybrid = self.hybrids.get(op.index)
             if hybrid is None or position != hybrid_position(self._file.graph, op):
                 continue
@@ -327,11 +326,9 @@ class _PairedGroup:
     by_partner: Mapping[int, Op]
     rounded: Sequence[tuple[OpGroup, str]]  # with the file's constants, and the runtime
     exact: Sequence[tuple[OpGroup, str]]  # those that the form's own constants change
-    defaults: dict[str, Array] = field(default_factory=dict)  # the form's operands on one sample
 
     def close(self) -> None:
         """Close both files."""
-        self.defaults.clear()
         for part, _ in (*self.rounded, *self.exact):
             part.close()
 

@@ -32,7 +32,7 @@ _MOST_BYTES = 2**31 - 2**26
 # Bytes of the tensors of a group of ops, unless one op alone needs more.
 _MOST_OF_A_GROUP = 1 << 26
 
-KEPT_GROUPS = 8
+KEPT_GROUPS = 2
 """Groups of ops that callers keep open between samples; if more, each is closed after its run."""
 
 ALONE = "a copy of the file in which its ops stand alone"

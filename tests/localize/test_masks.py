@@ -46,14 +46,6 @@ class Filled(SmallModel):
         return (normal(2, 8, 6, seed=seed),)
 
 
-class Chosen(Filled):
-    """By a choice."""
-
-    def masked(self, scores: torch.Tensor) -> torch.Tensor:
-        """Leave the later ones out."""
-        return torch.where(self.later, -30.0, scores)
-
-
 class Added(Filled):
     """By a sum."""
 
@@ -113,7 +105,7 @@ def test_a_mask_that_masks_is_not_blamed(
     assert blamed(errors) == {}
 
 
-@pytest.mark.parametrize("kind", [Filled, Chosen, Sloped])
+@pytest.mark.parametrize("kind", [Filled, Sloped])
 def test_a_mask_that_shares_the_range_of_the_scores_is_found(
     maker: Edgeq, build: Build, kind: type[Filled]
 ) -> None:

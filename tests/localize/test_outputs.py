@@ -129,22 +129,15 @@ class Cells(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flow", ["recipe_static_wi8_ai8", None])
-def test_an_output_whose_elements_lie_otherwise_is_told(flow: str | None) -> None:
+def test_an_output_whose_elements_lie_otherwise_is_told(maker: Edgeq) -> None:
     """All values are right, and none is in its place."""
-    maker = Edgeq()
     images = [(normal(1, 3, 6, 6, seed=100 + i),) for i in range(4)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         sound = Cells().eval()
     turned = Cells(turned=True).eval()
     turned.load_state_dict(sound.state_dict())
-    content = maker.quantize(
-        sound,
-        images[0],
-        quantizer=flow,
-        calibration=[(normal(1, 3, 6, 6, seed=i),) for i in range(8)],
-    ).tflite
+    content = maker.quantize(sound, images[0], quantizer="recipe_dynamic_wi8_afp32").tflite
 
     right = maker.localize(maker.load(content, reference=sound), images)
     assert all(row.verdict != LOWERING for row in right.rows), str(right)
