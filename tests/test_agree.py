@@ -20,7 +20,12 @@ from ai_edge_litert.interpreter import Interpreter
 from fixtures.models import ResidualNet, SelfAttention, SmallModel, samples, seeded
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.check.agreement import SAMPLES, Agreement, AgreementResult, compared_runtimes
+from pytest_edgeq.check.agreement.agreement import (
+    SAMPLES,
+    Agreement,
+    AgreementResult,
+    compared_runtimes,
+)
 from pytest_edgeq.check.agreement.runtime_results import RuntimeDistance
 from pytest_edgeq.compare.reference import call_reference
 from pytest_edgeq.compare.samples import read_samples

@@ -15,15 +15,11 @@ from pytest_edgeq.localize.localizer import ClippedRange, Localizer
 from pytest_edgeq.localize.mistakes import BIT_DB, FAR
 from pytest_edgeq.numerics.checks import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
-from pytest_edgeq.numerics.findings import (
-    CLIPPED_ACTIVATION,
-    Finding,
-    Harm,
-    input_findings,
-)
+from pytest_edgeq.numerics.findings import CLIPPED_ACTIVATION, Finding, Harm, input_findings
 from pytest_edgeq.numerics.metrics import sqnr_db
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.inserted import write_clamped
+from pytest_edgeq.tflite.op_dtypes import entry_of
 
 _EXPLAINED = 0.5
 """Share of the file's error that the ranges alone must make."""
@@ -134,7 +130,7 @@ def _with_clamped(
     form = localizer.form
     limits: dict[int, tuple[float, float]] = {}
     for each in ranges:
-        partner = localizer.partner(each.tensor)
+        partner = localizer.pairs.partner(each.tensor)
         if partner is not None:
             low, high = limits.get(partner, (-np.inf, np.inf))
             limits[partner] = max(low, each.reach[0]), min(high, each.reach[1])
@@ -180,11 +176,6 @@ def _finding(
     calibration: Calibration,
 ) -> Finding:
     worst = min(ranges, key=lambda each: each.sqnr_db)
-    entries = {
-        entry.index: entry
-        for entry in quantized.op_dtypes
-        if entry.subgraph == quantized.edge.signature.subgraph
-    }
     shown = ", ".join(map(str, worst.samples[:4])) + (", …" if len(worst.samples) > 4 else "")
     others = f" and {len(ranges) - 1} more" if len(ranges) > 1 else ""
     file, clamped = (sqnr_db(errors.signal, each) for each in (errors.file, errors.clamped))
@@ -198,7 +189,7 @@ def _finding(
     lost = (clamped if calibrated is None else calibrated) - file
     return Finding(
         kind=CLIPPED_ACTIVATION,
-        place=entries[worst.op.index].place,
+        place=entry_of(quantized.graph, worst.op, quantized.edge.modules).place,
         expected="values within the range of its codes, [{:.3g}, {:.3g}]".format(*worst.reach),
         got=(
             f"{100 * worst.share:.3g} % outside, as far as [{worst.met[0]:.3g}, "

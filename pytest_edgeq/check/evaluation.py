@@ -32,11 +32,7 @@ Limits = Mapping[str, float]
 
 
 def notes_on(samples: EvaluatedSamples) -> list[str]:
-    """
-    Return notes on evaluation samples that are few, equal or constant.
-
-    They are few if `check_errors` cannot compare them one by one with the next build's.
-    """
+    """Return notes on evaluation samples that are few, equal or constant."""
     total, different, constant = samples
     notes = []
     enough = f"give {FEWEST_SAMPLES} or more that differ"
@@ -63,11 +59,7 @@ def notes_on(samples: EvaluatedSamples) -> list[str]:
 
 
 class Evaluation:
-    """
-    Judges limits on outputs by whether an all-zero output would satisfy them.
-
-    Limits are judged in the stage total, which compares the file's output with the reference's.
-    """
+    """Judges limits on total errors by whether an all-zero output would satisfy them."""
 
     def __init__(self, comparison: Comparison) -> None:
         self._comparison = comparison
@@ -193,9 +185,6 @@ def samples_needed(output: OutputErrors, flow: str, metric: str) -> int | None:
 
     Repetitions of the same samples stand in for more of their kind: sums over samples then
     spread by 1/√n, as those of other samples would.
-
-    Returns:
-        The number of samples measured times a power of two; None if no number is sufficient.
     """
     number = n = len(output.samples)
     while accepted(output, limits_of(output, flow, number // n, [metric])):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.baselines.op_changes import describe_change
-from pytest_edgeq.check.agreement import AgreementResult
+from pytest_edgeq.check.agreement.agreement import AgreementResult
 from pytest_edgeq.check.evaluation import notes_on
 from pytest_edgeq.check.measuring import Measuring
 from pytest_edgeq.check.verdict import Verdict
@@ -59,24 +59,14 @@ _SHIP = (
 _FLOAT32_DB, _FLOAT16_DB = 60.0, 40.0
 """SQNR that a file of float32, or with float16 constants, has at least: RAFT has 110 dB."""
 
+# Number of different calibration samples below which they are few.
+# A value of a new sample lies beyond the least and greatest of n with a probability of 2/(n + 1): a
+# fifth of all that are extreme in their sample.
 _FEW_CALIBRATED = 8
-"""
-Number of different calibration samples below which they are few.
-
-A value of a new sample lies beyond the least and greatest of n with a probability of 2/(n + 1): a
-fifth of all that are extreme in their sample.
-"""
 
 
 class Gate:
-    """
-    Measures a model and collects findings on it.
-
-    Attributes:
-        verdict: The findings.
-        comparison: The errors; None before `judge`, and if they could not be measured.
-        layers: The errors of each op; None likewise.
-    """
+    """Measures a model and collects findings on it."""
 
     def __init__(self, quantized: QuantizedModel, runtime: str, *, keeps_points: bool) -> None:
         self.verdict = Verdict()
@@ -156,12 +146,7 @@ class Gate:
             )
 
     def _check_health(self, comparison: Comparison, layers: LayerErrors | None) -> None:
-        """
-        Add one finding per kind, since a defect of one output often affects all.
-
-        Violations of kernel rules are findings on the layers, if these were measured, or of a
-        refusal.
-        """
+        """Add one finding per kind, without violated kernel rules that others report."""
         rules = RULE_NAMES if layers is not None else ()
         refused = {
             (each.kind, each.place.op)
@@ -265,9 +250,10 @@ class Gate:
             if row.local_lsb_error is not None and not row.local_lsb_error <= 1
         ]
         if unjudged:
+            have, are = ("op has", "is") if len(unjudged) == 1 else ("ops have", "are")
             self.verdict.notes.append(
-                f"{_ops(len(unjudged), 'has', 'have')} a kernel without a known tolerance, and "
-                f"{'is' if len(unjudged) == 1 else 'are'} more than a step off: {_names(unjudged)}"
+                f"{len(unjudged)} {have} a kernel without a known tolerance, and {are} more than a "
+                f"step off: {_names(unjudged)}"
             )
         self._note_unmatched(layers)
 
@@ -363,10 +349,6 @@ def _by_runtimes(found: Finding, agreed: AgreementResult) -> list[str]:
 def _names(rows: Sequence[LayerError]) -> str:
     more = f" and {len(rows) - 4} more" if len(rows) > 4 else ""
     return ", ".join(row.name for row in rows[:4]) + more
-
-
-def _ops(count: int, one: str, several: str) -> str:
-    return f"{count} op {one}" if count == 1 else f"{count} ops {several}"
 
 
 def _shortened(lines: list[str]) -> list[str]:

@@ -19,6 +19,7 @@ from pytest_edgeq.localize.resolution import FEW_CODES, CoarseTensor, first_coar
 from pytest_edgeq.numerics.findings import LOST_INPUT, USELESS, Finding, Place
 from pytest_edgeq.numerics.metrics import sqnr_db
 from pytest_edgeq.tflite.boundary import qparams
+from pytest_edgeq.tflite.op_dtypes import entry_of
 
 _SAMPLES = 4
 """Number of samples that are kept; each input is swapped in three pairs at most."""
@@ -44,20 +45,12 @@ _FLOAT_NOISE = 1e-10
 
 @dataclass(slots=True)
 class _InputEffect:
-    """
-    Sums over the change of one output when one input is swapped.
+    """Sums over the change of one output when one input is swapped."""
 
-    Attributes:
-        power: Of the reference's change.
-        noise: Of the difference of the two changes.
-        signal: Of the reference's output.
-        rounding: Share of `noise` by rounding of the output itself.
-    """
-
-    power: float = 0.0
-    noise: float = 0.0
-    signal: float = 0.0
-    rounding: float = 0.0
+    power: float = 0.0  # of the reference's change
+    noise: float = 0.0  # of the difference of the two changes
+    signal: float = 0.0  # of the reference's output
+    rounding: float = 0.0  # share of `noise` by rounding of the output itself
 
     @property
     def sqnr_db(self) -> float:
@@ -228,10 +221,9 @@ class Influence:
         if coarse.op is None:
             where = "its own codes"
         else:
-            op = self._quantized.edge.signature.subgraph, coarse.op
-            entries = self._quantized.op_dtypes
-            maker = next(each.where for each in entries if (each.subgraph, each.index) == op)
-            where = f"the output of {maker}"
+            edge = self._quantized.edge
+            maker = edge.graph.subgraphs[edge.signature.subgraph].ops[coarse.op]
+            where = f"the output of {entry_of(edge.graph, maker, edge.modules).where}"
         low, high = coarse.reach
         reach = f"its range [{low:.3g}, {high:.3g}]"
         if not coarse.wide:
@@ -251,7 +243,10 @@ class Influence:
         own = swapped[place].changes[name]
         pairs = len(swapped[place].pairs)
         others = [
-            _per_pair(other.changes[name], len(other.pairs))
+            (
+                other.changes[name].power / len(other.pairs),
+                other.changes[name].noise / len(other.pairs),
+            )
             for at, other in swapped.items()
             if at != place and name in other.changes
         ]
@@ -274,10 +269,6 @@ class Influence:
             return first_coarse(localizer, start, end, pairs)
         except (RuntimeError, ValueError, TypeError):
             return None  # the kernels that keep tensors refuse the file
-
-
-def _per_pair(change: _InputEffect, pairs: int) -> tuple[float, float]:
-    return change.power / pairs, change.noise / pairs
 
 
 def _mixed(base: Sample, other: Sample, place: int) -> Sample | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pytest_edgeq.check.agreement import SAMPLES, Agreement, AgreementResult
+from pytest_edgeq.check.agreement.agreement import SAMPLES, Agreement, AgreementResult
 from pytest_edgeq.check.clipping import clipping_findings
 from pytest_edgeq.check.influence import Influence
 from pytest_edgeq.check.near_ties import judge_choices
@@ -24,7 +24,7 @@ from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.samples import Sample, read_samples
 from pytest_edgeq.errors import UnreadableError, UnrunnableError, grouped
 from pytest_edgeq.localize.localizer import Localizer
-from pytest_edgeq.localize.on_workers import CheckedChunk, OpsJob, OpsMerger, OpsPart
+from pytest_edgeq.localize.on_workers import CheckedChunk, OpsJob, OpsPart, add_checked
 from pytest_edgeq.localize.rows import LayerErrors
 from pytest_edgeq.numerics.checks import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
@@ -76,11 +76,7 @@ class _SampleChoice:
 
 @dataclass(frozen=True, slots=True)
 class CheckMeasurement:
-    """
-    Results of a pass; `comparison` and `layers` are None if not measured.
-
-    `fits` is whether every sample fits file and reference.
-    """
+    """Results of a pass over the samples; None if not measured."""
 
     comparison: Comparison | None
     calibration: Calibration
@@ -91,14 +87,7 @@ class CheckMeasurement:
 
 
 class Measuring:
-    """
-    One pass over the samples.
-
-    An error that prevents a measurement becomes a finding or a note, and the others go on.
-
-    Raises:
-        ValueError, TypeError: There is no reference, or no such runtime.
-    """
+    """One pass over the samples; what prevents a measurement becomes a finding or a note."""
 
     def __init__(
         self,
@@ -131,14 +120,7 @@ class Measuring:
     def measure(
         self, inputs: Iterable[Any], threads: int, step: Step, engine: SampleExecutor | None
     ) -> CheckMeasurement:
-        """
-        Measure everything, reading each sample once.
-
-        From the second sample on, ops are measured in parallel with the outputs.
-
-        Raises:
-            ValueError, TypeError: No sample, or an object that is no sample.
-        """
+        """Measure everything, reading each sample once; ops in parallel with outputs."""
         samples = read_samples(inputs, self._quantized.spec, "evaluation")
         machines: tuple[str, ...] = ()
         with ExitStack() as stack:
@@ -166,9 +148,9 @@ class Measuring:
                 self._quantized, self._runtime, localizer, comparison, self._comparer.calibration
             )
         if runs and comparison is not None:
-            judged = judge_choices(self._quantized, localizer, comparison)
-            findings += judged.findings
-            self._verdict.notes += judged.notes
+            chosen, notes = judge_choices(self._quantized, localizer, comparison)
+            findings += chosen
+            self._verdict.notes += notes
         measured = CheckMeasurement(
             comparison=comparison,
             calibration=self._comparer.calibration,
@@ -225,21 +207,21 @@ class Measuring:
         localizer = self._localizer
         ops = None if localizer is None else OpsPart.of(localizer, "builtin")
         job = OpsJob(reading.source, ops, compares=True, keeps_points=self._keeps_points)
-        merger = None if localizer is None else OpsMerger(localizer, job, reading)
 
         def merge(chunk: Chunk, found: CheckedChunk) -> None:
             assert found.measurement is not None, "unreachable because outputs are compared"
             assert found.tally is not None, "unreachable because outputs are compared"
             self._comparer.merge(found.measurement, found.tally)
-            for place, each in enumerate(found.samples):
+            for each in found.samples:
                 is_chosen = self._choice.selects(each.distances or ())
-                if merger is None or self._localizer is None:
+                if self._localizer is None:
                     continue
-                if not self._try_ops(partial(merger.add, chunk, place, each, is_chosen=is_chosen)):
+                add = partial(add_checked, self._localizer, each, is_chosen=is_chosen)
+                if not self._try_ops(add):
                     self._localizer = None
 
         def extra() -> Any:
-            has_diverged = merger is None or merger.has_diverged
+            has_diverged = localizer is None or localizer.against_torch.is_done
             return has_diverged, self._localizer is not None, self._choice.worst
 
         try:
@@ -307,9 +289,7 @@ class Measuring:
             self._note_refusal(error)
             return None
         except (ValueError, RuntimeError) as error:
-            self._verdict.notes.append(
-                f"ops were not compared with {self._quantized.reference_name} one by one: {error}"
-            )
+            self._note_unmeasured(f": {error}")
             return None
         return localizer
 
@@ -321,9 +301,7 @@ class Measuring:
             self._note_refusal(error)
             return False
         except (RuntimeError, UnreadableError) as error:
-            self._verdict.notes.append(
-                f"ops were not compared with {self._quantized.reference_name} one by one: {error}"
-            )
+            self._note_unmeasured(f": {error}")
             return False
         except (ValueError, TypeError):
             if self._fits:
@@ -335,10 +313,12 @@ class Measuring:
         refuses = "lacks an op of the file" if error.is_lacking else "refuses the file"
         if not error.is_lacking:
             self._refusals.append(error)
-        self._verdict.notes.append(
-            f"ops were not compared with {self._quantized.reference_name} one by one, as the "
-            f"{error.runtime} runtime, which keeps what is between them, {refuses}"
-        )
+        runtime = f"the {error.runtime} runtime, which keeps what is between them"
+        self._note_unmeasured(f", as {runtime}, {refuses}")
+
+    def _note_unmeasured(self, why: str) -> None:
+        name = self._quantized.reference_name
+        self._verdict.notes.append(f"ops were not compared with {name} one by one{why}")
 
 
 def _stopped(kind: str, error: Exception) -> Finding:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,31 +24,15 @@ _LEAST_MATCHES = 0.5
 """Minimum share of matching rows if the scores are unknown."""
 
 
-class Judged(NamedTuple):
-    """Findings on outputs behind a selection, and notes on near ties."""
-
-    findings: list[Finding]
-    notes: list[str]
-
-
 @dataclass(slots=True)
 class _RankedScores:
-    """
-    Scores that an op selects by, on the worst samples.
+    """Scores that an op selects by, on the worst samples."""
 
-    Attributes:
-        op: Their producer, for texts.
-        signal: Sum of the squares of those of the float form.
-        noise: Sum of the squared differences of the file's from them.
-        gap: Greatest difference of two scores of the float form that changed places.
-        off: Greatest error of the file's scores.
-    """
-
-    op: str
-    signal: float = 0.0
-    noise: float = 0.0
-    gap: float = 0.0
-    off: float = 0.0
+    op: str  # their producer, for texts
+    signal: float = 0.0  # sum of the squares of those of the float form
+    noise: float = 0.0  # sum of the squared differences of the file's from them
+    gap: float = 0.0  # greatest difference of two scores of the float form that changed places
+    off: float = 0.0  # greatest error of the file's scores
 
     @property
     def sqnr_db(self) -> float:
@@ -59,16 +42,17 @@ class _RankedScores:
 
 def judge_choices(
     quantized: QuantizedModel, localizer: Localizer | None, comparison: Comparison
-) -> Judged:
+) -> tuple[list[Finding], list[str]]:
     """
-    Judge the outputs of a selection in which some rows differ from the reference's.
+    Return findings and notes on outputs of a selection with rows unlike the reference's.
 
     A selection differs only if two scores are closer than the error of the file's scores: the
     reference's choice is greater there, and the file's choice in the file. So such an output is as
     good as its scores: less than one bit of them (4.4 dB SQNR) is a finding, else a note reports
     near ties. If the scores are unknown, half of the rows must match.
     """
-    judged = Judged([], [])
+    findings: list[Finding] = []
+    notes: list[str] = []
     found = choices(quantized.graph, quantized.edge.signature)
     samples: list[Sample] = [each.inputs for each in comparison.worst_samples]
     for name, errors in comparison.total.outputs.items():
@@ -78,10 +62,10 @@ def judge_choices(
         scores = None if localizer is None else _scores(localizer, found[name], samples)
         lost = agreement < _LEAST_MATCHES if scores is None else not scores.sqnr_db >= ONE_BIT_DB
         if lost:
-            judged.findings.append(_finding(errors, found[name], agreement, scores))
+            findings.append(_finding(errors, found[name], agreement, scores))
         else:
-            judged.notes.append(_note(errors, found[name], scores))
-    return judged
+            notes.append(_note(errors, found[name], scores))
+    return findings, notes
 
 
 def _counts(errors: OutputErrors) -> tuple[int, int]:
@@ -137,7 +121,7 @@ def _scores(
     subgraph = localizer.subgraph
     wanted = {choice.scores, *(choice.op.inputs if choice.op.name in COMPARING else ())}
     # Ops that only move scores, such as casts, may have no partner.
-    makers = {localizer.source(tensor): tensor for tensor in wanted}
+    makers = {localizer.pairs.source(tensor): tensor for tensor in wanted}
     scores: _RankedScores | None = None
     for sample in samples:
         try:

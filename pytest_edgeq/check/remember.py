@@ -21,14 +21,7 @@ from pytest_edgeq.numerics.bootstrap import CHOICE_METRICS, RESAMPLES, SEED, rem
 from pytest_edgeq.numerics.budget import Budget, loosened
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.confidence import LEVEL
-from pytest_edgeq.numerics.findings import (
-    NONFINITE,
-    USELESS,
-    ZERO_OUTPUT,
-    Finding,
-    Place,
-    text_of,
-)
+from pytest_edgeq.numerics.findings import NONFINITE, USELESS, ZERO_OUTPUT, Finding, Place, text_of
 from pytest_edgeq.numerics.metric_table import METRICS, UPPER_BOUNDED
 from pytest_edgeq.numerics.results import OutputErrors, StageErrors, is_below_a_step, wiped
 
@@ -39,12 +32,7 @@ _NO_SIGNAL = (
 
 
 def errors_to_remember(comparison: Comparison) -> dict[str, Any]:
-    """
-    Return the content of the baseline of a comparison.
-
-    Raises:
-        AssertionError: An output is not finite, or zero on both sides.
-    """
+    """Return the content of the baseline of a comparison."""
     _require_sound(comparison)
     return {
         **build_to_remember(comparison),
@@ -94,13 +82,7 @@ def _with_samples(row: dict[str, Any], stages: dict[str, StageErrors]) -> dict[s
 
 
 def budget_to_suggest(comparison: Comparison) -> tuple[Budget, list[str]]:
-    """
-    Return the budget for the stage `total` that a comparison supports, and notes.
-
-    Raises:
-        AssertionError: An output is not finite, or zero on both sides.
-        ValueError: The error is as large as the signal, or no bound could fail.
-    """
+    """Return the budget for the stage `total` that a comparison supports, and notes."""
     _require_sound(comparison)
     flow, outputs = comparison.flow, list(comparison.total.outputs.values())
     for output in outputs:
@@ -145,7 +127,11 @@ def _wanted(outputs: list[OutputErrors]) -> list[str]:
     """Return the metrics to bound; each detects another defect."""
     scaled = all(output.max_lsb_error is not None for output in outputs)
     wanted = ["sqnr_db", "cosine_similarity", "max_lsb_error" if scaled else "max_abs_error"]
-    return [*wanted, "top1_agreement"] if all(map(_is_classified, outputs)) else wanted
+    # If every sample is one row, the last axis holds classes.
+    is_classified = all(
+        each.samples and all(sample.rows == 1 for sample in each.samples) for each in outputs
+    )
+    return [*wanted, "top1_agreement"] if is_classified else wanted
 
 
 def _no_budget(comparison: Comparison, output: OutputErrors, found: Finding) -> str:
@@ -155,11 +141,6 @@ def _no_budget(comparison: Comparison, output: OutputErrors, found: Finding) -> 
 
 def _place(comparison: Comparison, output: OutputErrors) -> str:
     return f"{comparison.name}: total, output {output.name!r}"
-
-
-def _is_classified(output: OutputErrors) -> bool:
-    """Whether every sample is one row, so that the last axis holds classes."""
-    return bool(output.samples) and all(sample.rows == 1 for sample in output.samples)
 
 
 def _require_sound(comparison: Comparison) -> None:

@@ -24,18 +24,11 @@ Claims = Callable[[Comparison | None], Iterable[Callable[[], None]]]
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """
-    What a check measured and found.
-
-    Attributes:
-        comparison: The errors; None if file and reference could not be compared.
-        layers: The errors of each op; None if they could not be measured.
-        findings: The defects, the most harmful first.
-    """
+    """What a check measured and found."""
 
     comparison: Comparison | None
     layers: LayerErrors | None
-    findings: list[Finding]
+    findings: list[Finding]  # the defects, the most harmful first
 
 
 def check(

@@ -25,18 +25,11 @@ from pytest_edgeq.numerics.findings import (
 
 @dataclass(slots=True, eq=False)
 class Verdict:
-    """
-    Findings and notes on a model.
+    """Findings and notes on a model."""
 
-    Attributes:
-        findings: In the order in which they were found.
-        notes: What could not be judged, and why.
-        layers: The errors of each op, to explain losses; None if unknown.
-    """
-
-    findings: list[Finding] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    layers: LayerErrors | None = None
+    findings: list[Finding] = field(default_factory=list)  # in the order in which they were found
+    notes: list[str] = field(default_factory=list)  # what could not be judged, and why
+    layers: LayerErrors | None = None  # the errors of each op, to explain losses; None if unknown
 
     def add(self, *findings: Finding) -> None:
         """Add findings."""
@@ -134,11 +127,7 @@ def _with_one_suspicion(found: list[Finding]) -> list[Finding]:
 
 
 def _with_one_missing(found: list[Finding]) -> list[Finding]:
-    """
-    Merge the findings on missing baselines, since one command stores them all.
-
-    The command is left out if another finding remains, except baselines of too few samples.
-    """
+    """Merge the findings on missing baselines, since one command stores them all."""
     missing = [each for each in found if each.kind == NO_BASELINE]
     others = [each for each in found if each.kind != NO_BASELINE]
     if not missing:

@@ -2,7 +2,8 @@
 Find the op to blame: compare each op with its float counterpart.
 
 - `float_forms` chooses the float form and finds the constants that the file's were rounded from;
-  `structure` pairs the ops of both, `execution` runs a float op on the inputs of the file's op.
+  `structure` pairs the ops of both, `single_ops` runs ops alone, `execution` a float op on the
+  inputs of the file's op.
 - `against_torch` compares the float form with torch, `moves` bounds the rounding of constants,
   `repairs` finds the op whose replacement fixes the form, `origin` compares with the converted
   file.
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pytest_edgeq.localize.rows import LayerError, LayerErrors
+from pytest_edgeq.localize.rows import LayerErrors
 from pytest_edgeq.numerics.findings import FILE, NOT_LOCALIZED, OP_IN_FLOAT, WRONG_RESULT, Finding
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.compare.samples import Sample
     from pytest_edgeq.numerics.comparison import Comparison
     from pytest_edgeq.progress import Progress
-
-__all__ = ["LayerError", "LayerErrors", "OnLocalized", "localize", "with_explanation"]
 
 OnLocalized: TypeAlias = Callable[[LayerErrors, float], None]
 
@@ -93,12 +92,7 @@ def _explain(
     seconds: float,
     on_localized: OnLocalized | None,
 ) -> Finding:
-    """
-    Localize on a few samples to explain a failure.
-
-    The evidence is the coverage and the worst five rows. If localizing fails, the finding says why,
-    since the failure to explain matters more.
-    """
+    """Localize on a few samples to explain a failure; an error is an explanation, too."""
     from pytest_edgeq.localize.cause import accumulated
     from pytest_edgeq.localize.localizer import Localizer
 
@@ -131,11 +125,7 @@ def _explain(
     return replace(
         found,
         causes=(*found.causes, *([other] if other else [])),
-        evidence=(
-            *lines,
-            f"localized on the worst {on}{stopped}:",
-            *errors.overview.splitlines(),
-        ),
+        evidence=(*lines, f"localized on the worst {on}{stopped}:", *errors.overview.splitlines()),
     )
 
 

@@ -10,8 +10,8 @@ import copy
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,10 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.compare.measurement import Arrays
 from pytest_edgeq.compare.reference import as_tensor, call_reference, in_file_order, torch_module
+from pytest_edgeq.localize.execution import kept_outputs
 from pytest_edgeq.localize.float_forms import Forms, axis_orders, paired
 from pytest_edgeq.localize.measured import Codes, code_limits
+from pytest_edgeq.localize.measured import peak as peak_of
 from pytest_edgeq.localize.moves import DRAWS, FEW_DRAWS, Moves
 from pytest_edgeq.localize.repairs import misordered_op, repaired_op
 from pytest_edgeq.runtimes.bounds import float_bound
@@ -45,86 +47,52 @@ Array = npt.NDArray[Any]
 _TorchOutputs = list[tuple[Array, Array | None]]
 """Outputs of torch in float32, and in float64 if it was run in float64."""
 
+# Allowed distance from float64 as a multiple of torch float32's own.
+# Over 45 small models it is 0.6 to 6: sums in another order, and kernels that approximate
+# exponentials.
 _TIMES = 16.0
-"""
-Allowed distance from float64 as a multiple of torch float32's own.
 
-Over 45 small models it is 0.6 to 6: sums in another order, and kernels that approximate
-exponentials.
-"""
-
+# Relative distance from float32 beyond which float64 is no reference: 60 dB.
+# RAFT, whose iterations accumulate, has 110 dB. Beyond, the forward computes something else in
+# float64.
 _MOST_NOISE = 2.0**-10
-"""
-Relative distance from float32 beyond which float64 is no reference: 60 dB.
 
-RAFT, whose iterations accumulate, has 110 dB. Beyond, the forward computes something else in
-float64.
-"""
-
-_ULPS = 16.0
-"""Minimum tolerance, in units in the last place of the greatest value."""
+_ULPS = 16.0  # minimum tolerance, in units in the last place of the greatest value
 
 _TIMES_ROUNDED = 2.0
 """Tolerance of references that quantize by themselves, as a multiple of the file's error."""
 
-_KEPT = 8
-"""Maximum number of unexplained samples that are kept to be judged together."""
+_KEPT = 8  # maximum number of unexplained samples that are kept to be judged together
 
 _TINY = float(np.finfo(np.float64).tiny)
 
+# Maximum number of ops between an unmatched constant and the difference it causes.
+# A layer, a product and a sum, which the converter folds in one file and not in the other.
 _IN_A_ROW = 3
-"""
-Maximum number of ops between an unmatched constant and the difference it causes.
 
-A layer, a product and a sum, which the converter folds in one file and not in the other.
-"""
-
-_EQUAL = 2.0**-15
-"""Greatest difference of two equal tensors, relative to the greatest value."""
+_EQUAL = 2.0**-15  # greatest difference of two equal tensors, relative to the greatest value
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """
-    The first output of the float form that differs from torch.
+    """The first output of the float form that differs from torch."""
 
-    Attributes:
-        output: Name of the output in the file.
-        sqnr_db: Of the float form to torch there.
-        op: First op of the float form that differs although all of its inputs equal torch's; None
-            if torch's graph cannot be run.
-        is_repaired: Whether replacing this op by its partner in the reference's float file fixes
-            the form.
-        is_negated: Whether the op returns −1 × torch's values.
-        is_reordered: Whether the output has torch's values in another order.
-        is_misordered: Whether permuting the axes of this op's result fixes the form.
-    """
-
-    output: str
-    sqnr_db: float
-    op: Op | None = None
-    is_repaired: bool = False
-    is_negated: bool = False
-    is_reordered: bool = False
-    is_misordered: bool = False
+    output: str  # name of the output in the file
+    sqnr_db: float  # of the float form to torch there
+    op: Op | None = None  # first that differs on torch's own values; None if torch has no graph
+    how: str = ", and all that this op takes is as in torch"
+    is_negated: bool = False  # whether the op returns −1 × torch's values
+    is_reordered: bool = False  # whether the output has torch's values in another order
 
 
 @dataclass(frozen=True, slots=True)
 class _OutputDistance:
-    """
-    Distance of an output from torch's on one sample or several.
+    """Distance of an output from torch's on one sample or several."""
 
-    Attributes:
-        noise: Sum of the squared differences; infinite if the outputs cannot be compared.
-        signal: Sum of torch's squares.
-        count: Number of elements.
-        allowed: RMS tolerance for float32.
-    """
-
-    noise: float
-    signal: float
+    noise: float  # sum of the squared differences; infinite if the outputs cannot be compared
+    signal: float  # sum of torch's squares
     count: int
-    allowed: float
+    allowed: float  # RMS tolerance for float32
 
     @property
     def is_explained(self) -> bool:
@@ -203,7 +171,8 @@ class Tolerance:
         if not finite.any():
             return _OutputDistance(0.0, 0.0, 0, 0.0)
         one, two, three = one[finite], two[finite], three[finite]
-        noise = _relative(two - three, three)
+        size = _rms(three)
+        noise = _rms(two - three) / size if size else 0.0
         if noise > _MOST_NOISE:
             three = two
         elif precise is not None:
@@ -219,67 +188,30 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PendingSample:
-    """
-    A sample that exceeds the float32 tolerance, to be judged together with others.
-
-    Attributes:
-        sample: The sample.
-        expected: Torch's outputs.
-        made: The form's outputs.
-        roundings: By output, absolute rounding error of the op that computes it.
-    """
+    """A sample that exceeds the float32 tolerance, to be judged together with others."""
 
     sample: Sample
     expected: _TorchOutputs
     made: Sequence[Array]
-    roundings: Sequence[float]
+    roundings: Sequence[float]  # by output, absolute rounding error of the op that computes it
 
 
 @dataclass(frozen=True, slots=True)
 class Standard:
-    """
-    Form and tolerance by which a worker compares outputs with torch; picklable.
+    """Form and tolerance by which a worker compares outputs with torch; picklable."""
 
-    Attributes:
-        form: Content of the float file, and the chosen signature.
-        is_measured: Whether the ops are measured with the same file.
-        is_kept: Whether it is the flow's own file, whose outputs a comparison has.
-        is_aligned: Whether its constants are replaced by torch's.
-        n_ops: Number of ops in the form, for the tolerance.
-        noise: As of `Tolerance`.
-    """
-
-    form: tuple[bytes, str | None]
-    is_measured: bool
-    is_kept: bool
-    is_aligned: bool
-    n_ops: int
+    form: tuple[bytes, str | None]  # content of the float file, and the chosen signature
+    is_measured: bool  # whether the ops are measured with the same file
+    is_kept: bool  # whether it is the flow's own file, whose outputs a comparison has
+    n_ops: int  # number of ops in the form, for the tolerance
     noise: Mapping[str, float]
-
-    @property
-    def state(self) -> object:
-        """The state that decides whether a sample differs."""
-        return state_of_check(self.is_aligned, self.noise)
-
-
-def state_of_check(is_aligned: bool, noise: Mapping[str, float]) -> object:
-    """Return the state that two checks must share to agree on sound samples."""
-    return is_aligned, frozenset(noise)
 
 
 class OutputCheck:
-    """
-    Decides on a worker whether `AgainstTorch` must examine a sample.
-
-    Attributes:
-        peaks: Greatest magnitudes of torch's outputs on the last sample.
-    """
+    """Decides on a worker whether `AgainstTorch` must examine a sample."""
 
     def __init__(
-        self,
-        quantized: QuantizedModel,
-        standard: Standard,
-        reference: Callable[..., Any] | None,
+        self, quantized: QuantizedModel, standard: Standard, reference: Callable[..., Any] | None
     ) -> None:
         self._quantized, self._standard = quantized, standard
         self._is_own = reference is None
@@ -292,46 +224,27 @@ class OutputCheck:
         self.peaks: list[float] = []
 
     def differs(self, sample: Sample, known: Mapping[str, Arrays], measured: Arrays | None) -> bool:
-        """
-        Whether the outputs of the form exceed the float32 tolerance to torch's.
-
-        Raises:
-            RuntimeError: torch or the kernels fail.
-        """
+        """Whether the outputs of the form exceed the float32 tolerance to torch's."""
         values = known.get("float") if self._is_own else None
         if values is None:
             assert self._reference is not None, "unreachable because a localizer has checked it"
             name = self._quantized.name
             values = in_file_order(call_reference(self._reference, sample), self._wanted, name)
-        self.peaks = [_peak(each) for each in values]
+        self.peaks = [peak_of(each) for each in values]
         expected: _TorchOutputs = [(each, None) for each in values]
-        standard = self._standard
-        if measured is not None and standard.is_measured and not standard.is_aligned:
+        if measured is not None and self._standard.is_measured:
             return self._tolerance.compare(expected, measured) is not None
-        kept = known.get("float_tflite") if standard.is_kept and not standard.is_aligned else None
+        kept = known.get("float_tflite") if self._standard.is_kept else None
         if kept is not None and self._tolerance.compare(expected, kept) is None:
             return False
-        return self._tolerance.compare(expected, self._run(sample)) is not None
-
-    def _run(self, sample: Sample) -> Arrays:
         runner = self._form.runner("builtin", keep=True)
         runner.run(self._form.encode(list(self._quantized.input_names), sample.arrays()))
-        borders = self._form.signature.outputs
-        outputs = [(border.name, runner.tensor(border.tensor.index)) for border in borders]
-        return in_file_order(outputs, self._wanted, self._quantized.name)
+        made = kept_outputs(self._form, runner, self._quantized.edge)
+        return self._tolerance.compare(expected, made) is not None
 
 
 class AgainstTorch:
-    """
-    Compares the outputs of the float form with torch's, sample by sample.
-
-    Attributes:
-        divergence: The first difference from torch; None while there is none.
-        is_rounded: Whether the reference quantizes by itself: on differing samples all of its
-            outputs are codes of the file.
-        aligned: The form with torch's constants, if constants alone explain the difference; else
-            None.
-    """
+    """Compares the outputs of the float form with torch's, sample by sample."""
 
     def __init__(self, quantized: QuantizedModel, forms: Forms, first: Sample) -> None:
         self._quantized, self._forms = quantized, forms
@@ -364,14 +277,11 @@ class AgainstTorch:
 
         If the float32 tolerance is unknown, or the rounding of constants is, differing samples are
         kept for `settle`.
-
-        Raises:
-            RuntimeError: torch or the kernels fail.
         """
         if self.is_done:
             return
         expected = self._expected(sample, known)
-        self.note([_peak(each) for each, _ in expected])
+        self.note([peak_of(each) for each, _ in expected])
         if self.aligned is not None:
             self._run(self.aligned, sample)
         elif not is_run:
@@ -482,11 +392,7 @@ class AgainstTorch:
     def _first_unexplained(
         self, samples: Sequence[_PendingSample]
     ) -> tuple[int, Divergence] | None:
-        """
-        Return the first difference that neither float32 nor the rounding of constants explains.
-
-        Each sample is judged alone, and all of them together.
-        """
+        """Return the first difference, of one sample or all, that no rounding explains."""
         by_sample = [self._distances(each) for each in samples]
         groups = [[place] for place in range(len(samples))]
         groups += [list(range(len(samples)))] if len(samples) > 1 else []
@@ -555,7 +461,7 @@ class AgainstTorch:
         if roles_of(graph, op).weights:
             return 0.0
         operands = (self._runner.tensor(i) for i in op.inputs if i >= 0)
-        size = 1.0 if op.name in BOUNDED else max(map(_peak, operands), default=0.0)
+        size = 1.0 if op.name in BOUNDED else max(map(peak_of, operands), default=0.0)
         return float_bound(graph, op) * size
 
     @property
@@ -569,20 +475,14 @@ class AgainstTorch:
         return None if self._reference is self._quantized.float_model else self._reference
 
     @property
-    def state(self) -> object:
-        """The current state, as of `Standard.state`."""
-        return state_of_check(self.aligned is not None, self._tolerance.noise)
-
-    @property
     def standard(self) -> Standard:
         """The current form and tolerance, for workers."""
         form = self._form if self.aligned is None else self.aligned
         return Standard(
             (bytes(form.graph.buffer[:]), form.key),
-            self._forms.checked is self._forms.exact,
-            self._is_kept,
-            self.aligned is not None,
-            len(self._form.graph.subgraphs[self._form.signature.subgraph].ops),
+            form is self._forms.exact,
+            form is self._form and self._is_kept,
+            len(form.graph.subgraphs[form.signature.subgraph].ops),
             dict(self._tolerance.noise),
         )
 
@@ -605,12 +505,7 @@ class AgainstTorch:
         return True
 
     def reference(self, sample: Sample) -> Arrays:
-        """
-        Return the reference's outputs in the order of the file.
-
-        Raises:
-            RuntimeError: torch fails.
-        """
+        """Return the reference's outputs in the order of the file."""
         assert self._reference is not None, "unreachable because callers check `is_done`"
         outputs = call_reference(self._reference, sample)
         return in_file_order(outputs, self._wanted, self._quantized.name)
@@ -627,13 +522,7 @@ class AgainstTorch:
 
     def _outputs(self) -> Sequence[Array]:
         """Return the outputs of the form's last run, in the order of the file."""
-        return self._outputs_of(self._form, self._runner)
-
-    def _outputs_of(self, form: EdgeFile, runner: Runner) -> Sequence[Array]:
-        outputs = [
-            (border.name, runner.tensor(border.tensor.index)) for border in form.signature.outputs
-        ]
-        return in_file_order(outputs, self._wanted, self._quantized.name)
+        return kept_outputs(self._form, self._runner, self._quantized.edge)
 
     def _run_in_float64(self, sample: Sample) -> Sequence[Array] | None:
         """Return the outputs of the reference in float64; None if it fails."""
@@ -659,23 +548,27 @@ class AgainstTorch:
         self, sample: Sample, expected: _TorchOutputs, divergence: Divergence
     ) -> Divergence:
         """Add the first op of the form that differs although its inputs equal torch's."""
-        as_converted = self._run_as_converted(sample, expected)
+        other = self._forms.converted
+        as_converted = None if other is None else self._run_if_right(other, sample, expected)
 
         def is_right(form: EdgeFile) -> bool:
             return self._run_if_right(form, sample, expected) is not None
 
         repaired = None if as_converted is None else self._repaired(is_right)
         if repaired is not None:
-            return dataclasses.replace(divergence, op=repaired, is_repaired=True)
-        known = _NodeValues.of(self._reference, sample)
+            how = "; it does with this op as the reference converts to it"
+            return dataclasses.replace(divergence, op=repaired, how=how)
+        known = _node_values(self._reference, sample)
         if known is None:
             return divergence
-        converted = {} if as_converted is None else self._values_as_converted(as_converted)
-        known.add(converted.values())
+        converted = [] if as_converted is None else self._values_as_converted(as_converted)
+        known += converted
+        same = self._same_as_partners(as_converted)
         subgraph = self._form.graph.subgraphs[self._form.signature.subgraph]
         equal = {index for index in subgraph.inputs}
         for op in subgraph.ops:
-            equal.update(i for i in op.outputs if i >= 0 and known.contains(self._runner.tensor(i)))
+            live = (i for i in op.outputs if i >= 0)
+            equal.update(i for i in live if _is_among(self._runner.tensor(i), known))
         places = {b.name: b.tensor.index for b in self._form.signature.outputs}
         place = self._wanted.index(divergence.output)
         last = places.get(divergence.output, self._form.signature.outputs[place].tensor.index)
@@ -683,19 +576,20 @@ class AgainstTorch:
         strange = self._first_unlike_reference(
             subgraph, last, region, equal, is_known=bool(converted)
         )
-        first = self._first_unlike_partner(last, equal, as_converted)
+        first = _first_unlike_partner(subgraph, last, equal, same)
         found = strange or first or _first_that_differs(subgraph, region, equal)
         if found is None:
             return divergence
         op = found
         if strange is None:
-            op = self._wrong_mover(op, converted) or op
+            op = _wrong_mover(subgraph, op, same) or op
         made = self._runner.tensor(op.outputs[0])
-        negated = made.dtype.kind == "f" and known.contains(-made)
+        negated = made.dtype.kind == "f" and _is_among(-made, known)
         if strange is None and op is found and not negated:
             misordered = misordered_op(self._form, op, is_right)
             if misordered is not None:
-                return dataclasses.replace(divergence, op=misordered, is_misordered=True)
+                how = "; it does with the axes of this op's result in another order"
+                return dataclasses.replace(divergence, op=misordered, how=how)
         return dataclasses.replace(divergence, op=op, is_negated=negated)
 
     def _repaired(self, is_right: Callable[[EdgeFile], bool]) -> Op | None:
@@ -709,13 +603,7 @@ class AgainstTorch:
         return found
 
     def _first_unlike_reference(
-        self,
-        subgraph: Subgraph,
-        last: int,
-        region: set[int],
-        equal: set[int],
-        *,
-        is_known: bool,
+        self, subgraph: Subgraph, last: int, region: set[int], equal: set[int], *, is_known: bool
     ) -> Op | None:
         """Return the first op with another name or other constants than the reference's."""
         substituted, unmatched = self._forms.substituted, self._forms.unmatched
@@ -744,41 +632,27 @@ class AgainstTorch:
         """Run a float file; return None if its outputs differ from torch's."""
         runner = form.runner("builtin", keep=True)
         self._run(form, sample, runner)
-        is_right = self._tolerance.compare(expected, self._outputs_of(form, runner)) is None
+        is_right = (
+            self._tolerance.compare(expected, kept_outputs(form, runner, self._quantized.edge))
+            is None
+        )
         return runner if is_right else None
 
-    def _run_as_converted(self, sample: Sample, expected: _TorchOutputs) -> Runner | None:
-        """Run the reference's float file; return None if missing or unlike torch."""
-        form = self._forms.converted
-        return None if form is None else self._run_if_right(form, sample, expected)
-
-    def _values_as_converted(self, runner: Runner) -> dict[int, Array]:
-        """
-        Return all float tensors computed by the reference's float file.
-
-        The converter computes tensors for which torch's graph has no node, such as a factor that it
-        moves in front of a product.
-        """
+    def _values_as_converted(self, runner: Runner) -> list[Array]:
+        """Return the reference's float tensors, with those that torch's graph lacks."""
         form = self._forms.converted
         assert form is not None, "the caller has run it"
         ops = form.graph.subgraphs[form.signature.subgraph].ops
-        values = {i: runner.tensor(i) for op in ops for i in op.outputs if i >= 0}
-        return {i: each.astype(np.float64) for i, each in values.items() if each.dtype.kind == "f"}
+        values = (runner.tensor(i) for op in ops for i in op.outputs if i >= 0)
+        return [each.astype(np.float64) for each in values if each.dtype.kind == "f"]
 
-    def _first_unlike_partner(
-        self, last: int, equal: set[int], converted: Runner | None
-    ) -> Op | None:
-        """
-        Return the first op that differs from its partner in the reference's float file.
-
-        A tensor may equal another one of torch's, or a permutation of it. Ops without a partner, or
-        with a result of another shape, are skipped.
-        """
+    def _same_as_partners(self, converted: Runner | None) -> dict[int, bool]:
+        """Return by tensor whether it has its partner's values in the reference's float file."""
         form = self._forms.converted
-        if form is None or converted is None:
-            return None
         subgraph = self._form.graph.subgraphs[self._form.signature.subgraph]
         same: dict[int, bool] = dict.fromkeys(subgraph.inputs, True)
+        if form is None or converted is None:
+            return same
         for number, partner in paired(self._form, form).ops.items():
             op = subgraph.ops[number]
             if partner.name != op.name:
@@ -788,34 +662,36 @@ class AgainstTorch:
                 made, wanted = self._runner.tensor(here), converted.tensor(there)
                 if made.shape == wanted.shape:
                     same[here] = not _is_moved(made, wanted)
-        known = {i for i in equal if same.get(i, True)} | {i for i in same if same[i]}
-        first = _first_that_differs(subgraph, _backward_slice(subgraph, last, known), known)
-        return first if first is not None and not same.get(first.outputs[0], True) else None
+        return same
 
-    def _wrong_mover(self, op: Op, converted: Mapping[int, Array]) -> Op | None:
-        """
-        Return the RESHAPE or TRANSPOSE that moves other values than its partner.
 
-        Its values still equal some torch tensor or a permutation of it, so the consumer is the
-        first op to differ.
-        """
-        form = self._forms.converted
-        if form is None or not converted:
-            return None
-        subgraph = self._form.graph.subgraphs[self._form.signature.subgraph]
-        partners = paired(self._form, form).ops
-        wrong = None
-        for index in op.inputs:
-            maker = subgraph.producer.get(index)
-            while maker is not None and maker.name in ("RESHAPE", "TRANSPOSE"):
-                partner = partners.get(maker.index)
-                if partner is not None and partner.name == maker.name:
-                    wanted = converted.get(partner.outputs[0])
-                    made = self._runner.tensor(maker.outputs[0])
-                    if wanted is not None and _is_moved(made, wanted):
-                        wrong = maker
-                maker = subgraph.producer.get(maker.inputs[0])
-        return wrong
+def _first_unlike_partner(
+    subgraph: Subgraph, last: int, equal: set[int], same: Mapping[int, bool]
+) -> Op | None:
+    """
+    Return the first op that differs from its partner in the reference's float file.
+
+    A tensor may equal another one of torch's, or a permutation of it.
+    """
+    known = {i for i in equal if same.get(i, True)} | {i for i in same if same[i]}
+    first = _first_that_differs(subgraph, _backward_slice(subgraph, last, known), known)
+    return first if first is not None and not same.get(first.outputs[0], True) else None
+
+
+def _wrong_mover(subgraph: Subgraph, op: Op, same: Mapping[int, bool]) -> Op | None:
+    """
+    Return the RESHAPE or TRANSPOSE in front of an op that moves other values than its partner.
+
+    Its values still equal some torch tensor or a permutation of it, so the consumer is the first op
+    to differ.
+    """
+    wrong = None
+    for index in op.inputs:
+        maker = subgraph.producer.get(index)
+        while maker is not None and maker.name in ("RESHAPE", "TRANSPOSE"):
+            wrong = maker if not same.get(maker.outputs[0], True) else wrong
+            maker = subgraph.producer.get(maker.inputs[0])
+    return wrong
 
 
 def _first_that_differs(subgraph: Subgraph, region: set[int], equal: set[int]) -> Op | None:
@@ -833,7 +709,7 @@ def _is_moved(made: Array, wanted: Array) -> bool:
         return False
     if wanted.dtype.kind != "f":
         return not np.array_equal(made, wanted)
-    near = _EQUAL * float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0))
+    near = _EQUAL * peak_of(wanted)
     with np.errstate(invalid="ignore"):
         same = (made == wanted) | (np.abs(made - wanted) <= near)
     return not bool(same.all())
@@ -883,20 +759,8 @@ def _finite(values: Array) -> Array:
     return finite
 
 
-def _peak(values: Array) -> float:
-    """Return the greatest magnitude of finite floats; 0 for integers."""
-    if values.dtype.kind != "f":
-        return 0.0
-    return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
-
-
 def _rms(values: Array) -> float:
     return float(np.sqrt(np.square(values).mean())) if values.size else 0.0
-
-
-def _relative(noise: Array, signal: Array) -> float:
-    size = _rms(signal)
-    return _rms(noise) / size if size else 0.0
 
 
 def _backward_slice(subgraph: Subgraph, last: int, equal: set[int]) -> set[int]:
@@ -945,39 +809,24 @@ def _export(
     return module
 
 
-@dataclass(slots=True, eq=False)
-class _NodeValues:
-    """Node values of torch's graph in one run, by number of elements."""
+def _node_values(reference: Callable[..., Any] | None, sample: Sample) -> list[Array] | None:
+    """Return the node values of torch's graph in one run; None if torch cannot export it."""
+    graph = _graph_of(reference, sample)
+    if graph is None:
+        return None
+    recorder = _Recorder(graph)
+    with torch.no_grad():
+        recorder.run_all(*_inputs_of(sample))
+    return recorder.values
 
-    by_size: dict[int, list[Array]] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, reference: Callable[..., Any] | None, sample: Sample) -> _NodeValues | None:
-        """Run a graph; return None if torch cannot export it."""
-        graph = _graph_of(reference, sample)
-        if graph is None:
-            return None
-        args, kwargs = _inputs_of(sample)
-        by_size: dict[int, list[Array]] = {}
-        recorder = _Recorder(graph)
-        with torch.no_grad():
-            recorder.run_all(args, kwargs)
-        for value in recorder.values:
-            by_size.setdefault(value.size, []).append(value)
-        return cls(by_size)
-
-    def contains(self, made: Array) -> bool:
-        """Whether a node has these values, in any order of its axes."""
-        if made.dtype.kind != "f" or not made.size:
-            return True
-        wanted = made.astype(np.float64).reshape(-1)
-        near = _EQUAL * float(np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0))
-        return any(_same(each, wanted, near) for each in self.by_size.get(made.size, ()))
-
-    def add(self, values: Iterable[Array]) -> None:
-        """Add further values that count as torch's."""
-        for value in values:
-            self.by_size.setdefault(value.size, []).append(value)
+def _is_among(made: Array, values: Sequence[Array]) -> bool:
+    """Whether one of these has a tensor's values, in any order of its axes."""
+    if made.dtype.kind != "f" or not made.size:
+        return True
+    wanted = made.astype(np.float64).reshape(-1)
+    near = _EQUAL * peak_of(wanted)
+    return any(each.size == made.size and _same(each, wanted, near) for each in values)
 
 
 class _Recorder(torch.fx.Interpreter):

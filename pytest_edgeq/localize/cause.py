@@ -27,7 +27,6 @@ from pytest_edgeq.localize.mistakes import (
     mistake,
     never_calibrated,
     one_channel,
-    other_samples,
     overshoot,
     too_narrow,
     too_wide,
@@ -55,19 +54,16 @@ from pytest_edgeq.numerics.findings import (
     WRONG_RESULT,
     Finding,
     Harm,
+    Place,
 )
 from pytest_edgeq.tflite.ops import LAYERS
 
+# Minimum number of layers to detect an outlier.
+# The third quartile of five values is the fourth of them, so that the worst one does not move the
+# fence that it is compared with; of four values it would.
 _LEAST_LAYERS = 5
-"""
-Minimum number of layers to detect an outlier.
 
-The third quartile of five values is the fourth of them, so that the worst one does not move the
-fence that it is compared with; of four values it would.
-"""
-
-_FENCES = 3.0
-"""Interquartile ranges beyond the median."""
+_FENCES = 3.0  # interquartile ranges beyond the median
 
 ROUNDED = 2 / math.sqrt(12)
 """Root mean square in LSB beyond which rounding makes less than a quarter of an error's power."""
@@ -101,10 +97,6 @@ def blame(
     worst = None if everywhere else _worst_row(judged, evidence)
     lossy_rows = losses or mistaken
     culprit = min(lossy_rows, key=lambda i: (_sqnr(rows[i]), i)) if lossy_rows else None
-    samples_shift = other_samples(judged, evidence)
-    if samples_shift.half_empty and culprit is not None:
-        # If most ranges are half empty, an even emptier one is not to blame.
-        culprit = None if too_wide(judged[culprit], evidence[culprit]) else culprit
     if worst is not None:
         place, cause = worst
         if culprit is None or _sqnr(judged[place]) < _sqnr(judged[culprit]):
@@ -117,19 +109,17 @@ def blame(
     floats = _left_in_float(judged, evidence)
     if floats is not None and not everywhere:
         return _lossy(judged, *floats, kind=OP_IN_FLOAT)
-    known = everywhere or samples_shift.mistake
-    return LayerErrors(
-        rows=judged, culprit=None, finding=accumulated(judged) if known is None else _of_all(known)
-    )
+    found = accumulated(judged)
+    if everywhere is not None:
+        shared = everywhere._replace(symptom=f"no single layer: {everywhere.symptom}")
+        found = _finding(LOSSY_EVERYWHERE, FILE, shared)
+    return LayerErrors(rows=judged, culprit=None, finding=found)
 
 
-def _of_all(known: Mistake) -> Finding:
+def _finding(kind: str, place: Place, known: Mistake, harm: Harm = NO_HARM) -> Finding:
+    symptom, why = known
     return Finding(
-        kind=LOSSY_EVERYWHERE,
-        place=FILE,
-        symptom=f"no single layer: {known.symptom}",
-        causes=known.reason.causes,
-        fix=known.reason.fix,
+        kind=kind, place=place, symptom=symptom, causes=why.causes, fix=why.fix, harm=harm
     )
 
 
@@ -144,15 +134,8 @@ def _lossy(
     rows: tuple[LayerError, ...], culprit: int, known: Mistake, kind: str = LOSSY_OP
 ) -> LayerErrors:
     row = rows[culprit]
-    found = Finding(
-        kind=kind,
-        place=row.place,
-        symptom=known.symptom,
-        causes=known.reason.causes,
-        fix=known.reason.fix,
-        harm=NO_HARM if kind == OP_IN_FLOAT else Harm.of_rms(row.local_rmse_lsb or 0.0),
-    )
-    return LayerErrors(rows=rows, culprit=row, finding=found)
+    harm = NO_HARM if kind == OP_IN_FLOAT else Harm.of_rms(row.local_rmse_lsb or 0.0)
+    return LayerErrors(rows=rows, culprit=row, finding=_finding(kind, row.place, known, harm))
 
 
 def _verdict(row: LayerError, evidence: Diagnostics, loses: bool) -> str:
@@ -186,11 +169,7 @@ def _wrong(rows: Sequence[LayerError], evidence: Sequence[Diagnostics]) -> int |
 def _defects(
     rows: Sequence[LayerError], evidence: Sequence[Diagnostics], wrong: int
 ) -> list[Finding]:
-    """
-    Return one finding per kind of op and defect, that of `wrong` first.
-
-    Wrong parameters of outputs follow from wrong constants, and NaN from NaN.
-    """
+    """Return one finding per kind of op and defect, that of `wrong` first."""
     beyond = set(_far_beyond(rows))
     found = {i: _defect(rows[i], evidence[i]) for i, row in enumerate(rows) if row.records}
     found |= {
@@ -209,11 +188,7 @@ def _defects(
 
 
 def _far_beyond(rows: Sequence[LayerError]) -> list[int]:
-    """
-    Return rows beyond rounding, except those below a hundredth of the greatest excess.
-
-    Codes (in LSB) and floats (in units of float32 rounding) are compared separately.
-    """
+    """Return rows beyond rounding by a hundredth of the greatest excess, of codes and of floats."""
     beyond = {i: row.excess_lsb or 0.0 for i, row in enumerate(rows) if _beyond_rounding(row)}
     # NaN is beyond every bound.
     size = {i: math.inf if math.isnan(x) else x for i, x in beyond.items()}
@@ -223,11 +198,7 @@ def _far_beyond(rows: Sequence[LayerError]) -> list[int]:
 
 
 def _mistaken(rows: Sequence[LayerError], evidence: Sequence[Diagnostics]) -> dict[int, Mistake]:
-    """
-    Return rows with parameters that only a mistake explains, if a minority.
-
-    This detects a layer even if there are too few of its kind for statistics.
-    """
+    """Return rows, if a minority, with parameters that only a mistake explains."""
     scaled = [
         i
         for i, own in enumerate(evidence)
@@ -251,11 +222,7 @@ def _sqnr(row: LayerError) -> float:
 
 
 def _outlier_losses(rows: Sequence[LayerError], evidence: Sequence[Diagnostics]) -> dict[int, str]:
-    """
-    Return rows that lose far more than others of their kind, with texts.
-
-    The kind is op and scheme, or the scheme alone if there are too few of it.
-    """
+    """Return rows that lose far more than others of their op and scheme, or scheme, with texts."""
     known = _comparable(rows, evidence)
     found = {}
     for i in known:
@@ -369,14 +336,8 @@ def _defect(row: LayerError, evidence: Diagnostics) -> Finding:
             channel = one_channel(evidence)
             where = f", and {channel}" if channel else ""
             symptom = f"does not compute {row.op}: {symptom}{where}"
-    return Finding(
-        kind=WRONG_RESULT,
-        place=row.place,
-        symptom=symptom,
-        causes=reason.causes,
-        fix=reason.fix,
-        harm=USELESS if count else evidence.harm,
-    )
+    harm = USELESS if count else evidence.harm
+    return _finding(WRONG_RESULT, row.place, Mistake(symptom, reason), harm)
 
 
 def _loss(row: LayerError, evidence: Diagnostics, loss: str | None) -> Mistake:
@@ -419,11 +380,7 @@ _INPUT_ROUNDED = Reason(
 def _left_in_float(
     rows: Sequence[LayerError], evidence: Sequence[Diagnostics]
 ) -> tuple[int, Mistake] | None:
-    """
-    Return the first float op with weights while most of its kind are quantized.
-
-    It loses nothing and may be intended, so it is reported only if nothing else is found.
-    """
+    """Return the first float op with weights while most of its kind are quantized."""
     weighted = [i for i, row in enumerate(rows) if "weight" in row.dtypes and evidence[i].scheme]
     others = [i for i in weighted if evidence[i].scheme != "float"]
     kinds = {rows[i].op for i in others}
@@ -462,9 +419,7 @@ def _typical(found: Sequence[Diagnostics]) -> Diagnostics:
 
 _EVERYWHERE: tuple[
     tuple[
-        Callable[[LayerError, Diagnostics], Mistake | None],
-        str,
-        Callable[[Diagnostics], Reason],
+        Callable[[LayerError, Diagnostics], Mistake | None], str, Callable[[Diagnostics], Reason]
     ],
     ...,
 ] = (
@@ -478,10 +433,6 @@ _EVERYWHERE: tuple[
         "have a range of next to nothing",
         lambda _: Reason(("calibrated on zeros",)),
     ),
-    (
-        clipped,
-        "have too narrow a range",
-        lambda own: own.calibration.too_narrow(),
-    ),
+    (clipped, "have too narrow a range", lambda own: own.calibration.too_narrow()),
     (too_wide, "have too wide a range", lambda own: own.calibration.too_wide(own.scale)),
 )

@@ -20,21 +20,15 @@ from pytest_edgeq.tflite.subgraph import Op
 
 Array: TypeAlias = npt.NDArray[Any]
 
+# Relative tolerance of float32 for a folded constant. A weight behind a batch norm is w·γ/√(σ² +
+# ε): five operations, each rounded by 2⁻²⁴ of its result, and a quotient by the scale; libraries
+# order them differently. 2⁻²⁰ leaves room for sixteen.
 FOLDED = 2.0**-20
-"""
-Relative tolerance of float32 for a folded constant.
 
-A weight behind a batch norm is w·γ/√(σ² + ε): five operations, each rounded by 2⁻²⁴ of its result,
-and a quotient by the scale; libraries order them differently. 2⁻²⁰ leaves room for sixteen.
-"""
-
+# Half a step of bfloat16, whose mantissa has 7 bits. ai-edge-quantizer 0.10.0 writes the scales of
+# blocks so (`transformations/quantize_tensor.py`), also of codes that torchao chose for the scales
+# before they were rounded.
 _BFLOAT16 = 2.0**-8
-"""
-Half a step of bfloat16, whose mantissa has 7 bits.
-
-ai-edge-quantizer 0.10.0 writes the scales of blocks so (`transformations/quantize_tensor.py`), also
-of codes that torchao chose for the scales before they were rounded.
-"""
 
 # Smallest scale that a quantizer chooses for any values: torchao's observers 2⁻¹² or float32's
 # epsilon, ai-edge-quantizer a range of 1e-9 (over 127 for int8, over 7 for int4).
@@ -43,11 +37,7 @@ _FLOAT32 = (float(np.finfo(np.float32).min), float(np.finfo(np.float32).max))
 
 
 def check_stored_weight(
-    op_name: str,
-    stored: Constant,
-    reference: Array,
-    *,
-    kept: Callable[[], bool] | None = None,
+    op_name: str, stored: Constant, reference: Array, *, kept: Callable[[], bool] | None = None
 ) -> tuple[str, ...]:
     """
     Return a sentence for each defect of a weight, the most important first.
@@ -167,22 +157,13 @@ def _least_scales(stored: Constant, steps: Array, right: Array) -> list[bool]:
 
 
 def _costs_a_bit(lost: Array, steps: Array, high: Array) -> bool:
-    """
-    Whether clipping costs more than a bit (four times the rounding error's power).
-
-    No quantizer does so on purpose: a scale that covers all values loses less.
-    """
+    """Whether clipping costs more than a bit, four times the rounding error's power."""
     wider = float((np.abs(steps) / high).max(initial=0.0))
     return bool(np.square(lost).mean() + 1 / 12 > 4 * wider**2 / 12)
 
 
 def _unused_range(stored: Constant, claim: ComparedConstant) -> list[str]:
-    """
-    Return a finding on codes that use less than half of their range.
-
-    A min/max range maps its ends to the largest values, as does one that clips them, and a
-    power-of-two scale uses more than half.
-    """
+    """Return a finding on codes that use less than half of their range, as no quantizer's do."""
     high = code_range(stored.dtype)[1]
     assert stored.scales is not None
     largest = float(np.abs(claim.actual).max(initial=0.0))
@@ -197,19 +178,15 @@ def _unused_range(stored: Constant, claim: ComparedConstant) -> list[str]:
 _ROUNDED_PRODUCT = 2.0**-22
 """Relative tolerance of a bias's scale: libraries round its factors or the product."""
 
+# Maximum relative difference of two scales that observers may compute for one tensor.
+# If two quantize nodes behind one tensor have separate observers, the converter (litert-torch
+# 0.10.0) keeps one scale for the tensor and writes the bias by the other. Histograms of the same
+# values differ by a thousandth, and move a bias by as much; no sound file has more.
 SAME_SCALE = 2.0**-8
-"""
-Maximum relative difference of two scales that observers may compute for one tensor.
-
-If two quantize nodes behind one tensor have separate observers, the converter (litert-torch
-0.10.0) keeps one scale for the tensor and writes the bias by the other. Histograms of the same
-values differ by a thousandth, and move a bias by as much; no sound file has more.
-"""
 
 _INT32 = np.iinfo(np.int32)
 
-# Not the name of an op: texts then call the last axis a channel.
-_BIAS = "bias"
+_BIAS = "bias"  # not the name of an op: texts then call the last axis a channel
 
 
 def check_bias(
@@ -317,11 +294,7 @@ def _input_scale_of(stored: Constant, weight_scales: Array) -> float | None:
 
 
 def written_scale(graph: OpGraph, op: Op) -> tuple[float, float] | None:
-    """
-    Return the scale of an op's input, and the one implied by its bias.
-
-    None unless the op has one weight, one bias and one input scale.
-    """
+    """Return an op's input scale and the one implied by its bias, if it has one of each."""
     if op.name not in INPUT_AT:
         return None
     roles = roles_of(graph, op)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,62 +13,52 @@ import numpy.typing as npt
 
 from pytest_edgeq.compare.reference import in_file_order
 from pytest_edgeq.errors import CopyError
-from pytest_edgeq.localize.measured import by_channel, code_limits
+from pytest_edgeq.localize.measured import by_channel, code_limits, peak
+from pytest_edgeq.localize.single_ops import OpGroup, in_turn
 from pytest_edgeq.localize.structure import ConstantPair, Pairs
 from pytest_edgeq.numerics.arrays import contiguous
 from pytest_edgeq.runtimes.bounds import Halves, HybridInput, hybrid_position
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.runtimes.runner import Copied, Runner
+from pytest_edgeq.runtimes.runner import Runner
 from pytest_edgeq.tflite.constants import dequantized
-from pytest_edgeq.tflite.cut import ALONE, KEPT_GROUPS, cut_ops, first_failing, grouped_ops
+from pytest_edgeq.tflite.cut import first_failing, grouped_ops
 from pytest_edgeq.tflite.float_form import bias_scales
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import entry_of
-from pytest_edgeq.tflite.ops import HOLDING
+from pytest_edgeq.tflite.ops import HOLDING, facts_of
 from pytest_edgeq.tflite.subgraph import Op
 
 Array = npt.NDArray[Any]
 
+# Outputs of ops with the file's constants and with the form's, by index of the op and of the
+# tensor; inputs of kernels that quantize their own, by index of the file's op.
 _Results = tuple[
     Mapping[tuple[int, int], Array],
     Mapping[tuple[int, int], Array],
     Mapping[int, tuple[Array, Halves]],
 ]
-"""
-Outputs of ops with the file's constants and with the form's, by index of the op and of the tensor;
-inputs of kernels that quantize their own, by index of the file's op.
-"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpOutput:
-    """
-    One output of an op, with the float results to compare it with.
-
-    All arrays have the output's shape.
-
-    Attributes:
-        op: The op of the file.
-        place: Index of the output among the op's.
-        codes: The output as stored.
-        value: The dequantized codes, float32; integers as they are.
-        rounded: Result of the float op with the file's constants.
-        exact: Result with the constants of the float form; may be the same array.
-        whole: Result in a run of the whole float form.
-        input_peak: Greatest magnitude of the op's float inputs.
-        halves: For a kernel that quantizes its own input: that input, and where it lies halfway
-            between two codes.
-    """
+    """One output of an op, and the float results to compare it with, all of one shape."""
 
     op: Op
     place: int
-    codes: Array
-    value: Array
-    rounded: Array
-    exact: Array
-    whole: Array
-    input_peak: float
-    halves: tuple[Array, Halves] | None = None
+    codes: Array  # the output as stored
+    value: Array  # the dequantized codes, float32; integers as they are
+    rounded: Array  # result of the float op with the file's constants
+    exact: Array  # result with the constants of the float form; may be the same array
+    whole: Array  # result in a run of the whole float form
+    input_peak: float  # greatest magnitude of the op's float inputs
+    halves: tuple[Array, Halves] | None = None  # for a kernel that quantizes its own input
+
+
+def kept_outputs(form: EdgeFile, kept: Runner, file: EdgeFile) -> list[Array]:
+    """Return a float file's outputs of the last run, in the order of the quantized file."""
+    made = [(each.name, kept.tensor(each.tensor.index)) for each in form.signature.outputs]
+    wanted = [border.name for border in file.signature.outputs]
+    return in_file_order(made, wanted, "the float form")
 
 
 class Execution:
@@ -104,7 +95,7 @@ class Execution:
         }
         self.differing = frozenset(differing | {pairs.ops[number].index for number in self.hybrids})
         """Ops of the form whose result is another with the file's constants, or its codes."""
-        self._groups: dict[tuple[tuple[int, ...], ...], list[_OpGroup]] = {}
+        self._groups: dict[tuple[tuple[int, ...], ...], list[_PairedGroup]] = {}
         self.refused: dict[int, str] = {}
         """By index, ops of the file that kernels refuse where their partners stand alone."""
 
@@ -119,32 +110,25 @@ class Execution:
 
     def form_outputs(self) -> list[Array]:
         """Return the form's outputs of the last run, in the order of the file."""
-        tensor = self._whole.tensor
-        made = [(each.name, tensor(each.tensor.index)) for each in self._form.signature.outputs]
-        wanted = [border.name for border in self._file.signature.outputs]
-        return in_file_order(made, wanted, "the float form")
+        return kept_outputs(self._form, self._whole, self._file)
 
     def run(self, names: Sequence[str], arrays: Sequence[Array]) -> Iterator[OpOutput]:
-        """
-        Run one sample and yield the outputs of the paired ops in order.
-
-        Raises:
-            ValueError, TypeError: The inputs do not fit.
-            RuntimeError: The kernels fail.
-        """
+        """Run one sample and yield the outputs of the paired ops in order."""
         self._runner.run(self._file.encode(names, arrays))
         self._whole.run(self._form.encode(names, arrays))
         shapes = tuple(array.shape for array in arrays)
         if shapes not in self._groups:
             self._groups[shapes] = self._grouped()
-        groups = self._groups[shapes]
-        for group in groups:
+        for group in in_turn(self._groups[shapes]):
             values = _DequantizedValues(self._file.graph, self._ours.index, self._runner)
-            yield from self._run_group(group, values)
-            if len(groups) > KEPT_GROUPS:
-                group.files = None
+            made, wanted, halves = self._results(group, values)
+            for op in group.ops:
+                if op.name in HOLDING:
+                    yield from self._holding_output(op, values)
+                else:
+                    yield from self._paired_outputs(op, values, made, wanted, halves.get(op.index))
 
-    def _grouped(self) -> list[_OpGroup]:
+    def _grouped(self) -> list[_PairedGroup]:
         """Split the ops into groups whose partners run in bounded memory."""
         ours = [op for op in self._ours.ops if op.name in HOLDING or op.index in self._pairs.ops]
         partners = [self._pairs.ops[op.index] for op in ours if op.index in self._pairs.ops]
@@ -152,23 +136,55 @@ class Execution:
             self._form.graph, partners, lambda index: self._whole.tensor(index).shape
         )
         places = {partner.index: n for n, group in enumerate(split) for partner in group}
-        groups = [_OpGroup([]) for _ in split or [()]]
+        groups: list[list[Op]] = [[] for _ in split or [()]]
         place = 0
         for op in ours:
             if op.index in self._pairs.ops:
                 place = places[self._pairs.ops[op.index].index]
-            groups[place].ops.append(op)
-        return groups
+            groups[place].append(op)
+        return [self._group(ops) for ops in groups]
 
-    def _run_group(self, group: _OpGroup, values: _DequantizedValues) -> Iterator[OpOutput]:
-        made, wanted, halves = self._results(group, values)
-        for op in group.ops:
-            if op.name in HOLDING:
-                yield from self._holding_output(op, values)
-            else:
-                yield from self._paired_outputs(op, values, made, wanted, halves.get(op.index))
+    def _group(self, ops: Sequence[Op]) -> _PairedGroup:
+        by_partner = {
+            self._pairs.ops[op.index].index: op for op in ops if op.index in self._pairs.ops
+        }
+        partners = [self._theirs.ops[number] for number in by_partner]
+        form, whole, differing = self._form, self._whole, self.differing
+        # Without `self`: a circle of references would keep interpreters until it is collected.
+        graph, subgraph, runner = self._file.graph, self._ours.index, self._runner
+        pairs = [pair for pair in self._constants if pair.partner.index in by_partner]
 
-    def _results(self, group: _OpGroup, values: _DequantizedValues) -> _Results:
+        def where(partner: Op) -> str:
+            op = by_partner.get(partner.index)
+            return partner.name if op is None else entry_of(graph, op).where
+
+        def constants(chosen: Sequence[Op]) -> dict[tuple[int, int], Array]:
+            values = _DequantizedValues(graph, subgraph, runner)
+            return {
+                (pair.partner.index, pair.place): _in_form(graph, form.graph, pair, values)
+                for pair in pairs
+                if pair.partner in chosen
+            }
+
+        rounded, exact = [], []
+        # Sums in any order differ by rounding alone: XNNPACK's are the fastest. Ops with the same
+        # constants in both files run in the same kernels as those of the file.
+        for runtime in ("xnnpack", "builtin"):
+            own = [
+                each
+                for each in partners
+                if (runtime == "xnnpack")
+                == (each.index in differing and bool(facts_of(each.name).summed))
+            ]
+            changed = [each for each in own if each.index in differing]
+            if own:
+                made = OpGroup(form, whole, own, where, functools.partial(constants, own))
+                rounded.append((made, runtime))
+            if changed:
+                exact.append((OpGroup(form, whole, changed, where), runtime))
+        return _PairedGroup(list(ops), by_partner, rounded, exact)
+
+    def _results(self, group: _PairedGroup, values: _DequantizedValues) -> _Results:
         """Run the partners of a group, except those that the kernels refuse."""
         while True:
             try:
@@ -177,7 +193,7 @@ class Execution:
                 self._exclude_refused(group, values, error)
 
     def _exclude_refused(
-        self, group: _OpGroup, values: _DequantizedValues, error: CopyError
+        self, group: _PairedGroup, values: _DequantizedValues, error: CopyError
     ) -> None:
         """Exclude the op that kernels refuse, or the group if it is unknown."""
         ops = [op for op in group.ops if op.index in self._pairs.ops]
@@ -185,7 +201,7 @@ class Execution:
 
         def fails(chosen: Sequence[Op]) -> bool:
             try:
-                self._run_partners(_OpGroup(list(chosen)), values)
+                self._run_partners(self._group(chosen), values)
             except CopyError as error:
                 errors[tuple(chosen)] = error
                 return True
@@ -194,26 +210,36 @@ class Execution:
         found = first_failing(ops, fails)
         refused = ops if found is None else [found]
         self.refused |= {op.index: str(errors[tuple(refused)]) for op in refused}
-        group.ops = [op for op in group.ops if op not in refused]
-        group.files = None
+        left = self._group([op for op in group.ops if op not in refused])
+        group.ops, group.by_partner = left.ops, left.by_partner
+        group.rounded, group.exact = left.rounded, left.exact
 
-    def _run_partners(self, group: _OpGroup, values: _DequantizedValues) -> _Results:
-        if group.files is None:
-            group.files = self._cut(group.ops, values)
-        rounded, exact = group.files
-        inputs = {each.name: each.fitted(values) for each in rounded.operands}
-        seen, halves = dict(inputs), dict[int, tuple[Array, Halves]]()
-        for each in rounded.operands:
-            hybrid = self.hybrids.get(each.op.index)
-            if hybrid is None or each.position != hybrid_position(self._file.graph, each.op):
+    def _run_partners(self, group: _PairedGroup, values: _DequantizedValues) -> _Results:
+        inputs, seen = dict[str, Array](), dict[str, Array]()
+        halves = dict[int, tuple[Array, Halves]]()
+        consumers, tensors = dict[str, Op](), dict[str, int]()
+        for part, _ in group.rounded:
+            consumers |= part.cut.consumers
+            tensors |= part.cut.inputs
+        for name, tensor in tensors.items():
+            consumer = consumers[name]
+            op, position = group.by_partner[consumer.index], consumer.inputs.index(tensor)
+            default = self._whole.tensor(tensor)
+            seen[name] = inputs[name] = _operand(op, position, default, values)
+            hybrid = self.hybrids.get(op.index)
+            if hybrid is None or position != hybrid_position(self._file.graph, op):
                 continue
-            floats = contiguous(values[each.op.inputs[each.position]], np.float32)
-            if hybrid.accepts(floats.shape) and floats.size == inputs[each.name].size:
+            floats = contiguous(values[op.inputs[position]], np.float32)
+            if hybrid.accepts(floats.shape) and floats.size == inputs[name].size:
                 quantized, found = hybrid.fake_quantize_with_halves(floats)
-                seen[each.name] = quantized.reshape(inputs[each.name].shape)
-                halves[each.op.index] = floats, found
-        made = rounded.run(seen)
-        wanted = made if exact is None else made | exact.run(inputs)
+                seen[name] = quantized.reshape(inputs[name].shape)
+                halves[op.index] = floats, found
+        made = dict[tuple[int, int], Array]()
+        for part, runtime in group.rounded:
+            made |= part.run(runtime, seen)
+        wanted = dict(made)
+        for part, runtime in group.exact:
+            wanted |= part.run(runtime, inputs)
         return made, wanted, halves
 
     def _holding_output(self, op: Op, values: _DequantizedValues) -> Iterator[OpOutput]:
@@ -225,7 +251,7 @@ class Execution:
         if value.size == source.size == whole.size:
             source, whole = source.reshape(value.shape), whole.reshape(value.shape)
             codes = self._runner.tensor(op.outputs[0])
-            yield OpOutput(op, 0, codes, value, source, source, whole, _peak(source))
+            yield OpOutput(op, 0, codes, value, source, source, whole, peak(source))
 
     def _paired_outputs(
         self,
@@ -236,7 +262,7 @@ class Execution:
         halves: tuple[Array, Halves] | None,
     ) -> Iterator[OpOutput]:
         partner = self._pairs.ops[op.index]
-        input_peak = max((_peak(values[i]) for i in op.inputs if i in values), default=0.0)
+        input_peak = max((peak(values[i]) for i in op.inputs if i in values), default=0.0)
         # In a damaged file an op may have fewer outputs: `same` reports that.
         for place, (here, there) in enumerate(zip(op.outputs, partner.outputs, strict=False)):
             key = (partner.index, there)
@@ -250,40 +276,21 @@ class Execution:
                 codes = self._runner.tensor(here)
                 yield OpOutput(op, place, codes, value, rounded, exact, whole, input_peak, halves)
 
-    def _cut(
-        self, ops: Sequence[Op], values: _DequantizedValues
-    ) -> tuple[_IsolatedOps, _IsolatedOps | None]:
-        partners = {
-            partner.index: op
-            for op in ops
-            if (partner := self._pairs.ops.get(op.index)) is not None
-        }
-        constants = {
-            (pair.partner.index, pair.place): self._in_form(pair, values)
-            for pair in self._constants
-            if pair.partner.index in partners
-        }
-        differing = {number: partners[number] for number in partners.keys() & self.differing}
 
-        def isolated(
-            chosen: Mapping[int, Op], constants: Mapping[tuple[int, int], Array]
-        ) -> _IsolatedOps:
-            graph, theirs = self._file.graph, self._theirs.index
-            return _IsolatedOps(graph, self._form, theirs, self._whole, chosen, constants)
-
-        return isolated(partners, constants), isolated(differing, {}) if differing else None
-
-    def _in_form(self, pair: ConstantPair, values: _DequantizedValues) -> Array:
-        """Return the values that the file's kernel reads, in the shape of the form."""
-        index = pair.op.inputs[pair.place]
-        tensor = self._ours.tensors[index]
-        if tensor.is_constant:
-            scales = bias_scales(self._file.graph, self._ours, tensor)
-            floats = pair.stored.floats if scales is None else pair.stored.values * scales
-        else:
-            floats = values[index]  # a constant that is quantized when the file runs
-        shape = self._form.graph.tensor(pair.partner, pair.partner.inputs[pair.place]).shape
-        return contiguous(floats.astype(np.float32).reshape(shape))
+def _in_form(
+    graph: OpGraph, form: OpGraph, pair: ConstantPair, values: _DequantizedValues
+) -> Array:
+    """Return the values that the file's kernel reads, in the shape of the form."""
+    index = pair.op.inputs[pair.place]
+    subgraph = graph.subgraphs[pair.op.subgraph]
+    tensor = subgraph.tensors[index]
+    if tensor.is_constant:
+        scales = bias_scales(graph, subgraph, tensor)
+        floats = pair.stored.floats if scales is None else pair.stored.values * scales
+    else:
+        floats = values[index]  # a constant that is quantized when the file runs
+    shape = form.tensor(pair.partner, pair.partner.inputs[pair.place]).shape
+    return contiguous(floats.astype(np.float32).reshape(shape))
 
 
 class _DequantizedValues(dict[int, Array]):
@@ -311,97 +318,24 @@ class _DequantizedValues(dict[int, Array]):
         return value
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _OperandSource:
-    """
-    Where the value of an operand of a float op comes from.
-
-    Attributes:
-        name: Input of the file with isolated ops.
-        op: The consumer's partner in the file.
-        position: Position of the operand.
-        default: The form's own value, with its shape and dtype; used if the file has no such
-            operand or one of another size.
-    """
-
-    name: str
-    op: Op
-    position: int
-    default: Array
-
-    def fitted(self, values: _DequantizedValues) -> Array:
-        """Return the file's operand in the shape and the dtype of the form."""
-        index = self.op.inputs[self.position] if self.position < len(self.op.inputs) else -1
-        if index < 0:
-            return self.default
-        value = values[index]
-        if value.size != self.default.size:
-            return self.default
-        return contiguous(value.reshape(self.default.shape), self.default.dtype)
-
-
 @dataclass(slots=True, eq=False)
-class _OpGroup:
-    """
-    Ops of the file that are run together.
-
-    Attributes:
-        ops: In order.
-        files: The partners with the file's constants, and those with other constants in the form
-            with these; None while they are not open.
-    """
+class _PairedGroup:
+    """Ops of the file that are compared together, and the form's ops that are run for them."""
 
     ops: list[Op]
-    files: tuple[_IsolatedOps, _IsolatedOps | None] | None = None
+    by_partner: Mapping[int, Op]
+    rounded: Sequence[tuple[OpGroup, str]]  # with the file's constants, and the runtime
+    exact: Sequence[tuple[OpGroup, str]]  # those that the form's own constants change
+
+    def close(self) -> None:
+        """Close both files."""
+        for part, _ in (*self.rounded, *self.exact):
+            part.close()
 
 
-class _IsolatedOps:
-    """Ops of the float form, isolated from each other, for inputs of certain shapes."""
-
-    def __init__(
-        self,
-        graph: OpGraph,
-        form: EdgeFile,
-        subgraph: int,
-        whole: Runner,
-        partners: Mapping[int, Op],
-        constants: Mapping[tuple[int, int], Array],
-    ) -> None:
-        cut = cut_ops(
-            form.graph, subgraph, lambda index: whole.tensor(index).shape, partners, constants
-        )
-        self._outputs = [(op.index, index) for op, index in cut.outputs]
-        names = {
-            (0, number): entry_of(graph, partners[op.index]).where
-            for number, op in enumerate(cut.ops)
-            if op.index in partners
-        }
-        copied = Copied(ALONE, names)
-        file = EdgeFile(cut.content, runtimes=form.runtimes, copied=copied)
-        self._runner = file.runner("builtin")
-        self.operands = [
-            _OperandSource(
-                name,
-                partners[cut.consumers[name].index],
-                cut.consumers[name].inputs.index(index),
-                whole.tensor(index),
-            )
-            for name, index in cut.inputs.items()
-        ]
-        self._names = frozenset(cut.inputs)
-
-    def run(self, inputs: Mapping[str, Array]) -> dict[tuple[int, int], Array]:
-        """Return the outputs by number of the op and of the tensor."""
-        fed = {name: value for name, value in inputs.items() if name in self._names}
-        return dict(zip(self._outputs, self._runner.run(fed), strict=True))
-
-
-def _peak(value: Array) -> float:
-    """Return the greatest magnitude of finite floats; 0 for integers."""
-    if value.dtype.kind != "f" or not value.size:
-        return 0.0
-    least, greatest = float(value.min()), float(value.max())
-    peak = max(-least, greatest)
-    if np.isfinite(peak):
-        return peak
-    return float(np.abs(value[np.isfinite(value)]).max(initial=0.0))
+def _operand(op: Op, position: int, default: Array, values: _DequantizedValues) -> Array:
+    """Return an operand of the file's op in the form's shape; the form's own if none fits."""
+    index = op.inputs[position] if position < len(op.inputs) else -1
+    if index < 0 or values[index].size != default.size:
+        return default
+    return contiguous(values[index].reshape(default.shape), default.dtype)

@@ -32,14 +32,9 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-_SLACK = 2.0**-9
-"""Tolerance for float32 arithmetic, relative to one step."""
-
-_LOOSE = 0.5
-"""Additional tolerance in steps while a factor is only estimated."""
-
-_NEAR = 2.0**-8
-"""Relative tolerance of a factor that is estimated from rounded values."""
+_SLACK = 2.0**-9  # tolerance for float32 arithmetic, relative to one step
+_LOOSE = 0.5  # additional tolerance in steps while a factor is only estimated
+_NEAR = 2.0**-8  # relative tolerance of a factor that is estimated from rounded values
 
 _ROUNDED = 2.0**-20
 """Tolerance of a constant that both sides compute in float32, relative to its greatest value."""
@@ -76,11 +71,7 @@ def _perturbed(
 
 
 def times_a_number(pair: ConstantPair, floats: Array) -> Array | None:
-    """
-    Return floats scaled by the integer, or its inverse, that a constant includes.
-
-    A converter may fold the 1/N of a mean into the weights behind it.
-    """
+    """Return floats times the integer, or its inverse, that a constant includes (1/N of a mean)."""
     if not floats.size or floats.dtype.kind != "f":
         return None
     constant, steps = pair.floats, _steps(pair)
@@ -101,19 +92,15 @@ def times_a_number(pair: ConstantPair, floats: Array) -> Array | None:
 def nearest_constants(
     candidates: Iterable[tuple[Array, Array]], constants: Iterable[ConstantPair]
 ) -> dict[tuple[int, int], Array]:
-    """
-    Return the floats that the constants of a file were before they were rounded.
-
-    A constant is matched by its values: to the candidate within half of the file's own step, in any
-    order of its axes.
-    """
+    """Return the floats within half a step of a file's constants, in any order of the axes."""
     by_size: dict[int, list[tuple[Array, Array]]] = {}
     for rounded, exact in candidates:
         by_size.setdefault(rounded.size, []).append((rounded, exact))
     found: dict[tuple[int, int], Array] = {}
     for pair in constants:
         best: tuple[float, Array] | None = None
-        for rounded, exact in by_size.get(pair.floats.size, ()) if _is_comparable(pair) else ():
+        is_float = pair.floats.dtype.kind == "f" and pair.floats.size > 0
+        for rounded, exact in by_size.get(pair.floats.size, ()) if is_float else ():
             order = _order(rounded, pair)
             if order is None:
                 continue
@@ -144,10 +131,6 @@ def _slack(floats: Array) -> float:
     return _ROUNDED * float(np.abs(floats[np.isfinite(floats)]).max(initial=0.0))
 
 
-def _is_comparable(pair: ConstantPair) -> bool:
-    return pair.floats.dtype.kind == "f" and pair.floats.size > 0
-
-
 def _steps(pair: ConstantPair) -> Array:
     """Return the distance between neighbouring codes, or between neighbouring float16 numbers."""
     stored = pair.stored
@@ -167,38 +150,21 @@ def axis_orders(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forms:
-    """
-    Float files of a model, each with interpreters of its own.
+    """Float files of a model, each with interpreters of its own."""
 
-    Attributes:
-        exact: With torch's constants, as far as these are known.
-        checked: The one that is compared with torch; may be the same.
-        reference: Its reference: the torch module, or torch's graph with the weights that the flow
-            rounded; None if the reference is that file, or quantizes by itself.
-        modules: Torch module paths by the index of an op of the file, if the reference's own float
-            file knows them.
-        substituted: Output tensors of `checked` whose producer is another op in the reference's
-            float file.
-        unmatched: Likewise, of ops with constants that the reference does not have.
-        perturbed: Return `checked` with each rounded constant of these drawn within half a step, by
-            a seed; None if there is none.
-        aligned: Return `checked` with these constants replaced by those at the same place of the
-            reference's float file; None if there is none.
-        is_nearest: Whether most constants of the file are those of the reference's float file,
-            rounded to the nearest code, so that any other constant is wrong.
-        converted: The reference's float file, if `checked` is another one.
-    """
-
-    exact: EdgeFile
-    checked: EdgeFile
+    exact: EdgeFile  # with torch's constants, as far as these are known
+    checked: EdgeFile  # the one that is compared with torch; may be the same
     reference: Callable[..., Any] | None
-    modules: Mapping[int, str] = field(default_factory=dict)
+    modules: Mapping[int, str] = field(default_factory=dict)  # by the op of the file
+    # Outputs of ops of `checked` that are other ops in the reference's file, or whose constants the
+    # reference lacks.
     substituted: frozenset[int] = frozenset()
     unmatched: frozenset[int] = frozenset()
+    # `checked` with rounded constants drawn within half a step (by a seed), and with torch's.
     perturbed: Callable[[int], EdgeFile] | None = None
     aligned: Callable[[], EdgeFile] | None = None
-    is_nearest: bool = False
-    converted: EdgeFile | None = None
+    is_nearest: bool = False  # whether most constants are the reference's, rounded to nearest
+    converted: EdgeFile | None = None  # the reference's float file, if `checked` is another one
 
 
 def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
@@ -224,7 +190,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         return Forms(base, base, reference)
     made, simulated = _original_file(quantized), quantized.simulated
     plain = _in_float(made, {})
-    constants = _constants(made, plain, paired(made, plain))
+    constants = _structure(made, plain, paired(made, plain)).constants
     aligned: dict[tuple[int, int], Array] = {}
     modules: dict[int, str] = {}
     substituted: frozenset[int] = frozenset()
@@ -232,7 +198,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
     if base is not None and pairs is not None:
         own = pairs if made is quantized.edge else paired(made, base)
         is_whole = own.is_whole
-        aligned = {(p.op.index, p.place): p.floats for p in _constants(made, base, own)}
+        aligned = {(p.op.index, p.place): p.floats for p in _structure(made, base, own).constants}
         modules = _modules(pairs, base)
         substituted = _substituted(made, own) if is_whole else substituted
     # A range may clip a mask: its effect on the scores is judged instead.
@@ -251,7 +217,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         if (
             is_alike
             and floating <= found.keys() | masks
-            and not _differs(quantized.edge, base, pairs)
+            and not _structure(quantized.edge, base, pairs).findings(())
         ):
             return Forms(base, base, reference, modules)
     floats = list(() if base is None else _floats_of(base))
@@ -296,11 +262,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
 
 
 def _of_rounded_module(quantized: QuantizedModel) -> Forms:
-    """
-    Return the forms of a file whose weights torchao rounded in any way.
-
-    The reference of the float file is torch with these weights.
-    """
+    """Return the forms of a file whose weights torchao rounded; the reference has these."""
     made, simulated, reference = (
         _original_file(quantized),
         quantized.simulated,
@@ -309,7 +271,7 @@ def _of_rounded_module(quantized: QuantizedModel) -> Forms:
     assert simulated is not None, "this flow has one"
     assert reference is not None, "this flow has one"
     plain = _in_float(made, {})
-    constants = _constants(made, plain, paired(made, plain))
+    constants = _structure(made, plain, paired(made, plain)).constants
     found = nearest_constants(_named_constants(simulated, reference), constants)
     return Forms(_in_float(made, found), plain, litert.dequantized(simulated))
 
@@ -332,11 +294,7 @@ def paired(file: EdgeFile, form: EdgeFile) -> Pairs:
 
 
 def by_name(ours: Signature, theirs: Signature, side: str) -> dict[int, int]:
-    """
-    Pair inputs or outputs by name if all names match, else by position.
-
-    A different number of them is reported by `same.io_differences`.
-    """
+    """Pair inputs or outputs by name if all names match, else by position."""
     one, two = getattr(ours, side), getattr(theirs, side)
     names = {border.name: border.tensor.index for border in two}
     known = names.keys() == {border.name for border in one}
@@ -404,12 +362,6 @@ def _substituted(file: EdgeFile, pairs: Pairs) -> frozenset[int]:
     return frozenset(ops[n].outputs[0] for n, each in partners if ops[n].name != each.name)
 
 
-def _differs(file: EdgeFile, base: EdgeFile, pairs: Pairs) -> bool:
-    """Whether options, operands or wiring of two files differ."""
-    subgraphs = (file.signature.subgraph, base.signature.subgraph)
-    return bool(Structure(file.graph, base.graph, subgraphs, pairs).findings(()))
-
-
 def _modules(pairs: Pairs, base: EdgeFile) -> dict[int, str]:
     """Return the modules of the partners of a file's ops."""
     subgraph = base.signature.subgraph
@@ -422,11 +374,7 @@ def _modules(pairs: Pairs, base: EdgeFile) -> dict[int, str]:
 
 
 def _reference(quantized: QuantizedModel, sample: Sample) -> Callable[..., Any] | None:
-    """
-    Return the module, the graph changed by training, or a quantized graph in float.
-
-    None if the reference quantizes by itself, or is the float file that the ops are compared with.
-    """
+    """Return what a form is compared with; None if it quantizes by itself or is that form."""
     reference, make = quantized.float_model, quantized.float_file
     assert reference is not None, "a localizer has checked it"
     if make is None:
@@ -438,9 +386,9 @@ def _reference(quantized: QuantizedModel, sample: Sample) -> Callable[..., Any] 
     return reference if model is torch_module(reference) else model
 
 
-def _constants(made: EdgeFile, form: EdgeFile, pairs: Pairs) -> tuple[ConstantPair, ...]:
+def _structure(made: EdgeFile, form: EdgeFile, pairs: Pairs) -> Structure:
     subgraphs = (made.signature.subgraph, form.signature.subgraph)
-    return Structure(made.graph, form.graph, subgraphs, pairs).constants
+    return Structure(made.graph, form.graph, subgraphs, pairs)
 
 
 def _floats_of(edge: EdgeFile) -> Iterator[Array]:

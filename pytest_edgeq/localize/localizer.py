@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,15 +23,12 @@ from pytest_edgeq.localize.execution import Execution, OpOutput
 from pytest_edgeq.localize.float_forms import by_name, forms_of, paired
 from pytest_edgeq.localize.measured import (
     Codes,
-    PairedTensors,
-    Sums,
     TensorErrors,
     channel_maxima,
     channel_steps,
     code_limits,
-    ends_of,
+    errors_of,
     is_at_limit,
-    summed,
 )
 from pytest_edgeq.localize.origin import left_in_float, origin_findings
 from pytest_edgeq.localize.readers import (
@@ -44,7 +40,6 @@ from pytest_edgeq.localize.readers import (
 )
 from pytest_edgeq.localize.rows import Diagnostics, LayerError, LayerErrors
 from pytest_edgeq.localize.structure import Structure
-from pytest_edgeq.numerics.arrays import contiguous
 from pytest_edgeq.numerics.checks import UNKNOWN, Calibration, Reason, keeps_nothing
 from pytest_edgeq.numerics.findings import NO_HARM, Finding, Harm
 from pytest_edgeq.numerics.health import more_than_chance
@@ -54,66 +49,44 @@ from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
-from pytest_edgeq.tflite.ops import COMPARING, HOLDING, KEEPING_SCALE, NARROWING, facts_of
+from pytest_edgeq.tflite.ops import COMPARING, HOLDING, KEEPING_SCALE, PICKING, facts_of
 from pytest_edgeq.tflite.roles import roles_of
-from pytest_edgeq.tflite.subgraph import Op, Subgraph
+from pytest_edgeq.tflite.subgraph import Op
 
 if TYPE_CHECKING:
     from pytest_edgeq.compare.quantized import QuantizedModel
     from pytest_edgeq.compare.samples import Sample
+    from pytest_edgeq.localize.on_workers import CheckedSample
 
 _UNKNOWN = 0.5
 """Rounding bound beyond ½ LSB, in LSB, of an op without a kernel rule: one more rounding."""
 
 
-_HUGE = 2.0**126
-"""Half of a power of two below float32's maximum: only masks exceed it."""
-
-_TOGETHER = 1 << 20
-"""Number of elements that are summed in one go."""
+_HUGE = 2.0**126  # half of a power of two below float32's maximum: only masks exceed it
 
 
 @dataclass(slots=True, eq=False)
 class _Output:
-    """
-    One output of an op.
-
-    Attributes:
-        limits: Range and scale of its codes; None without a single scale.
-        channels: The scales if there is one for each channel, broadcast to the output.
-        bound: Kernel error beyond ½ LSB, relative for floats; None if unknown.
-        slack: Relative error of the float kernel, to the greatest value.
-        reach: Least value that `bound` of a float output is relative to.
-        peak_weight: Greatest weight of a kernel that quantizes its own input.
-    """
+    """One output of an op."""
 
     op: Op
     place: int
-    limits: Codes | None
+    limits: Codes | None  # range and scale of its codes; None without a single scale
     channels: npt.NDArray[np.float32] | None
-    bound: float | None
-    slack: float
-    reach: float
-    peak_weight: float
+    bound: float | None  # kernel error beyond ½ LSB, relative for floats; None if unknown
+    slack: float  # relative error of the float kernel, to the greatest value
+    reach: float  # least value that `bound` of a float output is relative to
+    peak_weight: float  # greatest weight of a kernel that quantizes its own input
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpSampleErrors:
-    """
-    Errors of all ops on one sample.
-
-    Attributes:
-        measured: Errors by number of the op and index of the output.
-        masks: Finding on the mask that an op adds to scores, by number of the op.
-        form: Outputs of the float form, in the order of the file.
-        refused: As `Execution.refused`.
-        inputs: Health of the inputs.
-    """
+    """Errors of all ops on one sample."""
 
     measured: Mapping[tuple[int, int], TensorErrors]
     masks: Mapping[int, Finding]
-    form: Arrays
-    refused: Mapping[int, str]
+    form: Arrays  # outputs of the float form, in the order of the file
+    refused: Mapping[int, str]  # as `Execution.refused`
     inputs: InputWatches
 
 
@@ -122,29 +95,16 @@ _Measurement = tuple[_Output, TensorErrors]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClippedRange:
-    """
-    Range of an intermediate tensor, and how far the float values exceed it.
-
-    Attributes:
-        op: The producer.
-        tensor: Index of the tensor in the file.
-        reach: The least and the greatest value of the codes.
-        met: Those of the float reference, without values that all consumers clamp.
-        share: Share of its values beyond the range, 0 to 1.
-        sqnr_db: Of the op on its own inputs.
-        samples: Indices of the measured samples with values beyond, most values first.
-        is_clipped: Whether values lie beyond, and rounding does not make most of the op's error.
-        is_chance: Whether chance explains so many.
-    """
+    """Range of an intermediate tensor, and how far the float values exceed it."""
 
     op: Op
     tensor: int
-    reach: tuple[float, float]
+    reach: tuple[float, float]  # the least and the greatest value of the codes
     met: tuple[float, float]
-    share: float
-    sqnr_db: float
-    samples: Sequence[int]
-    is_clipped: bool
+    share: float  # share of its values beyond the range, 0 to 1
+    sqnr_db: float  # of the op on its own inputs
+    samples: Sequence[int]  # indices of the measured samples with values beyond, most values first
+    is_clipped: bool  # whether values lie beyond, and rounding does not make most of the op's error
     is_chance: bool
 
     @property
@@ -158,8 +118,8 @@ class Localizer:
     """
     Measures the errors of a file op by op.
 
-    Attributes:
-        notes: What could not be compared, and why.
+    The float form (`form`), its ops' partners (`pairs`) and the comparison of its outputs
+    (`against_torch`) are known after the first sample.
 
     Raises:
         ValueError: A runtime that keeps no intermediate tensors.
@@ -173,12 +133,12 @@ class Localizer:
                 f"{quantized.name}: localize holds the file against a reference, and there is "
                 "none: give one, edgeq.load(tflite, reference=module)"
             )
-        self._quantized = quantized
+        self.quantized = quantized
         self._runtime = runtime
         quantized.edge.restart()
         self._runner = quantized.edge.runner(runtime, keep=True)
-        self._subgraph = quantized.graph.subgraphs[quantized.edge.signature.subgraph]
-        self._masking = list(masking_ops(self._subgraph))
+        self.subgraph = quantized.graph.subgraphs[quantized.edge.signature.subgraph]
+        self._masking = list(masking_ops(self.subgraph))
         self._masks: dict[int, Finding] = {}
         self._outputs: dict[tuple[int, int], _Output] = {}
         self._measured: dict[tuple[int, int], TensorErrors] = {}
@@ -194,18 +154,18 @@ class Localizer:
 
     def _start(self, sample: Sample) -> None:
         """Prepare the float form, which may need a first sample."""
-        forms = forms_of(self._quantized, sample)
-        self._torch = AgainstTorch(self._quantized, forms, sample)
+        forms = forms_of(self.quantized, sample)
+        self.against_torch = AgainstTorch(self.quantized, forms, sample)
         self._is_one_form = forms.checked is forms.exact
         self._modules = forms.modules
-        quantized = self._quantized
+        quantized = self.quantized
         if forms.reference is None and not quantized.is_float_file_reference:
             self._note_rounding()
         self.prepare(forms.exact)
 
     def _note_rounding(self) -> None:
         note = (
-            f"{self._quantized.reference_name} quantizes by itself: its outputs were compared with "
+            f"{self.quantized.reference_name} quantizes by itself: its outputs were compared with "
             "the file's, and ops with their own form in float alone"
         )
         if note not in self.notes:
@@ -213,20 +173,18 @@ class Localizer:
 
     def prepare(self, form: EdgeFile) -> None:
         """Prepare to measure ops against a float form, without comparing it with torch."""
-        edge = self._quantized.edge
-        self._form = form
+        edge = self.quantized.edge
+        self.form = form
         subgraphs = (edge.signature.subgraph, form.signature.subgraph)
-        self._pairs = paired(edge, form)
-        self._structure = Structure(edge.graph, form.graph, subgraphs, self._pairs)
-        self._execution = Execution(
-            edge, form, self._pairs, self._structure.constants, self._runner
-        )
+        self.pairs = paired(edge, form)
+        self._structure = Structure(edge.graph, form.graph, subgraphs, self.pairs)
+        self._execution = Execution(edge, form, self.pairs, self._structure.constants, self._runner)
         self._lows = self._lowest()
 
     def __enter__(self) -> Localizer:  # noqa: PYI034 # Self came with Python 3.11
-        reference = self._quantized.float_model
+        reference = self.quantized.float_model
         assert reference is not None, "unreachable because every flow has a reference"
-        self._open.enter_context(undisturbed(reference, self._quantized.name))
+        self._open.enter_context(undisturbed(reference, self.quantized.name))
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -242,27 +200,22 @@ class Localizer:
         """
         if not self._count:
             self._start(sample)
-        self._count_sample(sample)
-        self._add(self._measure(self._execution, sample))
-        self._torch.update(sample, known, is_run=self._is_one_form)
+        self._count_sample(sample.arrays() in self.quantized.ledger)
+        self._add(self.measure(sample))
+        self.against_torch.update(sample, known, is_run=self._is_one_form)
 
     def update_all(self, samples: Iterator[Sample], threads: int) -> None:
-        """
-        Measure samples, in parallel if the results do not depend on it.
-
-        Raises:
-            RuntimeError, ValueError, TypeError: As `update` does, for the first sample that fails.
-        """
+        """Measure samples, in parallel if the results do not depend on it."""
         with on_one_thread():
-            if not begin(samples, self._quantized, threads, self.update):
+            if not begin(samples, self.quantized, threads, self.update):
                 return
 
             def measure(
                 execution: Execution, sample: Sample
             ) -> tuple[Sample, OpSampleErrors, dict[str, Arrays]]:
-                errors, known = self._measure(execution, sample), dict[str, Arrays]()
-                if not self._torch.is_done:  # else outputs are not compared any more
-                    known["reference"] = self._torch.reference(sample)
+                errors, known = self.measure(sample, execution), dict[str, Arrays]()
+                if not self.against_torch.is_done:  # else outputs are not compared any more
+                    known["reference"] = self.against_torch.reference(sample)
                     if self._is_one_form:
                         known["form"] = errors.form
                 return sample, errors, known
@@ -273,110 +226,44 @@ class Localizer:
             copies = (sample.clone() for sample in samples)
             count = min(threads, MOST_WORKERS)
             for sample, errors, known in in_order(copies, worker, measure, count):
-                self._count_sample(sample)
+                self._count_sample(sample.arrays() in self.quantized.ledger)
                 self._add(errors)
-                self._torch.update(sample, known)
-
-    @property
-    def quantized(self) -> QuantizedModel:
-        """The file and its references."""
-        return self._quantized
-
-    @property
-    def form(self) -> EdgeFile:
-        """The float file that ops are measured with; known after the first sample."""
-        return self._form
-
-    @property
-    def against_torch(self) -> AgainstTorch:
-        """The comparison of that file with torch; known after the first sample."""
-        return self._torch
-
-    @property
-    def subgraph(self) -> Subgraph:
-        """The subgraph whose ops are measured."""
-        return self._subgraph
+                self.against_torch.update(sample, known)
 
     def tensors(self, sample: Sample) -> Iterator[OpOutput]:
-        """
-        Yield the outputs of the ops on one sample, in order.
+        """Yield the outputs of the ops on one sample, in order."""
+        return self._execution.run(self.quantized.input_names, sample.arrays())
 
-        Raises:
-            RuntimeError: The kernels fail.
-            ValueError, TypeError: The sample does not fit the file.
-        """
-        return self._execution.run(self._quantized.input_names, sample.arrays())
-
-    def measure(self, sample: Sample) -> OpSampleErrors:
-        """
-        Measure every op on one sample without adding the errors.
-
-        Raises:
-            RuntimeError: The kernels fail.
-            ValueError, TypeError: The sample does not fit the file.
-        """
-        return self._measure(self._execution, sample)
-
-    def add_measured(
-        self,
-        *,
-        is_known: bool,
-        errors: OpSampleErrors | None,
-        differing: Sample | None,
-        peaks: Sequence[float],
-    ) -> None:
-        """
-        Add the next sample, which was measured on a worker.
-
-        Raises:
-            RuntimeError: torch or the kernels fail.
-        """
-        evaluated, known, _ = self._calibration
-        self._calibration = Calibration(
-            evaluated + 1, known + is_known, self._quantized.flow == "recipe"
-        )
+    def add_measured(self, checked: CheckedSample, errors: OpSampleErrors | None) -> None:
+        """Add the next sample, which was measured on a worker."""
+        self._count_sample(checked.is_known)
         if errors is not None:
             self._add(errors)
-        if peaks:
-            self._torch.note(peaks)
-        if differing is not None:
-            self._torch.update(differing)
+        if checked.peaks:
+            self.against_torch.note(checked.peaks)
+        if checked.differing is not None:
+            self.against_torch.update(checked.differing)
 
-    def _measure(self, execution: Execution, sample: Sample) -> OpSampleErrors:
-        """Measure every op on one sample, with the interpreters of this thread."""
+    def measure(self, sample: Sample, execution: Execution | None = None) -> OpSampleErrors:
+        """Measure every op on one sample without adding the errors."""
+        execution = self._execution if execution is None else execution
         found, masks = dict[tuple[int, int], TensorErrors](), dict[int, Finding]()
-        waiting: list[tuple[_Output, OpOutput, PairedTensors]] = []
-        elements = 0
-
-        def judge() -> None:
-            pairs = [pair for _, _, pair in waiting]
-            for (output, made, _), sums in zip(waiting, summed(pairs), strict=True):
-                key = made.op.index, made.place
-                found[key] = self._tensor_errors(output, made, sums)
-
-        with torch.inference_mode():
-            for made in execution.run(list(self._quantized.input_names), sample.arrays()):
-                output = self._output(made)
-                self._check_mask(made, masks)
-                waiting.append((output, made, _paired_tensors(output, made)))
-                elements += made.value.size
-                if elements > _TOGETHER:
-                    judge()
-                    waiting, elements = [], 0
-            judge()
-        edge = self._quantized.edge
+        for made in execution.run(list(self.quantized.input_names), sample.arrays()):
+            output = self._output(made)
+            self._check_mask(made, masks)
+            found[made.op.index, made.place] = self._tensor_errors(output, made)
+        edge = self.quantized.edge
         inputs = InputWatches(edge, averaged=self._is_averaged)
-        inputs.update(edge, self._quantized.input_names, sample.arrays())
+        inputs.update(edge, self.quantized.input_names, sample.arrays())
         return OpSampleErrors(
             found, masks, execution.form_outputs(), dict(execution.refused), inputs
         )
 
-    def _count_sample(self, sample: Sample) -> None:
+    def _count_sample(self, is_known: bool) -> None:
         """Count the sample, and whether the file was calibrated on it."""
         evaluated, known, _ = self._calibration
-        is_known = sample.arrays() in self._quantized.ledger
         self._calibration = Calibration(
-            evaluated + 1, known + is_known, self._quantized.flow == "recipe"
+            evaluated + 1, known + is_known, self.quantized.flow == "recipe"
         )
 
     def _add(self, errors: OpSampleErrors) -> None:
@@ -396,15 +283,9 @@ class Localizer:
     def compare_outputs(
         self, sample: Sample, known: Mapping[str, Arrays] = MappingProxyType({})
     ) -> None:
-        """
-        Compare only the float form's outputs with torch's on one sample.
-
-        Raises:
-            RuntimeError: The kernels fail.
-            ValueError, TypeError: The sample does not fit the file.
-        """
-        self._count_sample(sample)
-        self._torch.update(sample, known)
+        """Compare only the float form's outputs with torch's on one sample."""
+        self._count_sample(sample.arrays() in self.quantized.ledger)
+        self.against_torch.update(sample, known)
 
     def _check_mask(self, made: OpOutput, masks: dict[int, Finding]) -> None:
         """Record a mask that is clipped, or that leaves the scores no codes."""
@@ -414,7 +295,7 @@ class Localizer:
         wanted, file = (
             torch.from_numpy(each.astype(np.float64)) for each in (made.exact, made.value)
         )
-        tensor = self._subgraph.tensors[made.op.outputs[made.place]]
+        tensor = self.subgraph.tensors[made.op.outputs[made.place]]
         found = mask_finding(made.op, wanted, file, tensor, lowest)
         if found is not None:
             masks[made.op.index] = found
@@ -435,28 +316,18 @@ class Localizer:
         return lows
 
     def settle(self) -> None:
-        """
-        Judge the samples whose outputs are judged together; `result` calls it, too.
-
-        Raises:
-            RuntimeError: The kernels fail.
-        """
+        """Judge the samples whose outputs are judged together; `result` calls it, too."""
         if self._count:
-            self._torch.settle()
-            if self._torch.is_rounded:
+            self.against_torch.settle()
+            if self.against_torch.is_rounded:
                 self._note_rounding()
 
     def result(self) -> LayerErrors:
-        """
-        Return the errors of all ops, and the op to blame.
-
-        Raises:
-            ValueError: No sample was measured.
-        """
+        """Return the errors of all ops, and the op to blame."""
         if not self._count:
-            raise ValueError(f"{self._quantized.name}: localize: no sample in inputs")
+            raise ValueError(f"{self.quantized.name}: localize: no sample in inputs")
         self.settle()
-        quantized, subgraph = self._quantized, self._subgraph
+        quantized, subgraph = self.quantized, self.subgraph
         entries = {
             entry.index: entry for entry in quantized.op_dtypes if entry.subgraph == subgraph.index
         }
@@ -472,8 +343,6 @@ class Localizer:
             tensor: errors.cumulative_loss for own in measured.values() for tensor, errors in own
         }
         unused = consumers.unused(measured)
-        # A recipe assigns a range to each tensor; ops that move values keep their input's.
-        may_share = quantized.flow != "recipe"
         rows, evidence = [], []
         for op in subgraph.ops:
             own = [
@@ -482,18 +351,17 @@ class Localizer:
                 if (op.index, place) in self._measured
             ]
             records = found.get(op.index, ())
-            entry, matched = self._named(entries[op.index]), bool(own) or op.name in HOLDING
-            rows.append(_row(op, entry, own, records, matched=matched))
-            facts = self._diagnostics(op, entries[op.index], own, is_used=op.index not in unused)
+            entry, matched = entries[op.index], bool(own) or op.name in HOLDING
+            # The file may have lost the names of modules.
+            module = entry.module or self._modules.get(entry.index)
+            rows.append(_row(op, replace(entry, module=module), own, records, matched=matched))
+            facts = self._diagnostics(op, entry, own, is_used=op.index not in unused)
             if op.index in starved:
                 facts = replace(facts, bias_limited=())
             evidence.append(
                 replace(
                     facts,
                     range_widened=consumers.widening_reason(op) if own else None,
-                    range_narrowed=consumers.narrowing_reason(op, measured)
-                    if may_share and any(facts.beyond)
-                    else None,
                     harm=self._harm(op, own, losses),
                     unused=op.index in unused or self._is_mask_cut(op),
                     calibration=self._calibration,
@@ -520,27 +388,19 @@ class Localizer:
         scale = None if worst.limits is None else worst.limits.scale
         if measured.excess_lsb > 0 and scale is not None:
             return Harm.of_rms(measured.rmse(scale) or 0.0)
-        sources = (self._pairs.source(index) for index in op.inputs if index >= 0)
+        sources = (self.pairs.source(index) for index in op.inputs if index >= 0)
         known = [losses[index] for index in sources if index in losses]
         lost = measured.cumulative_loss
         return NO_HARM if lost == -math.inf else Harm.decibels(lost - max([measured.loss, *known]))
 
-    def source(self, tensor: int) -> int:
-        """Return the tensor whose elements this one holds, behind reshapes and casts."""
-        return self._pairs.source(tensor)
-
-    def partner(self, tensor: int) -> int | None:
-        """Return the counterpart of a tensor in the float form."""
-        return self._pairs.partner(tensor)
-
     def clipped_ranges(self) -> list[ClippedRange]:
         """Return the ranges of intermediate tensors, in the order of the file."""
-        source = self._pairs.source
-        borders = {*self._subgraph.inputs, *map(source, self._subgraph.outputs)}
+        source = self.pairs.source
+        borders = {*self.subgraph.inputs, *map(source, self.subgraph.outputs)}
         averaged = self._is_averaged
         found = []
         for (number, place), measured in sorted(self._measured.items()):
-            op, limits = self._subgraph.ops[number], self._outputs[number, place].limits
+            op, limits = self.subgraph.ops[number], self._outputs[number, place].limits
             tensor = op.outputs[place]
             if limits is None or source(tensor) in borders or not measured.elements:
                 continue
@@ -573,26 +433,22 @@ class Localizer:
     def _clamped_to(self, tensor: int) -> tuple[float, float]:
         """Return the range that all consumers of a tensor clamp it to."""
         low, high = math.inf, -math.inf
-        for op in self._subgraph.consumers[tensor]:
+        for op in self.subgraph.consumers[tensor]:
             ends = facts_of(op.name).ends or (-math.inf, math.inf)
             low, high = min(low, ends[0]), max(high, ends[1])
         return low, high
 
-    def _named(self, entry: OpDtypes) -> OpDtypes:
-        """Name an op's module by its partner's if the file lost its names."""
-        return replace(entry, module=entry.module or self._modules.get(entry.index))
-
     def _is_mask_cut(self, op: Op) -> bool:
         """Whether the range clips a mask; the clipped part is no loss."""
-        limits = code_limits(self._subgraph.tensors[op.outputs[0]]) if op.outputs else None
+        limits = code_limits(self.subgraph.tensors[op.outputs[0]]) if op.outputs else None
         if limits is None:
             return False
         low, _, scale, zero_point = limits
         return self._lows.get(op.index, math.inf) < min((low - zero_point) * scale, MASKING)
 
     def _findings(self, wider: Mapping[int, float]) -> dict[int, tuple[Finding, ...]]:
-        quantized = self._quantized
-        edge, form = quantized.edge, self._form
+        quantized = self.quantized
+        edge, form = quantized.edge, self.form
         partners = by_name(edge.signature, form.signature, "outputs")
         borders = [(border.name, border.tensor.index) for border in edge.signature.outputs]
         outputs = [(name, index, partners[index]) for name, index in borders if index in partners]
@@ -600,17 +456,20 @@ class Localizer:
         simulated = quantized.simulated
         graph = simulated if isinstance(simulated, torch.fx.GraphModule) else None
         observed = litert.activation_scales(graph) if graph is not None else ()
+
+        def rounded() -> list[npt.NDArray[np.floating]]:
+            return [] if graph is None else [one.numpy() for one, _ in litert.constants_of(graph)]
+
         structure = self._structure
-        if self._torch.aligned is not None:
-            other = self._torch.aligned
+        if self.against_torch.aligned is not None:
+            other = self.against_torch.aligned
             subgraphs = (edge.signature.subgraph, other.signature.subgraph)
             structure = Structure(edge.graph, other.graph, subgraphs, paired(edge, other))
-        rounded = functools.partial(_rounded_constants, graph)
         covers_all = quantized.flow == "pt2e"
         parts.append(
             structure.constant_findings(observed, rounded, covers_all=covers_all, wider=wider)
         )
-        parts.append(rule_findings(edge.graph, self._subgraph.index, structure.biased))
+        parts.append(rule_findings(edge.graph, self.subgraph.index, structure.biased))
         parts.append(self._divergence_findings())
         first = [next((op for op in ops if op.index in self._masks), None) for ops in self._masking]
         parts.append({op.index: (self._masks[op.index],) for op in first if op is not None})
@@ -625,7 +484,7 @@ class Localizer:
 
     def _wider(self) -> dict[int, float]:
         """Return width of values over width of range, for ranges of almost nothing."""
-        edge, subgraph = self._quantized.edge, self._subgraph
+        edge, subgraph = self.quantized.edge, self.subgraph
         known = self._inputs.spans
         spans = {
             each.tensor.index: known[each.name]
@@ -645,31 +504,25 @@ class Localizer:
 
     def _divergence_findings(self) -> dict[int, tuple[Finding, ...]]:
         """Return a finding on the form's first op that differs from torch."""
-        divergence = self._torch.divergence
+        divergence = self.against_torch.divergence
         if divergence is None:
             return {}
-        partners = {partner.index: number for number, partner in self._pairs.ops.items()}
+        partners = {partner.index: number for number, partner in self.pairs.ops.items()}
         number = None if divergence.op is None else partners.get(divergence.op.index)
         if divergence.op is not None and divergence.op.name in HOLDING:
-            maker = self._subgraph.producer.get(divergence.op.outputs[0])
+            maker = self.subgraph.producer.get(divergence.op.outputs[0])
             number = maker.index if maker is not None and maker.name in HOLDING else None
         text = (
-            f"the file in float does not compute what {self._quantized.reference_name} does: its "
+            f"the file in float does not compute what {self.quantized.reference_name} does: its "
             f"output {divergence.output!r} has {divergence.sqnr_db:.3g} dB SQNR to "
-            f"{self._quantized.reference_name}'s, which float32 does not explain"
+            f"{self.quantized.reference_name}'s, which float32 does not explain"
         )
         reason = Reason()
         if divergence.op is not None:
-            text += (
-                "; it does with this op as the reference converts to it"
-                if divergence.is_repaired
-                else "; it does with the axes of this op's result in another order"
-                if divergence.is_misordered
-                else ", and all that this op takes is as in torch"
-            )
+            text += divergence.how
             if divergence.is_reordered:
                 text += "; the output has torch's values in another order"
-            if _samples_centres(self._form.graph, divergence.op):
+            if _samples_centres(self.form.graph, divergence.op):
                 reason = NEAREST
         if divergence.is_negated:
             text = "it gives −1 × what torch gives"
@@ -680,13 +533,13 @@ class Localizer:
                 ),
                 "let torch subtract first, and move then",
             )
-        op = self._subgraph.ops[-1 if number is None else number]
+        op = self.subgraph.ops[-1 if number is None else number]
         return {op.index: (op.wrong(text, causes=reason.causes, fix=reason.fix),)}
 
     def _output(self, made: OpOutput) -> _Output:
         key = (made.op.index, made.place)
         if key not in self._outputs:
-            graph, op = self._quantized.graph, made.op
+            graph, op = self.quantized.graph, made.op
             tensor = graph.tensor(op, op.outputs[made.place])
             limits = code_limits(tensor)
             slack = float_bound(graph, op) if op.inputs and op.inputs[0] >= 0 else 0.0
@@ -715,41 +568,41 @@ class Localizer:
         return self._outputs[key]
 
     def _peak_weight(self, op: Op) -> float:
-        graph = self._quantized.graph
+        graph = self.quantized.graph
         stored = [each for each in roles_of(graph, op).weights if each.tensor.is_constant]
         peaks = [float(np.abs(read_constant(graph, op, each).floats).max()) for each in stored]
         return max(peaks, default=math.inf)
 
-    def _tensor_errors(self, output: _Output, made: OpOutput, sums: Sums) -> TensorErrors:
+    def _tensor_errors(self, output: _Output, made: OpOutput) -> TensorErrors:
         limits = output.limits
-        ends = ends_of(made.codes, limits) if limits is not None and made.value.size else None
-        measured = TensorErrors.of_sample(made.value.size, sums, ends, limits)
-        if not math.isfinite(sums.noise):
+        found = errors_of(made.value, made.exact, made.rounded, made.whole, limits)
+        if limits is not None and made.value.size:
+            found.add_codes(made.codes, limits)
+        if not math.isfinite(found.noise):
             strange = ~np.isfinite(made.value)
             by_kernel = strange & (made.value != made.rounded)
             # Rounding alone may make greater values overflow float32.
             nonfinite_by_rounding = strange & (np.abs(made.whole) < _HUGE)
-            measured.nonfinite = int((by_kernel | nonfinite_by_rounding).sum())
-            measured.nonfinite_by_rounding = 0 if by_kernel.any() else measured.nonfinite
-        if output.op.name in NARROWING and made.value.size:
-            measured.whole_least = float(made.whole.min())
-            measured.whole_greatest = float(made.whole.max())
+            found.nonfinite = int((by_kernel | nonfinite_by_rounding).sum())
+            found.nonfinite_by_rounding = 0 if by_kernel.any() else found.nonfinite
+        if output.op.name in PICKING and made.value.size:
+            found.whole_least = float(made.whole.min())
+            found.whole_greatest = float(made.whole.max())
         if output.bound is not None and made.value.size:
             if output.channels is not None:
-                measured.excess_lsb = _excess_by_channel(output, made)
+                found.excess_lsb = _excess_by_channel(output, made)
             elif limits is None:
-                measured.excess_lsb = self._excess_of_floats(output, made, sums)
+                found.excess_lsb = self._excess_of_floats(output, made, found)
             else:
-                measured.excess_lsb = _excess_of_codes(output, made, sums)
-                measured.local_lsb = sums.steps
-        return measured
+                found.excess_lsb = _excess_of_codes(output, made, found.off)
+        return found
 
-    def _excess_of_floats(self, output: _Output, made: OpOutput, sums: Sums) -> float:
+    def _excess_of_floats(self, output: _Output, made: OpOutput, found: TensorErrors) -> float:
         assert output.bound is not None, "others are not judged"
         if made.value.dtype.kind != "f":
             off = float(np.max(made.value.astype(np.float64) != made.rounded, initial=0.0))
             return math.inf if off else -1.0
-        peak, worst = sums.peak, sums.off
+        peak, worst = found.peak, found.off
         if not math.isfinite(worst):
             # A mask of −inf in both is sound; NaN in the file alone is counted separately.
             finite = np.isfinite(made.value) & np.isfinite(made.rounded)
@@ -769,7 +622,7 @@ class Localizer:
     def _diagnostics(
         self, op: Op, entry: OpDtypes, own: Sequence[_Measurement], *, is_used: bool
     ) -> Diagnostics:
-        graph = self._quantized.graph
+        graph = self.quantized.graph
         roles = roles_of(graph, op)
         limited = tuple(
             int(channel)
@@ -817,15 +670,6 @@ def _samples_centres(graph: OpGraph, op: Op) -> bool:
     return graph.option(op, "HalfPixelCenters", False) and not has_factors
 
 
-def _paired_tensors(output: _Output, made: OpOutput) -> PairedTensors:
-    value, rounded, exact, whole = (
-        contiguous(each, np.float32) for each in (made.value, made.rounded, made.exact, made.whole)
-    )
-    if made.rounded is made.exact:
-        exact = rounded
-    return PairedTensors(value, exact, rounded, whole, output.limits)
-
-
 def _excess_by_channel(output: _Output, made: OpOutput) -> float:
     assert output.bound is not None, "others are not judged"
     assert output.channels is not None, "codes with one scale are judged elsewhere"
@@ -838,11 +682,11 @@ def _excess_by_channel(output: _Output, made: OpOutput) -> float:
     return float(off.max(initial=0.0)) - 0.5 - output.bound
 
 
-def _excess_of_codes(output: _Output, made: OpOutput, sums: Sums) -> float:
+def _excess_of_codes(output: _Output, made: OpOutput, off: float) -> float:
     assert output.bound is not None, "others are not judged"
     assert output.limits is not None, "floats are judged elsewhere"
     scale = output.limits.scale
-    excess = sums.off - 0.5 - output.bound
+    excess = off - 0.5 - output.bound
     if excess > 0:
         # The float kernel in the comparison rounds, too.
         finite = made.rounded[np.isfinite(made.rounded)]
@@ -859,43 +703,44 @@ def _row(
     *,
     matched: bool,
 ) -> LayerError:
-    # An op with several outputs shows the worst of them.
-    worst, measured = max(own, key=lambda o: (o[1].excess_lsb, o[1].loss), default=(None, None))
-    scale = None if worst is None or worst.limits is None else worst.limits.scale
+    errors: dict[str, Any] = dict.fromkeys(_MEASURED)
+    if own:
+        # An op with several outputs shows the worst of them.
+        worst, found = max(own, key=lambda each: (each[1].excess_lsb, each[1].loss))
+        scale = None if worst.limits is None else worst.limits.scale
+        errors |= {
+            "local_sqnr_db": -found.loss,
+            "local_rmse_lsb": found.rmse(scale),
+            "cumulative_sqnr_db": -found.cumulative_loss,
+            "cumulative_rmse_lsb": found.rmse(scale, cumulative=True),
+        }
+        if scale is not None:
+            errors["local_lsb_error"] = found.local_lsb
+            errors["cumulative_lsb_error"] = found.cumulative_lsb
+            errors["clipped"] = (
+                (found.low + found.high) / found.elements if found.elements else None
+            )
+        if worst.bound is not None:
+            errors["excess_lsb"] = found.excess_lsb
     dtypes = {
         "input": ",".join(entry.inputs),
         "weight": entry.weight,
         "bias": entry.bias,
         "output": ",".join(entry.outputs),
     }
-    coded = measured is not None and scale is not None
     return LayerError(
         index=op.index,
         op=op.name,
         module=entry.module,
         dtypes={role: dtype for role, dtype in dtypes.items() if dtype},
-        local_lsb_error=measured.local_lsb if coded and measured else None,
-        local_sqnr_db=None if measured is None else -measured.loss,
-        local_rmse_lsb=None if measured is None else measured.rmse(scale),
-        cumulative_lsb_error=measured.cumulative_lsb if coded and measured else None,
-        cumulative_sqnr_db=None if measured is None else -measured.cumulative_loss,
-        cumulative_rmse_lsb=None if measured is None else measured.rmse(scale, cumulative=True),
-        clipped=(
-            (measured.low + measured.high) / measured.elements
-            if coded and measured and measured.elements
-            else None
-        ),
         matched=matched,
-        excess_lsb=(
-            measured.excess_lsb
-            if measured is not None and worst is not None and worst.bound is not None
-            else None
-        ),
         records=records,
         subgraph=op.subgraph,
+        **errors,
     )
 
 
-def _rounded_constants(graph: torch.fx.GraphModule | None) -> list[npt.NDArray[np.floating]]:
-    """Return the constants of a quantized graph as it rounds them."""
-    return [] if graph is None else [one.numpy() for one, _ in litert.constants_of(graph)]
+_MEASURED = (
+    *("local_lsb_error", "local_sqnr_db", "local_rmse_lsb", "clipped", "excess_lsb"),
+    *("cumulative_lsb_error", "cumulative_sqnr_db", "cumulative_rmse_lsb"),
+)

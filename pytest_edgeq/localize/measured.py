@@ -1,15 +1,13 @@
 """
 Errors of one tensor: sums and extremes by sample, pooled over samples.
 
-Squares are summed in float32 within pieces that fit a processor's cache and in float64 over them:
-a piece's sum is off by some 1e-6 of itself at most, a few millionths of a dB. If squares leave the
-range of float32, all are summed in float64. Channels are the last axis, as in TFLite.
+All are computed in float64, in pieces that fit a processor's cache. Channels are the last axis, as
+in TFLite.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,34 +20,16 @@ from pytest_edgeq.tflite.subgraph import Op, Tensor
 
 Array = npt.NDArray[Any]
 
-# Elements of one piece: 256 kB in each of a few arrays.
-_PIECE = 1 << 16
-
-#: Maximum number of elements of a tensor that is summed together with others.
-SMALL = 1 << 12
-
-# A matrix product with a row of ones sums in half of einsum's time.
-_ONES: Array = np.ones(_PIECE, np.float32)
-
-# Mean squares whose sums float32 represents without overflow or underflow.
-_SMALLEST, _LARGEST = 1e-28, 1e28
+_PIECE = 1 << 16  # elements of one piece: half a MB in each of a few arrays
 
 
 class Codes(NamedTuple):
-    """
-    Range, scale and zero point of a tensor's codes.
+    """Range, scale and zero point of a tensor's codes."""
 
-    Attributes:
-        low: The least code of the dtype.
-        high: The greatest.
-        scale: Of one step.
-        zero_point: The code of 0.
-    """
-
-    low: int
+    low: int  # the least code of the dtype
     high: int
     scale: float
-    zero_point: int
+    zero_point: int  # the code of 0
 
     @property
     def floor(self) -> float:
@@ -61,311 +41,20 @@ class Codes(NamedTuple):
         """The value of the greatest code."""
         return (self.high - self.zero_point) * self.scale
 
-    def value(self, code: int) -> float:
-        """Return the float32 value of a code."""
-        return float(np.float32(code - self.zero_point) * np.float32(self.scale))
-
     @property
     def fuzz(self) -> float:
         """Maximum float32 error of a difference of codes."""
         return (self.high - self.low) * 2.0**-22
 
 
-class Ends(NamedTuple):
-    """
-    Least and greatest codes of a tensor, and how many are at the limits.
-
-    Attributes:
-        least: The least code in use.
-        greatest: The greatest code in use.
-        low: How many are the least of the dtype.
-        high: How many are the greatest of the dtype.
-    """
-
-    least: int
-    greatest: int
-    low: int
-    high: int
-
-
-def ends_of(stored: Array, codes: Codes) -> Ends:
-    """Return the extremes of stored codes, a quarter of the memory of their values."""
-    least, greatest = int(stored.min()), int(stored.max())
-    low = int(np.count_nonzero(stored == codes.low)) if least <= codes.low else 0
-    high = int(np.count_nonzero(stored == codes.high)) if greatest >= codes.high else 0
-    return Ends(least, greatest, low, high)
-
-
-@dataclass(slots=True)
-class Sums:
-    """
-    Sums and extremes of one tensor on one sample.
-
-    Attributes:
-        noise: Sum of the squared differences of the file and the float op.
-        channels: The same by channel; None for fewer than two axes.
-        signal: Sum of the squares of the float op.
-        least: The least value of the float op.
-        greatest: The greatest.
-        below: How many of the float op's values lie more than `CLIPPED_LSB` below the least code.
-        above: How many lie above the greatest.
-        cumulative_noise: Sum of the squared differences of the file and the whole float form.
-        cumulative_signal: Sum of the squares of the whole float form.
-        cumulative_off: Greatest difference of these two; for codes only.
-        off: Greatest difference of the file and the op with the file's constants, clipped to the
-            range of the codes; of codes in LSB.
-        steps: Greatest difference of their codes.
-        peak: Greatest magnitude of the op with the file's constants; for floats only.
-    """
-
-    noise: float = 0.0
-    channels: Array | None = None
-    signal: float = 0.0
-    least: float = math.inf
-    greatest: float = -math.inf
-    below: int = 0
-    above: int = 0
-    cumulative_noise: float = 0.0
-    cumulative_signal: float = 0.0
-    cumulative_off: float = 0.0
-    off: float = 0.0
-    steps: float = 0.0
-    peak: float = 0.0
-
-
-class PairedTensors(NamedTuple):
-    """
-    One tensor of the file and its float counterparts: float32 arrays of one shape.
-
-    Attributes:
-        made: The file's.
-        floats: The float op's, on the file's own inputs.
-        rounded: The same with the file's constants; may be the same array.
-        whole: That of a run of the whole float form.
-        codes: Range and scale of the file's codes; None for floats.
-    """
-
-    made: Array
-    floats: Array
-    rounded: Array
-    whole: Array
-    codes: Codes | None
-
-
-def summed(pairs: Sequence[PairedTensors]) -> list[Sums]:
-    """
-    Sum over all elements of each tensor; NaN counts as infinite.
-
-    Small tensors are concatenated and summed in one go, since one by one the numpy calls take far
-    longer than the sums.
-    """
-    found = [Sums() for _ in pairs]
-    small = [pair for pair in zip(pairs, found, strict=True) if 0 < pair[0].made.size <= SMALL]
-    with np.errstate(all="ignore"):
-        if small:
-            _sum_together([each for each, _ in small], [sums for _, sums in small])
-        for each, sums in zip(pairs, found, strict=True):
-            if each.made.size > SMALL:
-                _sum(sums, each)
-    return found
-
-
-def _sum_together(pairs: Sequence[PairedTensors], found: Sequence[Sums]) -> None:
-    """Sum small tensors as segments of one array; differences are float32."""
-    made = _in_a_row([each.made for each in pairs])
-    floats = _in_a_row([each.floats for each in pairs])
-    whole = _in_a_row([each.whole for each in pairs])
-    same = all(each.rounded is each.floats for each in pairs)
-    rounded = floats if same else _in_a_row([each.rounded for each in pairs])
-    counts = [each.made.size for each in pairs]
-    starts: Any = np.cumsum(counts) - counts
-
-    def squared(values: Array) -> Array:
-        return _nonfinite_to_inf(np.add.reduceat(np.square(values, dtype=np.float64), starts))
-
-    def furthest(values: Array) -> Array:
-        peak: Array = np.maximum.reduceat(np.abs(values), starts)
-        return _nonfinite_to_inf(peak.astype(np.float64))
-
-    noises = np.square(made - floats, dtype=np.float64)
-    cumulative_off = made - whole
-    codes = [each.codes for each in pairs]
-    # Floats have no limits and a step of 1.
-    scales = np.array([1.0 if c is None else c.scale for c in codes])
-    ends = [(-math.inf, math.inf) if c is None else (c.floor, c.ceiling) for c in codes]
-    floor, ceiling = (np.repeat(each.astype(np.float32), counts) for each in np.array(ends).T)
-    off = np.clip(rounded, floor, ceiling)
-    off -= made
-    furthest_off = furthest(off) / scales
-    columns = (
-        _nonfinite_to_inf(np.add.reduceat(noises, starts)),
-        squared(floats),
-        np.minimum.reduceat(floats, starts),
-        np.maximum.reduceat(floats, starts),
-        squared(cumulative_off),
-        squared(whole),
-        furthest(cumulative_off),
-        furthest_off,
-        np.maximum.reduceat(np.abs(rounded), starts),
-    )
-    start = 0
-    for place, values in enumerate(zip(*(each.tolist() for each in columns), strict=True)):
-        sums, limits, shape = found[place], codes[place], pairs[place].made.shape
-        sums.noise, sums.signal, sums.least, sums.greatest = values[:4]
-        sums.cumulative_noise, sums.cumulative_signal, sums.cumulative_off = values[4:7]
-        sums.off, sums.peak = values[7:]
-        segment = slice(start, start + counts[place])
-        if len(shape) > 1:
-            sums.channels = noises[segment].reshape(-1, shape[-1]).sum(axis=0)
-        if limits is not None:
-            _count_beyond(sums, floats[segment], sums.least, sums.greatest, limits)
-            if _may_differ(sums.off, limits):
-                sums.steps = _steps(off[segment], rounded[segment], made[segment], limits)
-        start += counts[place]
-
-
-def _nonfinite_to_inf(values: Array) -> Array:
-    """Replace non-finite values by infinity, which exceeds every bound."""
-    return np.where(np.isfinite(values), values, math.inf)
-
-
-def _in_a_row(values: Sequence[Array]) -> Array:
-    row: Array = np.concatenate(values, axis=None, dtype=np.float32)
-    return row
-
-
-def _sum(sums: Sums, pair: PairedTensors) -> None:
-    made, floats, rounded, whole, codes = pair
-    # `rounded` is summed separately only if it is another array.
-    values = (made, floats, whole) if rounded is floats else (made, floats, whole, rounded)
-    width = made.shape[-1] if made.ndim > 1 else 1
-    lines = [each.reshape(-1, width) for each in values]
-    by_channel: list[Array] = []
-    spare: list[Array] = []
-    for piece in _pieces(lines):
-        if not spare:
-            spare = [np.empty_like(piece[0]) for _ in range(2)]
-        noise, other = (each[: len(piece[0])] for each in spare)
-        np.subtract(piece[0], piece[1], out=noise)
-        if codes is None:
-            _add_floats(sums, piece, noise, other)
-        else:
-            _add_codes(sums, piece, noise, other, codes)
-        squares = np.square(noise, out=other)
-        by_channel.append(np.dot(_ONES[: len(squares)], squares))
-        sums.signal += _square(piece[1])
-        sums.cumulative_signal += _square(piece[2])
-        cumulative_off = np.subtract(piece[0], piece[2], out=noise)
-        sums.cumulative_noise += _square(cumulative_off)
-        if codes is not None:
-            sums.cumulative_off = _greater(sums.cumulative_off, cumulative_off)
-    noises = np.asarray(by_channel, np.float64).sum(axis=0)
-    sums.noise = float(noises.sum())
-    if not _fits_float32(sums.noise, made, floats):
-        noises = np.square(lines[0].astype(np.float64) - lines[1]).sum(axis=0)
-        sums.noise = _finite(float(noises.sum()))
-    sums.channels = noises if made.ndim > 1 else None
-    if not _fits_float32(sums.signal, floats):
-        sums.signal = _exact(floats)
-    if not _fits_float32(sums.cumulative_noise, made, whole):
-        sums.cumulative_noise = _exact(made, whole)
-    if not _fits_float32(sums.cumulative_signal, whole):
-        sums.cumulative_signal = _exact(whole)
-
-
-def _add_codes(
-    sums: Sums, piece: Sequence[Array], noise: Array, spare: Array, codes: Codes
-) -> None:
-    made, floats, rounded = piece[0], piece[1], piece[-1 if len(piece) > 3 else 1]
-    least, greatest = float(floats.min()), float(floats.max())
-    sums.least, sums.greatest = _lesser(sums.least, least), -_lesser(-sums.greatest, -greatest)
-    _count_beyond(sums, floats, least, greatest, codes)
-    off = noise
-    if rounded is not floats or not (least >= codes.floor and greatest <= codes.ceiling):
-        off = np.clip(rounded, codes.floor, codes.ceiling, out=spare)
-        off -= made
-    furthest = _greater(0.0, off) / codes.scale
-    sums.off = max(sums.off, furthest)
-    if _may_differ(furthest, codes):
-        sums.steps = max(sums.steps, _steps(off, rounded, made, codes))
-
-
-def _add_floats(sums: Sums, piece: Sequence[Array], noise: Array, spare: Array) -> None:
-    made, floats, rounded = piece[0], piece[1], piece[-1 if len(piece) > 3 else 1]
-    sums.peak = _peak(sums.peak, rounded)
-    off = noise if rounded is floats else np.subtract(made, rounded, out=spare)
-    sums.off = _greater(sums.off, off)
-
-
-def _count_beyond(sums: Sums, floats: Array, least: float, greatest: float, codes: Codes) -> None:
-    """Count values beyond the codes; NaN fails every comparison with the limits."""
-    beyond = CLIPPED_LSB * codes.scale
-    if not least >= codes.floor - beyond:
-        sums.below += int(np.count_nonzero(floats < codes.floor - beyond))
-    if not greatest <= codes.ceiling + beyond:
-        sums.above += int(np.count_nonzero(floats > codes.ceiling + beyond))
-
-
-def _may_differ(off: float, codes: Codes) -> bool:
-    """Whether codes may differ: a value within half a step rounds to the code."""
-    return off + codes.fuzz >= 0.5
-
-
-def _steps(off: Array, rounded: Array, made: Array, codes: Codes) -> float:
-    """Return the greatest difference of the file's codes from the rounded reference."""
-    far = np.flatnonzero(~(np.abs(off) < (0.5 - codes.fuzz) * codes.scale))
-    wanted, own = rounded.reshape(-1)[far], made.reshape(-1)[far]
-    exact = np.clip(wanted / codes.scale + codes.zero_point, codes.low, codes.high)
-    steps = np.rint(exact) - (np.rint(own / codes.scale) + codes.zero_point)
-    return _greater(0.0, steps) if len(far) else 0.0
-
-
-def _pieces(lines: Sequence[Array]) -> Iterator[Sequence[Array]]:
-    """Yield the same rows of all arrays, piece by piece."""
-    count, width = lines[0].shape
-    step = max(_PIECE // width, 1)
-    for start in range(0, count, step):
-        yield [each[start : start + step] for each in lines]
-
-
-def _square(values: Array) -> float:
-    flat = values.reshape(-1)
-    return float(np.dot(flat, flat))
-
-
-def _fits_float32(total: float, first: Array, second: Array | None = None) -> bool:
-    """Whether float32 holds the sum of the squares, or of the squared differences."""
-    if not total:
-        return np.array_equal(first, second) if second is not None else not first.any()
-    return _SMALLEST * first.size <= total <= _LARGEST * first.size
-
-
-def _exact(first: Array, second: Array | None = None) -> float:
-    """Sum the squares, or the squared differences, in float64."""
-    values = first.astype(np.float64)
-    if second is not None:
-        values -= second
-    # A float64 dot product starts threads, which take longer than the sum.
-    return _finite(float(np.square(values, out=values).sum()))
-
-
-def _finite(total: float) -> float:
-    return total if math.isfinite(total) else math.inf
-
-
-def _peak(known: float, values: Array) -> float:
-    """Return the greatest magnitude, NaN if there is one."""
-    return -_lesser(-known, -max(-float(values.min()), float(values.max())))
-
-
-def _lesser(first: float, second: float) -> float:
-    """Return the lesser number, NaN if one is."""
-    return first if math.isnan(first) or second >= first else second
-
-
-def _greater(known: float, values: Array) -> float:
-    """Return the greatest magnitude, or the known one; non-finite values count as infinite."""
-    return max(known, _finite(max(-float(values.min()), float(values.max()))))
+def peak(values: Array) -> float:
+    """Return the greatest magnitude of finite floats; 0 for integers."""
+    if values.dtype.kind != "f" or not values.size:
+        return 0.0
+    greatest = max(-float(values.min()), float(values.max()))
+    if math.isfinite(greatest):
+        return greatest
+    return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
 
 
 def code_limits(tensor: Tensor) -> Codes | None:
@@ -392,54 +81,35 @@ class TensorErrors:
     """
     Errors of one tensor, pooled over all samples, whatever their shapes.
 
-    Attributes:
-        local_lsb: Greatest |code of the re-run reference − code of the file|.
-        excess_lsb: Greatest distance of the unrounded reference from the code, beyond ½ LSB and the
-            kernel's own bound. For a float op: distance of the two values beyond the bound, in
-            units of it.
-        signal: Sum of the squares of the float reference on the op's own inputs.
-        noise: Sum of the squared differences from it.
-        cumulative_lsb: Greatest difference from the float model, in LSB.
-        cumulative_signal: Sum of the squares of the float model's values.
-        cumulative_noise: Sum of the squared differences from them.
-        elements: How many values were measured.
-        low: How many codes are the least of the dtype.
-        high: How many are the greatest.
-        beyond_low: How many of the float reference's values lie below the range of the codes.
-        beyond_high: How many lie above.
-        smallest: The least value of the float reference.
-        largest: The greatest.
-        least: The least code in use.
-        greatest: The greatest code in use.
-        nonfinite: How many of the file's values are not finite, although torch's are.
-        nonfinite_by_rounding: `nonfinite`, if the float op returns the same on the op's inputs.
-        whole_least: The least value of the float model, for ops that `Consumers` reads it of.
-        whole_greatest: The greatest.
-        channel_noise: `noise` by channel, the last axis; empty if samples differ in the number of
-            channels.
+    The file's values are compared with the float op on the op's own inputs, and (`cumulative_…`)
+    with a run of the whole float form. Extremes and shares are known for codes alone.
     """
 
-    local_lsb: float = 0.0
-    excess_lsb: float = -math.inf
-    signal: float = 0.0
-    noise: float = 0.0
-    cumulative_lsb: float = 0.0
+    elements: int = 0
+    signal: float = 0.0  # sum of the squares of the float op
+    noise: float = 0.0  # sum of the squared differences from it
+    channel_noise: npt.NDArray[np.float64] | None = None  # by the last axis; empty if lengths vary
     cumulative_signal: float = 0.0
     cumulative_noise: float = 0.0
-    elements: int = 0
-    low: int = 0
+    cumulative_lsb: float = 0.0  # greatest difference
+    local_lsb: float = 0.0  # greatest difference of the rounded float op's codes
+    excess_lsb: float = -math.inf  # beyond ½ LSB and the kernel's bound; of floats in units of it
+    low: int = 0  # how many codes are the least of the dtype
     high: int = 0
-    beyond_low: int = 0
-    beyond_high: int = 0
-    smallest: float = math.inf
-    largest: float = -math.inf
-    least: float = math.inf
+    least: float = math.inf  # code in use
     greatest: float = -math.inf
-    nonfinite: int = 0
-    nonfinite_by_rounding: int = 0
-    whole_least: float = math.inf
+    smallest: float = math.inf  # value of the float op
+    largest: float = -math.inf
+    beyond_low: int = 0  # how many of its values lie `CLIPPED_LSB` below the range of the codes
+    beyond_high: int = 0
+    nonfinite: int = 0  # how many of the file's values are not finite, although torch's are
+    nonfinite_by_rounding: int = 0  # `nonfinite`, if the float op returns the same
+    whole_least: float = math.inf  # of the whole form, for ops that `Consumers` reads it of
     whole_greatest: float = -math.inf
-    channel_noise: npt.NDArray[np.float64] | None = None
+    # Of the op with the file's constants on one sample: its greatest difference from the file's
+    # values, clipped to the range of the codes and in LSB, and its greatest magnitude.
+    off: float = 0.0
+    peak: float = 0.0
 
     @property
     def loss(self) -> float:
@@ -458,26 +128,13 @@ class TensorErrors:
         noise = self.cumulative_noise if cumulative else self.noise
         return math.sqrt(noise / self.elements) / scale
 
-    @classmethod
-    def of_sample(
-        cls, elements: int, sums: Sums, ends: Ends | None, limits: Codes | None
-    ) -> TensorErrors:
-        """Return the errors on one sample."""
-        found = cls(
-            elements=elements,
-            signal=sums.signal,
-            noise=sums.noise,
-            cumulative_signal=sums.cumulative_signal,
-            cumulative_noise=sums.cumulative_noise,
-            channel_noise=sums.channels,
-        )
-        if limits is not None and ends is not None:
-            found.cumulative_lsb = sums.cumulative_off / limits.scale
-            found.smallest, found.largest = sums.least, sums.greatest
-            found.beyond_low, found.beyond_high = sums.below, sums.above
-            found.least, found.greatest = ends.least, ends.greatest
-            found.low, found.high = ends.low, ends.high
-        return found
+    def add_codes(self, stored: Array, codes: Codes) -> None:
+        """Add the extremes of stored codes, a quarter of the memory of their values."""
+        self.least, self.greatest = int(stored.min()), int(stored.max())
+        if self.least <= codes.low:
+            self.low = int(np.count_nonzero(stored == codes.low))
+        if self.greatest >= codes.high:
+            self.high = int(np.count_nonzero(stored == codes.high))
 
     def merge(self, other: TensorErrors) -> None:
         """Add the errors of the same tensor on other samples."""
@@ -503,6 +160,74 @@ _GREATEST = (
     *("largest", "greatest", "whole_greatest"),
 )
 _LEAST = ("smallest", "least", "whole_least")
+
+
+def errors_of(
+    made: Array, floats: Array, rounded: Array, whole: Array, codes: Codes | None
+) -> TensorErrors:
+    """
+    Compare the values of a tensor on one sample; those not finite count as infinite.
+
+    `floats` is the float op on the file's own inputs, `rounded` the same with the file's constants,
+    `whole` a run of the whole float form.
+    """
+    found = TensorErrors(made.size)
+    width = made.shape[-1] if made.ndim > 1 else 1
+    arrays = [made, floats, whole] if rounded is floats else [made, floats, whole, rounded]
+    lines = [each.reshape(-1, width) for each in arrays] if made.size else []
+    channels, step = np.zeros(width), max(_PIECE // max(width, 1), 1)
+    with np.errstate(all="ignore"):
+        for start in range(0, len(lines[0]) if lines else 0, step):
+            value, op, form, *own = (
+                each[start : start + step].astype(np.float64) for each in lines
+            )
+            channels += np.square(value - op).sum(axis=0)
+            found.signal += float(np.square(op).sum())
+            found.cumulative_signal += float(np.square(form).sum())
+            off = value - form
+            if codes is not None:
+                found.cumulative_lsb = _greater(found.cumulative_lsb, off / codes.scale)
+            found.cumulative_noise += float(np.square(off, out=off).sum())
+            _add_piece(found, value, op, own[0] if own else op, codes)
+        found.noise = float(channels.sum())
+    found.channel_noise = channels if made.ndim > 1 else None
+    for name in ("noise", "signal", "cumulative_noise", "cumulative_signal"):
+        setattr(found, name, _finite(getattr(found, name)))
+    return found
+
+
+def _add_piece(
+    found: TensorErrors, made: Array, floats: Array, rounded: Array, codes: Codes | None
+) -> None:
+    """Add extremes and counts of a piece."""
+    found.peak = float(np.maximum(found.peak, np.abs(rounded).max()))
+    if codes is None:
+        found.off = _greater(found.off, made - rounded)
+        return
+    found.smallest = float(np.minimum(found.smallest, floats.min()))
+    found.largest = float(np.maximum(found.largest, floats.max()))
+    beyond = CLIPPED_LSB * codes.scale
+    found.beyond_low += int(np.count_nonzero(floats < codes.floor - beyond))
+    found.beyond_high += int(np.count_nonzero(floats > codes.ceiling + beyond))
+    # Values of codes are float32.
+    off = np.clip(rounded, np.float32(codes.floor), np.float32(codes.ceiling)) - made
+    furthest = _greater(0.0, off) / codes.scale
+    found.off = max(found.off, furthest)
+    if furthest + codes.fuzz >= 0.5:  # a value within half a step rounds to the code
+        far = ~(np.abs(off) < (0.5 - codes.fuzz) * codes.scale)
+        exact = np.clip(rounded[far] / codes.scale + codes.zero_point, codes.low, codes.high)
+        steps = np.rint(exact) - (np.rint(made[far] / codes.scale) + codes.zero_point)
+        found.local_lsb = _greater(found.local_lsb, steps) if steps.size else found.local_lsb
+
+
+def _finite(total: float) -> float:
+    """Replace NaN and −inf by infinity, which exceeds every bound."""
+    return total if math.isfinite(total) else math.inf
+
+
+def _greater(known: float, values: Array) -> float:
+    """Return the greatest magnitude, or the known one."""
+    return max(known, _finite(float(np.abs(values).max())))
 
 
 def _decibels(signal: float, noise: float) -> float:

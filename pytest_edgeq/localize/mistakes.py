@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -12,94 +11,34 @@ import numpy as np
 from pytest_edgeq.localize.rows import Diagnostics, LayerError
 from pytest_edgeq.numerics.checks import LEAST_SCALE, Reason, keeps_nothing
 from pytest_edgeq.numerics.health import more_than_chance
-from pytest_edgeq.tflite.ops import BOUNDED, facts_of
+from pytest_edgeq.tflite.ops import facts_of
 
-FAR = 0.1
-"""Share of a range's width beyond which an overshoot is not chance."""
-
-_HALF = 0.5
-"""Share of a range below which a bit is unused."""
-
-_LEAST = 5
-"""Minimum number of ranges to judge them together."""
+FAR = 0.1  # share of a range's width beyond which an overshoot is not chance
 
 
 class Mistake(NamedTuple):
-    """
-    Why an op loses.
+    """Why an op loses."""
 
-    Attributes:
-        symptom: What is wrong with it.
-        reason: The causes, and what to change.
-    """
-
-    symptom: str
-    reason: Reason = Reason()
-
-
-class OtherSamples(NamedTuple):
-    """
-    How samples differ from those of the calibration.
-
-    Attributes:
-        mistake: What most ranges show; None if they do not differ.
-        half_empty: Whether they leave half of most ranges empty.
-    """
-
-    mistake: Mistake | None = None
-    half_empty: bool = False
-
-
-def other_samples(rows: Sequence[LayerError], evidence: Sequence[Diagnostics]) -> OtherSamples:
-    """
-    Judge all ranges together, since one alone may be exceeded by chance.
-
-    In sound networks that were calibrated on 64 samples one range in 26, or in 9, is exceeded by a
-    tenth of its width, and the median is filled to 86 % and more. Calibrated on 2 samples, or at
-    half the amplitude, a quarter of them are exceeded so far.
-    """
-    spans = [
-        (fill, own)
-        for row, own in zip(rows, evidence, strict=True)
-        if not (own.unused or own.range_narrowed)
-        if row.op not in BOUNDED and (fill := _fill(own))
-    ]
-    if len(spans) < _LEAST:
-        return OtherSamples()
-    filled = median(fill for fill, _ in spans)
-    if filled < _HALF:
-        symptom = f"values fill {100 * filled:.2g} % of their ranges, in the median of {len(spans)}"
-        why = spans[0][1].calibration.too_wide()
-        return OtherSamples(Mistake(symptom, why), half_empty=True)
-    narrow = [(fill, own) for fill, own in spans if overshoot(own) >= FAR]
-    if len(narrow) < max(2, len(spans) / 8):
-        return OtherSamples()
-    why = narrow[0][1].calibration.too_narrow(on_more=True)
-    symptom = (
-        f"{len(narrow)} of {len(spans)} ranges are too narrow (values span "
-        f"{median(fill for fill, _ in narrow):.2g} × as much, in the median of these)"
-    )
-    return OtherSamples(Mistake(symptom, why))
+    symptom: str  # what is wrong with it
+    reason: Reason = Reason()  # the causes, and what to change
 
 
 def overshoot(evidence: Diagnostics) -> float:
     """Return how far torch's values exceed a range, as a share of its width."""
-    if not _fill(evidence):
+    if _span(evidence) is None or evidence.reach is None or evidence.reference is None:
         return 0.0
-    assert evidence.reach is not None
-    assert evidence.reference is not None
     (low, high), (least, greatest) = evidence.reach, evidence.reference
     return max(greatest - high, low - least, 0.0) / (high - low)
 
 
-def _fill(evidence: Diagnostics) -> float:
-    """Return the width of torch's values over the range's; 0 if unknown."""
+def _span(evidence: Diagnostics) -> tuple[float, float] | None:
+    """Return the widths of the range and of torch's values; None if degenerate."""
     if evidence.reach is None or evidence.reference is None:
-        return 0.0
-    (low, high), (least, greatest) = evidence.reach, evidence.reference
+        return None
+    reach = evidence.reach[1] - evidence.reach[0]
     # A range always includes 0, even if all values are far from it.
-    span = max(greatest, 0.0) - min(least, 0.0)
-    return span / (high - low) if high > low and math.isfinite(span) else 0.0
+    needed = max(evidence.reference[1], 0.0) - min(evidence.reference[0], 0.0)
+    return (reach, needed) if reach > 0 and 0 < needed < math.inf else None
 
 
 BIT_DB = 20 * math.log10(2)
@@ -114,19 +53,15 @@ _UNEVEN = 16.0
 _ENOUGH = 32
 """Minimum number of elements to judge a range: on average they span 31/33 of all values."""
 
-_MOST = 0.5
-"""Share of values beyond a range that counts even with fewer elements, unless by chance."""
-
-_FEW_VALUES = 2
-"""Maximum values per sample whose averaged range is about their mean."""
+_MOST = 0.5  # share of values beyond a range that counts even with fewer elements, unless by chance
+_FEW_VALUES = 2  # maximum values per sample whose averaged range is about their mean
 
 _AVERAGED_VALUE = Reason(
     ("a recipe averages the ranges of the samples, and that of so few values is about their mean",),
     "leave it in float, or calibrate by pt2e_static_int8, which keeps the ends of all",
 )
 
-_ONE_CHANNEL = 0.5
-"""Minimum share of the error that one channel among four or more is blamed for."""
+_ONE_CHANNEL = 0.5  # minimum share of the error that one channel among four or more is blamed for
 
 
 def lossy(row: LayerError, evidence: Diagnostics) -> Mistake | None:
@@ -195,15 +130,6 @@ def never_calibrated(evidence: Diagnostics) -> Mistake | None:
     )
 
 
-def _span(evidence: Diagnostics) -> tuple[float, float] | None:
-    """Return the widths of the range and of torch's values; None if degenerate."""
-    if evidence.reach is None or evidence.reference is None:
-        return None
-    reach = evidence.reach[1] - evidence.reach[0]
-    needed = max(evidence.reference[1], 0.0) - min(evidence.reference[0], 0.0)
-    return (reach, needed) if reach > 0 and 0 < needed < math.inf else None
-
-
 def calibrated_on_nothing(evidence: Diagnostics) -> Mistake | None:
     """Return the mistake of a range of almost nothing."""
     spans = _span(evidence)
@@ -231,16 +157,8 @@ def clipped(row: LayerError, evidence: Diagnostics) -> Mistake | None:
 def too_narrow(evidence: Diagnostics) -> Mistake:
     """Return the mistake of a narrow range, with the share of values beyond it."""
     beyond = _percent(sum(evidence.beyond))
-    why = evidence.calibration.too_narrow()
-    if (range_narrowed := evidence.range_narrowed) is not None:
-        # An averaged range may clip as much.
-        fixes = [why.fix, range_narrowed.fix] if evidence.averaged else [range_narrowed.fix]
-        causes = (*(why.causes if evidence.averaged else ()), *range_narrowed.causes)
-        why = Reason(causes, "; or ".join(each for each in fixes if each))
-    return Mistake(
-        f"its range {_range(evidence)} is too narrow: {beyond} of torch's values lie beyond",
-        why,
-    )
+    text = f"its range {_range(evidence)} is too narrow: {beyond} of torch's values lie beyond"
+    return Mistake(text, evidence.calibration.too_narrow())
 
 
 def too_wide(row: LayerError, evidence: Diagnostics) -> Mistake | None:

@@ -9,20 +9,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import stdtrit
 
 DRAWS = 16
 """Number of draws of the constants; their mean square has at least as many degrees of freedom."""
 
-FEW_DRAWS = 4
-"""Number of draws after which differences far within the limit are accepted."""
+FEW_DRAWS = 4  # number of draws after which differences far within the limit are accepted
 
 _FAR_WITHIN = 0.25
 
-_QUANTILE = 4.89
-"""Of the normal distribution: a sound file exceeds one limit with a probability of 1e-6."""
-
-_ELEMENTS = 4096
-"""Elements of a large output from which the degrees of freedom are estimated."""
+_CHANCE = 1e-6  # probability that a sound file exceeds one limit
+_ELEMENTS = 4096  # elements of a large output from which the degrees of freedom are estimated
 
 
 class Moves:
@@ -60,9 +57,7 @@ class Moves:
         vectors = np.concatenate([self._vectors[output, each] for each in samples], axis=1)
         freedom = _degrees_of_freedom(vectors @ vectors.T)
         known = DRAWS * freedom
-        # Wallace, Bounds on normal approximations to Student's and the chi-square distributions.
-        normal = _QUANTILE * (8 * known + 3) / (8 * known + 1)
-        quantile = known * math.expm1(normal**2 / known)
+        quantile = float(stdtrit(known, 1 - _CHANCE / 2)) ** 2
         limit = float(squares.mean()) * (1 + (quantile - 1) / math.sqrt(freedom))
         return limit if len(squares) == DRAWS else _FAR_WITHIN * limit
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_edgeq.compare.executors.remote import (
@@ -43,12 +41,7 @@ class OpsPart:
 
     @classmethod
     def of(cls, localizer: Localizer, runtime: str) -> OpsPart:
-        """
-        Return the parts of a localizer that has measured a sample.
-
-        Raises:
-            CannotTravelError: Its torch graph cannot be pickled.
-        """
+        """Return the parts of a localizer that has measured a sample."""
         against, form = localizer.against_torch, localizer.form
         other = against.other_reference
         reference = None if other is None else pickled_reference(other)
@@ -153,54 +146,20 @@ class _OpsRunner:
         differs = False
         if not has_diverged:
             differs = self._check.differs(sample, known, None if errors is None else errors.form)
-        return None if errors is None else dataclasses.replace(errors, form=()), differs
+        return None if errors is None else replace(errors, form=()), differs
 
 
-class OpsMerger:
-    """Adds the results of workers to a localizer, in the order of the samples."""
-
-    def __init__(self, localizer: Localizer, job: OpsJob, reading: Reading) -> None:
-        self._localizer, self._job, self._reading = localizer, job, reading
-
-    @property
-    def has_diverged(self) -> bool:
-        """Whether the form differs from torch, so that it is not compared any more."""
-        return self._localizer.against_torch.is_done
-
-    def add(self, chunk: Chunk, place: int, each: CheckedSample, *, is_chosen: bool = True) -> None:
-        """
-        Add one sample.
-
-        Raises:
-            RuntimeError: torch or the kernels fail.
-        """
-        if each.failure is not None:
-            raise unpacked(each.failure)
-        differing = None if self.has_diverged else each.differing
-        if differing is None and not self.has_diverged and self._has_changed():
-            # The worker used another form: torch's constants have replaced its own since then.
-            differing = next(itertools.islice(self._reading.samples_of(chunk), place, None))
-        errors = each.errors if is_chosen else None
-        self._localizer.add_measured(
-            is_known=each.is_known, errors=errors, differing=differing, peaks=each.peaks
-        )
-
-    def _has_changed(self) -> bool:
-        ops = self._job.ops
-        assert ops is not None, "unreachable because ops are measured"
-        return self._localizer.against_torch.state != ops.standard.state
+def add_checked(localizer: Localizer, each: CheckedSample, *, is_chosen: bool = True) -> None:
+    """Add the results of the next sample to a localizer; those of ops only if it is chosen."""
+    if each.failure is not None:
+        raise unpacked(each.failure)
+    localizer.add_measured(each, each.errors if is_chosen else None)
 
 
 def localize_by(
     engine: SampleExecutor, localizer: Localizer, runtime: str, reading: Reading, step: Step
 ) -> bool:
-    """
-    Measure the ops on all samples by an engine; return False if it cannot.
-
-    Raises:
-        CannotTravelError: A reference or a factory cannot be pickled.
-        Exception: As `Reading.measure` does.
-    """
+    """Measure the ops on all samples by an engine; return False if it cannot."""
     model = reading.pickled(runtime)
     if model is None:
         return False
@@ -208,14 +167,13 @@ def localize_by(
         localizer.update(next(reading.items()))
         step.advance()
         job = OpsJob(reading.source, OpsPart.of(localizer, runtime))
-        merger = OpsMerger(localizer, job, reading)
 
-        def merge(chunk: Chunk, found: CheckedChunk) -> None:
-            for place, each in enumerate(found.samples):
-                merger.add(chunk, place, each)
+        def merge(_: Chunk, found: CheckedChunk) -> None:
+            for each in found.samples:
+                add_checked(localizer, each)
 
         def extra() -> Any:
-            return merger.has_diverged, True, None
+            return localizer.against_torch.is_done, True, None
 
         reading.measure(engine, model, job, merge, step, start=1, extra=extra)
     return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -27,7 +27,6 @@ from pytest_edgeq.tflite.ops import (
     COMPARING,
     INPUT_AT,
     MOVING,
-    NARROWING,
     PICKING,
     facts_of,
 )
@@ -37,14 +36,9 @@ from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 # Shares of a softmax that vanish in a float32 sum with 1: torch ignores such values.
 _NOTHING = 2.0**-24
 
-# Half a step of an 8-bit share, which any softmax may round to 0.
-_LEAST_SHARE = 1 / 512
-
-# Scores so far below others that their share is `_NOTHING`.
-MASKING = math.log(_NOTHING)
-
-# Ratio of powers of one bit, 6.02 dB.
-_BIT = 4.0
+_LEAST_SHARE = 1 / 512  # half a step of an 8-bit share, which any softmax may round to 0
+MASKING = math.log(_NOTHING)  # scores so far below others that their share is `_NOTHING`
+_BIT = 4.0  # ratio of powers of one bit, 6.02 dB
 
 _SMALLER_MASK = "mask with −30, of which a softmax makes 1e-13, or leave that op in float"
 
@@ -52,8 +46,7 @@ _SUMMED_MASK = (
     "add a mask of −30 to the scores, as a sum has a range of its own, or leave it in float"
 )
 
-# Far beyond −30, which no mask needs.
-_DEEP = -100.0
+_DEEP = -100.0  # far beyond −30, which no mask needs
 
 
 def masking_ops(whole: Subgraph) -> Iterator[list[Op]]:
@@ -136,11 +129,7 @@ def _flat_text(
 
 
 def changed_input(graph: OpGraph, op: Op, scale: float, written: float) -> Finding:
-    """
-    Return the finding on an input scale that differs from the bias's.
-
-    Its place is the producer of the input, or this op if there is none.
-    """
+    """Return the finding, at the producer, on an input scale that differs from the bias's."""
     producer = graph.subgraphs[op.subgraph].producer
     maker = producer.get(op.inputs[INPUT_AT[op.name]])
     while maker is not None and maker.inputs[0] in producer and passes_codes_through(graph, maker):
@@ -179,11 +168,8 @@ def rule_findings(
     return found
 
 
-# Share of an overshoot by which the range's own values may exceed it as well.
-_CHANCE = 0.25
-
-# Relative error of a constant by its own rounding to 8 bits.
-_ALIKE = 0.01
+_CHANCE = 0.25  # share of an overshoot by which the range's own values may exceed it as well
+_ALIKE = 0.01  # relative error of a constant by its own rounding to 8 bits
 
 
 class Consumers:
@@ -216,7 +202,9 @@ class Consumers:
             if limits is not None and own.beyond_low + own.beyond_high:
                 # No clipped value is selected.
                 beyond = [_beyond(limits, x.whole_least, x.whole_greatest) for x in there]
-                if there and max(beyond) <= _most_beyond(limits, [own]):
+                # A range that was made for the consumer's values may be exceeded by chance.
+                chance = _CHANCE * _beyond(limits, own.smallest, own.largest)
+                if there and max(beyond) <= max(chance, CLIPPED_LSB * limits.scale):
                     found.add(number)
                     continue
             # A quarter of the power is half of the size.
@@ -250,75 +238,6 @@ class Consumers:
                 )
         return None
 
-    def narrowing_reason(
-        self, op: Op, measured: Mapping[int, Sequence[tuple[int, TensorErrors]]]
-    ) -> Reason | None:
-        """
-        Return why an output has a narrower range than its values, and the fix.
-
-        The converter (litert-torch 0.10.0) assigns the scale of the result of a selection, pooling
-        or average to all producers in front that the quantizer left without one. For a selection or
-        a concatenation it assigns the scale of one operand to the others.
-        """
-        own = code_limits(self._graph.tensor(op, op.outputs[0]))
-        if own is None:
-            return None
-        most = _most_beyond(own, [each for _, each in measured[op.index]])
-        left, seen = [op.outputs[0]], {op.outputs[0]}
-        while left:
-            for reader in self._subgraph.consumers[left.pop(0)]:
-                made = [i for i in reader.outputs if i not in seen]
-                made = [i for i in made if code_limits(self._subgraph.tensors[i]) == own]
-                left += made
-                seen.update(made)
-                values = [each for tensor, each in measured.get(reader.index, ()) if tensor in made]
-                for each in values if reader.name in NARROWING else ():
-                    ends = each.whole_least, each.whole_greatest
-                    # A range belongs to the consumer if its values fill it; a shared one is filled
-                    # by this op's own values.
-                    if _beyond(own, *ends) <= most and _fills(own, *ends):
-                        reach = f"[{each.whole_least:.3g}, {each.whole_greatest:.3g}]"
-                        cause = (
-                            f"its scale is that of {reader.place} behind, whose "
-                            f"values reach {reach.replace('-', '−')}, and no calibration widens it"
-                        )
-                        return Reason(
-                            (cause,),
-                            "annotate this op's output in the quantizer, or leave "
-                            f"{reader.place} in float",
-                        )
-                other = self._operand_within(reader, own, most, measured, seen)
-                if other is not None:
-                    cause = (
-                        f"its scale is that of {other.place}, which "
-                        f"{reader.place} takes as well, and no calibration widens it"
-                    )
-                    return Reason(
-                        (cause,),
-                        f"leave {other.place} in float, or quantize by a recipe "
-                        "(recipe_static_wi8_ai8)",
-                    )
-        return None
-
-    def _operand_within(
-        self,
-        reader: Op,
-        own: Codes,
-        most: float,
-        measured: Mapping[int, Sequence[tuple[int, TensorErrors]]],
-        seen: Collection[int],
-    ) -> Op | None:
-        """Return the producer of another operand of a consumer whose values fit the range."""
-        for index in reader.inputs if facts_of(reader.name).shares_range == "all" else ():
-            limits = None if index < 0 else code_limits(self._subgraph.tensors[index])
-            maker = self._subgraph.producer.get(index)
-            if maker is None or index in seen or limits != own:
-                continue
-            values = [each for tensor, each in measured.get(maker.index, ()) if tensor == index]
-            if any(_beyond(own, each.smallest, each.largest) <= most for each in values):
-                return maker
-        return None
-
     def _consumers(self, tensor: int) -> list[Op]:
         """Return the consumers of a tensor, behind ops that only move values."""
         behind = self._subgraph.consumers[tensor]
@@ -340,14 +259,3 @@ class Consumers:
 def _beyond(codes: Codes, least: float, greatest: float) -> float:
     """Return how far values exceed the range of codes, both ends together."""
     return max(codes.floor - least, 0.0) + max(greatest - codes.ceiling, 0.0)
-
-
-def _fills(codes: Codes, least: float, greatest: float) -> bool:
-    """Whether values reach half of the range of the codes, at either end."""
-    return least <= codes.floor / 2 < 0 or greatest >= codes.ceiling / 2 > 0
-
-
-def _most_beyond(codes: Codes, made: Sequence[TensorErrors]) -> float:
-    """Return how far a consumer's values may exceed a range made for them."""
-    ours = max(_beyond(codes, each.smallest, each.largest) for each in made)
-    return max(_CHANCE * ours, CLIPPED_LSB * codes.scale)

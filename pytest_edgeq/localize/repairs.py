@@ -21,22 +21,13 @@ from pytest_edgeq.tflite.subgraph import Op
 
 _CHANGED = "a changed copy of the file"
 
-_MOST = 32
-"""Maximum number of replacements to try: each costs a conversion of the file and a run."""
-
-_ARRANGING = HOLDING | LAYOUT | {"BROADCAST_TO"}
-"""Ops that determine the order of values."""
-
-_NEAR = 2.0**-10
-"""Relative tolerance of two float constants, to the greatest value."""
+_MOST = 32  # maximum number of replacements to try: each costs a conversion of the file and a run
+_ARRANGING = HOLDING | LAYOUT | {"BROADCAST_TO"}  # ops that determine the order of values
+_NEAR = 2.0**-10  # relative tolerance of two float constants, to the greatest value
 
 
 def repaired_op(form: EdgeFile, other: EdgeFile, is_right: Callable[[EdgeFile], bool]) -> Op | None:
-    """
-    Return the first op whose replacement by its partner makes the outputs correct.
-
-    Other differences between the two files are then the converter's choice and no defect.
-    """
+    """Return the first op whose replacement by its partner makes the outputs correct."""
     finder = _GraftFinder(form, other)
     for count, grafts in enumerate(finder.candidates()):
         if count >= _MOST:
@@ -107,11 +98,7 @@ class _GraftFinder:
         self._counterparts = {self._pairs.float_source(there): here for here, there in counterparts}
 
     def candidates(self) -> Iterator[Sequence[Graft]]:
-        """
-        Yield the replacements to try, in order; float constants come last.
-
-        A constant with several consumers is replaced for all of them together.
-        """
+        """Yield replacements in order, float constants last, and one for all readers."""
         grafts = [graft for op in self._ours.ops for graft in self._grafts(op)]
         for graft in sorted(grafts, key=self._has_only_float_constants):
             constants = () if self._has_only_float_constants(graft) else graft.constants

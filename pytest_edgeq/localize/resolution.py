@@ -18,33 +18,20 @@ if TYPE_CHECKING:
     from pytest_edgeq.compare.samples import Sample
     from pytest_edgeq.localize.localizer import Localizer
 
-FEW_CODES = 4
-"""Codes of a channel that are few: two bits, and mostly two codes inside a range."""
-
-_LEAST_CHANNELS = 4
-"""Minimum number of channels, so that a majority is more than two."""
+FEW_CODES = 4  # codes of a channel that are few: two bits, and mostly two codes inside a range
+_LEAST_CHANNELS = 4  # minimum number of channels, so that a majority is more than two
 
 
 @dataclass(frozen=True, slots=True)
 class CoarseTensor:
-    """
-    A tensor of which most channels use few codes.
+    """A tensor of which most channels use few codes."""
 
-    Attributes:
-        op: Number of the op in the file; None for the input itself.
-        codes: Number of codes of the median coarse channel.
-        coarse: How many channels use few codes.
-        channels: How many there are.
-        wide: Channels that fill the range, the widest first; few of them, or none.
-        reach: The least and the greatest value of the codes.
-    """
-
-    op: int | None
-    codes: int
-    coarse: int
+    op: int | None  # number of the op in the file; None for the input itself
+    codes: int  # number of codes of the median coarse channel
+    coarse: int  # how many channels use few codes
     channels: int
-    wide: tuple[int, ...]
-    reach: tuple[float, float]
+    wide: tuple[int, ...]  # channels that fill the range, the widest first; few of them, or none
+    reach: tuple[float, float]  # the least and the greatest value of the codes
 
 
 class _TensorValues(NamedTuple):
@@ -57,20 +44,12 @@ class _TensorValues(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Channels:
-    """
-    Sums and extremes of the channels along one axis of a tensor.
+    """Sums and extremes of the channels along one axis of a tensor."""
 
-    Attributes:
-        power: Sum of the squares of the float form's change, by channel.
-        noise: The same of the difference of the file's change from it.
-        least: The least code.
-        greatest: The greatest code.
-    """
-
-    power: npt.NDArray[np.float64]
-    noise: npt.NDArray[np.float64]
-    least: npt.NDArray[np.float64]
-    greatest: npt.NDArray[np.float64]
+    power: npt.NDArray[np.float64]  # sum of the squares of the float form's change, by channel
+    noise: npt.NDArray[np.float64]  # the same of the difference of the file's change from it
+    least: npt.NDArray[np.float64]  # the least code
+    greatest: npt.NDArray[np.float64]  # the greatest code
 
     def coarse(self) -> npt.NDArray[np.bool_] | None:
         """Return which channels lose the change by few codes; None if a minority."""
@@ -93,9 +72,6 @@ def first_coarse(
 
     More than half of the channels that the change reaches in the float form must lose all but one
     bit of it, and use 4 codes at most on all samples.
-
-    Raises:
-        RuntimeError, ValueError, TypeError: A sample does not run.
     """
     subgraph = localizer.subgraph
     on_way = between(subgraph, start, end)

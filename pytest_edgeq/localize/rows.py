@@ -104,53 +104,26 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnostics:
-    """
-    Diagnostics of one op's error; fields are empty if unknown.
+    """Diagnostics of one op's error; fields are empty if unknown."""
 
-    Attributes:
-        scale: Of the output, None if it is not quantized.
-        zero_point: Of the output.
-        code_range: qmin and qmax of the output's dtype.
-        elements: How many output values were measured.
-        codes: The least and the greatest code in use.
-        averaged: How many samples were measured, if ranges may be averages over samples.
-        beyond: Shares (0 to 1) of the float reference's values below and above the range of the
-            codes.
-        reference: The least and the greatest value of the float reference at the op.
-        channel_noise: Sum of squared differences from the float reference, local, by output
-            channel.
-        weight_maxima: The largest |w| of each output channel of the reference.
-        weight_granularity: `per_tensor`, `per_channel`, … as the file stores it.
-        bias_limited: Channels whose bias is at the INT32 limit.
-        nonfinite: How many output values are NaN or infinite, although torch's are not.
-        nonfinite_by_rounding: Whether the float op returns the same on the op's inputs.
-        range_widened: Why the output has a wider range than its values.
-        range_narrowed: Why the values exceed a range that is another op's.
-        harm: The op's loss beyond that of its inputs and of one rounding.
-        unused: Whether consumers discard what the op loses, such as a SELECT of the other branch.
-        scheme: As `OpDtypes.scheme`: ops are compared with those of the same op and scheme.
-        calibration: How the measured samples relate to those of the calibration.
-    """
-
-    scale: float | None = None
+    scale: float | None = None  # of the output, None if it is not quantized
     zero_point: int | None = None
-    code_range: tuple[int, int] | None = None
-    elements: int = 0
-    averaged: int = 0
-    codes: tuple[int, int] | None = None
+    code_range: tuple[int, int] | None = None  # qmin and qmax of the output's dtype
+    elements: int = 0  # how many output values were measured
+    averaged: int = 0  # how many samples were measured, if ranges may be averages over samples
+    codes: tuple[int, int] | None = None  # the least and the greatest code in use
     beyond: tuple[float, float] = (0.0, 0.0)
     reference: tuple[float, float] | None = None
     channel_noise: Sequence[float] = ()
-    weight_maxima: Sequence[float] = ()
-    weight_granularity: str | None = None
-    bias_limited: tuple[int, ...] = ()
-    nonfinite: int = 0
-    nonfinite_by_rounding: bool = False
-    range_widened: Reason | None = None
-    range_narrowed: Reason | None = None
-    harm: Harm = NO_HARM
+    weight_maxima: Sequence[float] = ()  # the largest |w| of each output channel of the reference
+    weight_granularity: str | None = None  # `per_tensor`, `per_channel`, … as the file stores it
+    bias_limited: tuple[int, ...] = ()  # channels whose bias is at the INT32 limit
+    nonfinite: int = 0  # how many output values are NaN or infinite, although torch's are not
+    nonfinite_by_rounding: bool = False  # whether the float op returns the same on the op's inputs
+    range_widened: Reason | None = None  # why the output has a wider range than its values
+    harm: Harm = NO_HARM  # the op's loss beyond that of its inputs and of one rounding
     unused: bool = False
-    scheme: str | None = None
+    scheme: str | None = None  # as `OpDtypes.scheme`
     calibration: Calibration = UNKNOWN
 
     @property

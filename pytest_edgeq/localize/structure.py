@@ -37,27 +37,14 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
-    """
-    Paired ops of two files.
+    """Paired ops of two files; behind casts and reshapes the tensor in front counts."""
 
-    Tensors are compared by their sources: behind casts and reshapes the tensor in front counts.
-
-    Attributes:
-        ops: By the index of an op of the quantized file, its partner in the float file.
-        unpaired: Ops of the quantized file without a partner, except reshapes and casts.
-        unused: Ops of the float file without a partner, likewise.
-        tensors: By a tensor of the quantized file, an input or output of a paired op, the tensor of
-            the float file.
-        sources: By the output of a reshape or cast in the quantized file, its source.
-        float_sources: The same of the float file.
-    """
-
-    ops: Mapping[int, Op]
-    unpaired: tuple[Op, ...]
-    unused: tuple[Op, ...]
+    ops: Mapping[int, Op]  # from the quantized file to the float file, as `tensors`
+    unpaired: tuple[Op, ...]  # of the quantized file, except reshapes and casts
+    unused: tuple[Op, ...]  # ops of the float file without a partner, likewise
     tensors: Mapping[int, int]
-    sources: Mapping[int, int]
-    float_sources: Mapping[int, int]
+    sources: Mapping[int, int]  # by the output of a reshape or cast, its source
+    float_sources: Mapping[int, int]  # the same of the float file
 
     @property
     def is_whole(self) -> bool:
@@ -204,19 +191,11 @@ OF_QUANTIZATION = frozenset(
 """Options that only quantized kernels read, or that repeat a tensor's shape."""
 
 
-_SMALL = 1 << 16
-"""Maximum number of elements of a constant that is cached."""
+_SMALL = 1 << 16  # maximum number of elements of a constant that is cached
 
 
 class ConstantPair:
-    """
-    A constant operand of two paired ops, read on first access.
-
-    Attributes:
-        op: Of the quantized file.
-        partner: Of the float file.
-        place: Position of the operand.
-    """
+    """A constant operand of two paired ops, read on first access."""
 
     def __init__(
         self,
@@ -233,25 +212,24 @@ class ConstantPair:
     @property
     def stored(self) -> Constant:
         """The constant of the quantized file."""
-        found = self._read.get("stored")
-        if not isinstance(found, Constant):
-            found = read_constant(self._files[0], self.op, self._constants[0])
-            self._cache("stored", found)
-        return found
+        stored: Constant = self._kept(
+            "stored", lambda: read_constant(self._files[0], self.op, self._constants[0])
+        )
+        return stored
 
     @property
     def floats(self) -> Array:
         """The constant of the float file, in the shape of the quantized file."""
-        found: Array | None = self._read.get("floats")
-        if found is not None:
-            return found
+        floats: Array = self._kept("floats", self._read_floats)
+        return floats
+
+    def _read_floats(self) -> Array:
         constant = read_constant(self._files[1], self.partner, self._constants[1])
         floats = constant.floats if constant.scales is not None else constant.values
         floats = floats.reshape(self.shape)
         if floats.dtype.kind == "f" and np.isnan(floats).any():
             # No code represents NaN, which only a branch that is never selected can have.
             floats = np.where(np.isnan(floats), self.stored.floats, floats)
-        self._cache("floats", floats)
         return floats
 
     @property
@@ -259,9 +237,14 @@ class ConstantPair:
         """The shape of the operand in the quantized file."""
         return self._files[0].tensor(self.op, self.op.inputs[self.place]).shape
 
-    def _cache(self, name: str, value: Any) -> None:
+    def _kept(self, name: str, read: Callable[[], Any]) -> Any:
+        """Read a constant, once if it is small."""
+        if name in self._read:
+            return self._read[name]
+        found = read()
         if math.prod(self.shape) <= _SMALL:
-            self._read[name] = value
+            self._read[name] = found
+        return found
 
 
 class Structure:
@@ -295,7 +278,9 @@ class Structure:
             op = self._ours.ops[number]
             if op.name != partner.name:
                 continue  # its values are compared instead
-            for text in self._options(op, partner):
+            for text in option_differences(
+                self._form, self._file, partner, op, ignored=OF_QUANTIZATION
+            ):
                 found.setdefault(number, []).append(text)
             for reader, text in self._operands(op, partner):
                 found.setdefault(reader.index, []).append(text)
@@ -323,15 +308,7 @@ class Structure:
         covers_all: bool = False,
         wider: Mapping[int, float] = MappingProxyType({}),
     ) -> dict[int, tuple[Finding, ...]]:
-        """
-        Compare the constants of the quantized file with those of the float file.
-
-        Args:
-            observed: Scales and zero points that the quantizer assigned to activations.
-            rounded: Returns weights that the quantizer has rounded itself.
-            covers_all: Whether every weight scale must cover all of its values.
-            wider: By tensor, width of its values over that of its range.
-        """
+        """Compare the constants of the quantized file with those of the float file."""
         found: dict[int, list[Finding]] = {}
         weights = [pair for pair in self.constants if self._role(pair) == "weight"]
         kept = functools.cache(
@@ -358,22 +335,17 @@ class Structure:
                 if role != "weight" and not _has_scales(pair.stored):
                     continue  # codes that are compared as codes
                 texts = check_stored_weight(
-                    pair.op.name,
-                    pair.stored,
-                    pair.floats,
-                    kept=kept if role == "weight" else None,
+                    pair.op.name, pair.stored, pair.floats, kept=kept if role == "weight" else None
                 )
                 if texts and role == "weight" and _is_among(pair.stored, rounded()):
                     continue
                 if role != "weight":
-                    texts = tuple(_as_operand(each, pair.place) for each in texts)
+                    name = f"constant operand {pair.place}"
+                    texts = tuple(each.replace("the weight", name, 1) for each in texts)
                 wrong = tuple(map(pair.op.wrong, texts))
             for each in wrong:
                 found.setdefault(each.place.op or 0, []).append(each)
         return {number: tuple(wrong) for number, wrong in found.items()}
-
-    def _options(self, op: Op, partner: Op) -> Iterator[str]:
-        yield from option_differences(self._form, self._file, partner, op, ignored=OF_QUANTIZATION)
 
     def _reader(self, op: Op, tensor: int) -> Op:
         """Return the op that reads an operand, or the RESHAPE in front of it."""
@@ -391,7 +363,8 @@ class Structure:
         ours, theirs = (
             [*each.inputs, *[-1] * (places - len(each.inputs))] for each in (op, partner)
         )
-        if op.name in COMMUTATIVE and self._fit(ours, theirs[::-1]):
+        exchanged = zip(ours, theirs[::-1], strict=True)
+        if op.name in COMMUTATIVE and not any(self._operand(0, *each) for each in exchanged):
             return
         # A reordering of operands belongs to the op, not to a RESHAPE in front.
         is_reordered = Counter(map(self._pairs.partner, ours)) == Counter(
@@ -404,10 +377,6 @@ class Structure:
             if text:
                 yield reader, text
 
-    def _fit(self, ours: Sequence[int], theirs: Sequence[int]) -> bool:
-        pairs = zip(ours, theirs, strict=True)
-        return not any(self._operand(0, here, there) for here, there in pairs)
-
     def _operand(self, place: int, here: int, there: int) -> str | None:
         if here < 0 or there < 0:
             # A bias of zeros may be omitted.
@@ -416,7 +385,8 @@ class Structure:
                 for subgraph, index in ((self._ours, here), (self._theirs, there))
                 if index >= 0
             ]
-            if not stored or (stored[0] is not None and self._is_zero(stored[0], here >= 0)):
+            graph, only = self._file if here >= 0 else self._form, stored[0] if stored else None
+            if not stored or (only is not None and not graph.constant(only.tensor).any()):
                 return None
             expected = "none" if there < 0 else self._expected_name(there)
             return f"operand {place}: expected {expected}, got {self._source_name(here)}"
@@ -435,10 +405,6 @@ class Structure:
         return (
             f"operand {place}: expected {self._expected_name(there)}, got {self._source_name(here)}"
         )
-
-    def _is_zero(self, stored: StoredTensor, of_file: bool) -> bool:
-        graph = self._file if of_file else self._form
-        return not graph.constant(stored.tensor).any()
 
     def _source_name(self, index: int) -> str:
         if index < 0:
@@ -469,11 +435,7 @@ class Structure:
                     yield ConstantPair(files, (op, partner), place, constants)
 
     def _has_other_axes(self, pair: ConstantPair) -> bool:
-        """
-        Whether partners have axes of length 1 at other places.
-
-        Then integers that count axes (a permutation, reduced axes) differ in sound files.
-        """
+        """Whether partners have axes of length 1 at other places: numbers of axes differ then."""
         op, partner = pair.op, pair.partner
         for ours, theirs in ((op.inputs, partner.inputs), (op.outputs, partner.outputs)):
             # One of the two may omit its bias.
@@ -535,12 +497,7 @@ class Structure:
         if stored.scales is not None and (scale is None or scales is None):
             return ()
         texts = check_bias(
-            pair.op.name,
-            stored,
-            pair.floats,
-            input_scale=scale,
-            weight_scales=scales,
-            wider=wider,
+            pair.op.name, stored, pair.floats, input_scale=scale, weight_scales=scales, wider=wider
         )
         return tuple(map(pair.op.wrong, texts))
 
@@ -556,10 +513,6 @@ def _is_among(stored: Constant, constants: Iterable[Array]) -> bool:
         each.size == floats.size and np.allclose(np.sort(each.ravel()), floats, rtol=1e-6, atol=0)
         for each in constants
     )
-
-
-def _as_operand(text: str, place: int) -> str:
-    return text.replace("the weight", f"constant operand {place}", 1)
 
 
 def _listed(values: Array) -> str:

@@ -201,7 +201,7 @@ class Calibration(NamedTuple):
             "with those of the evaluated samples, which may be preprocessed otherwise"
         )
 
-    def too_narrow(self, *, on_more: bool = False) -> Reason:
+    def too_narrow(self) -> Reason:
         """Return the cause of a range that clips values, or the calibration that fixes it."""
         if self.is_own:
             own = f"the file was calibrated on {self._samples}, so others will not widen it"
@@ -213,10 +213,9 @@ class Calibration(NamedTuple):
             else:
                 own += f": {_CHANGED}"
             return Reason((own,))
-        more = ", and on more" if on_more else ""
         averages = f"; a recipe {_AVERAGES}" if self.averages else ""
         return Reason(
-            fix=f"calibrate with samples like those evaluated, preprocessed alike{more}{averages}"
+            fix=f"calibrate with samples like those evaluated, preprocessed alike{averages}"
         )
 
     @property

@@ -15,7 +15,7 @@ from pytest_edgeq import (
     assert_op_counts,
     assert_op_dtypes,
 )
-from pytest_edgeq.check.assertions.channels import granularities
+from pytest_edgeq.check.assertions.expect import granularities
 from pytest_edgeq.errors import UnmatchedError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_edgeq.localize.rows import LayerError
+from pytest_edgeq.localize.rows import LayerError, LayerErrors
 from pytest_edgeq.numerics.findings import WRONG_OP, Finding, Place
 
 
@@ -36,3 +36,9 @@ def row(index: int, **changes: Any) -> LayerError:
         each if isinstance(each, Finding) else wrong(each) for each in changes.pop("findings", ())
     ]
     return LayerError(**(values | changes | {"records": tuple(records)}))
+
+
+def culprit(errors: LayerErrors) -> LayerError:
+    """Return the row to blame, which there must be."""
+    assert errors.culprit is not None, errors
+    return errors.culprit

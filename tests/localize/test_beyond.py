@@ -13,7 +13,6 @@ from torch import nn
 from fixtures.models import SmallModel, integers, normal, samples, seeded
 from pytest_edgeq import Edgeq
 from pytest_edgeq.localize.constant_checks import check_stored_weight, cover_all_values
-from pytest_edgeq.localize.rows import LOWERING
 from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.roles import roles_of
 from tests.localize.builds import PT2E, STATIC, Build, blamed, rounded
@@ -60,7 +59,7 @@ def test_values_beyond_their_scale_are_told(maker: Edgeq, build: Build, flow: st
     sound = maker.localize(maker.load(file, reference=seeded(Tabled)), inputs)
     assert blamed(sound) == {}
 
-    for name in ("table", "wide", "head"):
+    for name in ("table", "head"):
         model = _larger(Tabled, f"{name}.weight", 1.1)
         errors = maker.localize(maker.load(file, reference=model), inputs)
         ((place, (_, findings)),) = blamed(errors).items()
@@ -85,13 +84,12 @@ def _four_bits(algorithm: str) -> list[dict[str, Any]]:
     return [{**rule, "op_config": config}]
 
 
-@pytest.mark.parametrize("algorithm", ["OCTAV", "MSE"])
-def test_what_a_quantizer_cuts_off_on_purpose_is_sound(maker: Edgeq, algorithm: str) -> None:
+def test_what_a_quantizer_cuts_off_on_purpose_is_sound(maker: Edgeq) -> None:
     """One that minimises an error leaves the largest weights beyond its scales."""
     model = seeded(Tabled)
     with torch.no_grad():
         model.head.weight[:, ::96] *= 6
-    quantized = maker.quantize(model, Tabled.sample_inputs(), quantizer=_four_bits(algorithm))
+    quantized = maker.quantize(model, Tabled.sample_inputs(), quantizer=_four_bits("OCTAV"))
     op = [op for op in quantized.graph.ops if op.name == "FULLY_CONNECTED"][-1]
     (stored,) = roles_of(quantized.graph, op).weights
     scales = read_constant(quantized.graph, op, stored).scales
@@ -176,14 +174,9 @@ class LogPower(SmallModel):
 
 def test_a_logarithm_of_what_rounding_made_0_is_told(maker: Edgeq, build: Build) -> None:
     """Not what reads the −∞: the kernel that makes a code of it, or the quantizer's range."""
-    errors = maker.localize(build(LogPower, STATIC), list(samples(LogPower, 3, seed=2)))
-
-    assert errors.culprit is not None
-    assert errors.culprit.op == "LOG", errors
-    assert errors.culprit.verdict == LOWERING
-    assert " output values are NaN or infinite; the first op that gives any; torch gives none" in (
-        errors.cause
-    )
     with pytest.raises(AssertionError, match=r"^LOG #") as caught:
         maker.check(build(LogPower, STATIC), list(samples(LogPower, 3, seed=2)))
-    assert "the converter wrote this" not in str(caught.value), "it is the quantizer's rounding"
+    text = str(caught.value)
+    assert " output values are NaN or infinite; the first op that gives any" in text
+    assert "torch gives none" in text
+    assert "the converter wrote this" not in text, "it is the quantizer's rounding"

@@ -13,7 +13,6 @@ from pytest_edgeq.localize.mistakes import lossy
 from pytest_edgeq.localize.rows import Diagnostics, LayerErrors
 from pytest_edgeq.numerics.checks import Calibration
 from pytest_edgeq.numerics.findings import (
-    ACCUMULATED_LOSS,
     CLIPPED_INPUT,
     WRONG_QPARAMS,
     WRONG_RESULT,
@@ -21,7 +20,7 @@ from pytest_edgeq.numerics.findings import (
     Harm,
     Place,
 )
-from tests.localize.rows import row, wrong
+from tests.localize.rows import culprit, row, wrong
 
 SOUND = Diagnostics(
     scale=0.1,
@@ -58,30 +57,69 @@ def test_a_sound_model_has_no_culprit() -> None:
     assert {each.verdict for each in errors.rows} == {"sound"}
 
 
-def test_ideal_layers_have_no_culprit() -> None:
-    """Where all are nearly alike, half a decibel is no loss."""
-    errors = judged({i: {"local_sqnr_db": 40.0} for i in range(8)} | {5: {"local_sqnr_db": 39.5}})
-    assert errors.culprit is None
+FLOAT = {"dtypes": {"input": "float32", "weight": "float32", "output": "float32"}}
+IN_FLOAT = {"scheme": "float", "scale": None, "zero_point": None, "code_range": None}
 
 
-def test_a_layer_without_any_error_is_none_to_compare_with() -> None:
-    """+inf dB moves no median, and NaN is the worst there is."""
-    infinite = {i: {"local_sqnr_db": math.inf} for i in range(3)}
-    assert judged(infinite).culprit is None
-    errors = judged({5: {"local_sqnr_db": math.nan}})
-    assert errors.culprit is not None
-    assert errors.culprit.index == 5
+def sqnr(*values: float) -> dict[int, dict[str, Any]]:
+    """Changes that give the first ops an SQNR."""
+    return {i: {"local_sqnr_db": value} for i, value in enumerate(values)}
 
 
-def test_what_is_hardly_beyond_rounding_hides_no_defect() -> None:
-    """It is to blame where nothing else is."""
-    little = {1: {"excess_lsb": 0.01}}
-    errors = judged(little)
-    assert errors.culprit is not None
-    assert errors.culprit.index == 1
-    errors = judged({**little, 6: {"excess_lsb": 90.0}})
-    assert errors.culprit is not None
-    assert errors.culprit.index == 6
+SCALE = wrong("its output: expected the reference's scale 0.1, got 0.2 (2 ×)", WRONG_QPARAMS)
+FLOATS = {"excess_lsb": 150_000.0, "local_lsb_error": None}
+FEW = {"scale": 0.02, "elements": 32, "beyond": (0.0, 8 / 32)}
+CLOSE = {i: {"local_sqnr_db": 143.0, "dtypes": {"output": "float32"}} for i in range(8)}
+CLOSE[3]["local_sqnr_db"] = 120.0
+ALL_FLOAT = {i: IN_FLOAT for i in range(8)}
+
+#: Changes and diagnostics of eight layers, and the index of the one to blame.
+CULPRITS: dict[str, tuple[dict[int, Any], dict[int, Any], int | None]] = {
+    "half a decibel among ideal layers": (sqnr(40, 40, 40, 40, 40, 39.5, 40, 40), {}, None),
+    "no error at all moves no median": (sqnr(*[math.inf] * 3), {}, None),
+    "NaN is the worst": ({5: {"local_sqnr_db": math.nan}}, {}, 5),
+    "the worst of several": ({1: {"local_sqnr_db": 20.0}, 6: {"local_sqnr_db": 10.0}}, {}, 6),
+    "hardly beyond rounding": ({1: {"excess_lsb": 0.01}}, {}, 1),
+    "far beyond rounding elsewhere": ({1: {"excess_lsb": 0.01}, 6: {"excess_lsb": 90.0}}, {}, 6),
+    "LSB and units of float32 differ": ({2: {"excess_lsb": 240.0}, 5: FLOATS}, {}, 2),
+    "a weight before a scale": ({1: {"findings": (SCALE,)}, 5: {"findings": ("negated",)}}, {}, 5),
+    "the first of two scales": ({1: {"findings": (SCALE,)}, 5: {"findings": (SCALE,)}}, {}, 1),
+    "as many layers in float": (
+        dict.fromkeys(range(4), FLOAT),
+        dict.fromkeys(range(4), IN_FLOAT),
+        None,
+    ),
+    "a kind that none else is": ({2: FLOAT | {"op": "TRANSPOSE_CONV"}}, {2: IN_FLOAT}, None),
+    "no weights": ({2: {"op": "SOFTMAX", "dtypes": {"output": "float32"}}}, {2: IN_FLOAT}, None),
+    "5 of 32 values beyond are chance": ({}, {1: FEW | {"beyond": (0.0, 5 / 32)}}, None),
+    "8 of 32 are none": ({}, {1: FEW}, 1),
+    "unless ranges are averaged": ({}, {1: FEW | {"averaged": 2}}, None),
+    "15 of 16": ({}, {1: {"elements": 16, "beyond": (0.0, 15 / 16)}}, 1),
+    "infinite in torch": (
+        {3: {"local_sqnr_db": -math.inf}},
+        {3: {"reference": (-math.inf, 1.0), "beyond": (0.1, 0.0)}},
+        None,
+    ),
+    "values that a SELECT leaves out": (
+        {2: {"local_sqnr_db": 9.0}},
+        {2: {"beyond": (0.0, 0.4), "unused": True}},
+        None,
+    ),
+    "what float32 rounds": (CLOSE, ALL_FLOAT, None),
+    "what no bound explains": (
+        {i: changes | {"excess_lsb": None} for i, changes in CLOSE.items()},
+        ALL_FLOAT,
+        3,
+    ),
+}
+
+
+@pytest.mark.parametrize("known", CULPRITS)
+def test_who_is_to_blame(known: str) -> None:
+    """By index; None where nothing stands out."""
+    changes, evidence, index = CULPRITS[known]
+    found = judged(changes, evidence).culprit
+    assert (None if found is None else found.index) == index
 
 
 def test_an_op_without_a_match_is_not_sound() -> None:
@@ -96,8 +134,7 @@ def test_an_op_without_a_match_is_not_sound() -> None:
 def test_what_is_beyond_rounding_is_to_blame(excess: float) -> None:
     """Before any loss; the first of several that are about as far off."""
     errors = judged({1: {"local_sqnr_db": 3.0}, 3: {"excess_lsb": excess}, 6: {"excess_lsb": 90.0}})
-    assert errors.culprit is not None
-    assert errors.culprit.index == 3
+    assert culprit(errors).index == 3
     assert [each.verdict for each in errors.rows] == [
         *("sound", "quantization", "sound", "lowering"),
         *("sound", "sound", "lowering", "sound"),
@@ -111,29 +148,16 @@ def test_a_finding_stands_before_an_excess() -> None:
     """The changed weight is certain, whatever lies before it."""
     findings = ("the weight's codes: 1 of 9 differs", "the bias is at the INT32 limit")
     errors = judged({2: {"excess_lsb": 0.4}, 5: {"findings": findings}})
-    assert errors.culprit is not None
-    assert errors.culprit.index == 5
+    assert culprit(errors).index == 5
     assert errors.cause == (
         "CONV_2D #5 (layer5): the weight's codes: 1 of 9 differs (and 1 more finding)"
     )
 
 
-def test_a_weight_stands_before_the_scale_that_follows_from_it() -> None:
-    """A rebuild with another weight has other scales, too, also in front of it."""
-    scale = wrong("its output: expected the reference's scale 0.1, got 0.2 (2 ×)", WRONG_QPARAMS)
-    errors = judged({1: {"findings": (scale,)}, 5: {"findings": ("the weight's codes: negated",)}})
-    assert errors.culprit is not None
-    assert errors.culprit.index == 5
-    both = judged({1: {"findings": (scale,)}, 5: {"findings": (scale,)}})
-    assert both.culprit is not None
-    assert both.culprit.index == 1
-
-
 def test_a_layer_that_loses_more_than_its_kind_is_to_blame() -> None:
     """Beyond three interquartile ranges and one bit."""
     errors = judged({4: {"local_sqnr_db": 31.0}})
-    assert errors.culprit is not None
-    assert errors.culprit.verdict == "quantization"
+    assert culprit(errors).verdict == "quantization"
     assert errors.cause == (
         "CONV_2D #4 (layer4): it loses more than others of its kind: 31.0 dB locally, where the "
         "median of 8 CONV_2D ops is 40.5 dB"
@@ -144,17 +168,9 @@ def test_few_of_a_kind_are_held_against_their_scheme() -> None:
     """Two linear layers have no quartiles, and three layers of any kind have none either."""
     few = {"op": "FULLY_CONNECTED"}
     errors = judged({6: few, 7: few | {"local_sqnr_db": 12.0}})
-    assert errors.culprit is not None
-    assert errors.culprit.index == 7
+    assert culprit(errors).index == 7
     assert errors.cause.endswith("12.0 dB locally, where the median of 8 int8 ops is 40.5 dB")
     assert judged({2: {"local_sqnr_db": 12.0}}, n=4).culprit is None
-
-
-def test_the_worst_of_several_losses_is_to_blame() -> None:
-    """Losses are local: each has made its own."""
-    errors = judged({1: {"local_sqnr_db": 20.0}, 6: {"local_sqnr_db": 10.0}}, n=12)
-    assert errors.culprit is not None
-    assert errors.culprit.index == 6
 
 
 TOO_WIDE = (
@@ -239,16 +255,10 @@ def test_known_causes_of_a_loss(known: str) -> None:
         f"CONV_2D #4 (layer4): {symptom}; 9.0 dB locally, where the median of 8 CONV_2D ops is "
         f"40.5 dB; {reason}"
     )
-
-
-@pytest.mark.parametrize("known", LOSSY)
-def test_a_certain_mistake_is_told_among_few_layers(known: str) -> None:
-    """Three layers have no outlier, but a scale of 1.0 is no chance."""
-    evidence, sentence = LOSSY[known]
-    errors = judged({1: {"local_sqnr_db": 9.0}}, {1: evidence}, n=3)
-    assert errors.culprit is not None
-    assert errors.cause == f"CONV_2D #1 (layer1): {sentence}"
-    assert errors.culprit.verdict == "quantization"
+    # Three layers have no outlier, but a scale of 1.0 is no chance.
+    few = judged({1: {"local_sqnr_db": 9.0}}, {1: evidence}, n=3)
+    assert few.cause == f"CONV_2D #1 (layer1): {sentence}"
+    assert culprit(few).verdict == "quantization"
 
 
 @pytest.mark.parametrize(
@@ -285,51 +295,11 @@ def test_what_ails_all_layers(evidence: dict[str, Any], sentence: str) -> None:
     assert errors.cause == f"no single layer: {sentence}"
 
 
-BEYOND = {"reference": (-12.8, 20.0), "beyond": (0.0, 0.02)}
-"""By 0.29 of the range's width, in 2 % of the values."""
-
-
-def test_many_ranges_that_are_too_narrow_are_told_together() -> None:
-    """One in eight is no chance; one alone is, and few ranges tell nothing."""
-    errors = judged({}, {i: BEYOND for i in (1, 4)}, n=16)
-    assert errors.culprit is None
-    assert errors.cause == (
-        "no single layer: 2 of 16 ranges are too narrow (values span 1.3 × as much, in the median "
-        "of these); calibrate with samples like those evaluated, preprocessed alike, and on more"
-    )
-    loaded = judged({}, {i: BEYOND | {"averaged": 4} for i in (1, 4)}, n=16)
-    assert loaded.cause == errors.cause  # it may be of any tool
-    of_recipe = {"averaged": 4, "calibration": Calibration(averages=True)}
-    averaged = judged({}, {i: BEYOND | of_recipe for i in (1, 4)}, n=16)
-    assert averaged.cause.startswith(f"{errors.cause}; a recipe averages the ranges")
-    for few in (
-        judged({}, {4: BEYOND}),
-        judged({}, {i: BEYOND for i in (1, 4)}, n=17),
-        judged({}, {i: BEYOND for i in (0, 1)}, n=4),
-    ):
-        assert few.finding.kind == ACCUMULATED_LOSS
-
-
-def test_ranges_that_are_half_empty_are_told_together() -> None:
-    """The emptiest is none to blame then; where others are full, it is."""
-    quiet = {i: {"reference": (-2.0, 2.5)} for i in range(8)}
-    wide = {4: {"codes": (-10, 12), "reference": (-1.0, 1.2)}}
-    lost = {4: {"local_sqnr_db": 20.0}}
-    for errors in (judged({}, quiet), judged(lost, quiet | wide)):
-        assert errors.culprit is None
-        assert errors.cause == (
-            f"no single layer: values fill 18 % of their ranges, in the median of 8; {TOO_WIDE}"
-        )
-    alone = judged(lost, wide)
-    assert alone.culprit is not None
-    assert " is too wide: 23 of 256 levels are used" in alone.cause
-    other = judged({4: {"excess_lsb": 40.0}}, quiet)
-    assert other.culprit is not None
-
-
 def test_a_loss_beyond_the_range_is_told_as_that() -> None:
     """Though fewer values lie there than chance explains; others of its kind lose far less."""
-    errors = judged({4: {"local_sqnr_db": 20.0}}, {4: BEYOND})
+    errors = judged(
+        {4: {"local_sqnr_db": 20.0}}, {4: {"reference": (-12.8, 20.0), "beyond": (0.0, 0.02)}}
+    )
     assert errors.cause == (
         "CONV_2D #4 (layer4): its range [−12.8, 12.7] is too narrow: 2 % of torch's values lie "
         "beyond; 20.0 dB locally, where the median of 8 CONV_2D "
@@ -337,51 +307,21 @@ def test_a_loss_beyond_the_range_is_told_as_that() -> None:
     )
 
 
-FLOAT = {"dtypes": {"input": "float32", "weight": "float32", "output": "float32"}}
-IN_FLOAT = {"scheme": "float", "scale": None, "zero_point": None, "code_range": None}
-
-
 def test_layers_left_in_float_are_named_where_nothing_else_is() -> None:
     """By the first of them; a loss, a calibration that ails all, and a defect stand before."""
     errors = judged({2: FLOAT, 3: FLOAT}, {2: IN_FLOAT, 3: IN_FLOAT})
-    assert errors.culprit is not None
-    assert errors.culprit.verdict == "sound"
+    assert culprit(errors).verdict == "sound"
     assert errors.cause == (
         "CONV_2D #2 (layer2): it computes in float32, as do 1 more, where 6 others with weights "
         "are int8; unless that is meant, the quantizer has no pattern for what torch calls here (a "
         "GRUCell, say), its annotation was dropped, or its config names another layer"
     )
     lost = judged({2: FLOAT, 5: {"local_sqnr_db": 9.0}}, {2: IN_FLOAT})
-    assert lost.culprit is not None
-    assert lost.culprit.index == 5
+    assert culprit(lost).index == 5
     zeros = judged(
         {0: FLOAT}, {i: IN_FLOAT if i == 0 else {"scale": 2.0**-12} for i in range(4)}, n=4
     )
     assert zeros.cause.startswith("no single layer: 3 of 3 outputs have a range of next to nothing")
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {i: FLOAT for i in range(4)},
-        {2: FLOAT | {"op": "TRANSPOSE_CONV"}},
-        {2: {"op": "SOFTMAX", "dtypes": {"input": "float32", "output": "float32"}}},
-    ],
-    ids=["as many as others", "of a kind that none else is", "without weights"],
-)
-def test_what_is_rightly_in_float_is_nobody_s_fault(changes: dict[int, dict[str, Any]]) -> None:
-    """A file of both halves, an op that no quantizer takes, and one that has no weights."""
-    errors = judged(changes, {i: IN_FLOAT for i in changes})
-    assert errors.culprit is None
-
-
-def test_few_values_beyond_a_range_are_chance() -> None:
-    """Of 32, as many as 5 are; an averaged range leaves out two values of a sample more."""
-    few = {"scale": 0.02, "elements": 32}
-    assert judged({}, {1: few | {"beyond": (0.0, 5 / 32)}}).culprit is None
-    assert judged({}, {1: {"elements": 16, "beyond": (0.0, 15 / 16)}}).culprit is not None
-    assert judged({}, {1: few | {"beyond": (0.0, 8 / 32)}}).culprit is not None
-    assert judged({}, {1: few | {"beyond": (0.0, 8 / 32), "averaged": 2}}).culprit is None
 
 
 def test_a_range_that_cuts_off_all_is_told_of_few_values_of_a_rare_kind() -> None:
@@ -393,12 +333,10 @@ def test_a_range_that_cuts_off_all_is_told_of_few_values_of_a_rare_kind() -> Non
     cut = {"elements": 8, "averaged": 8, "beyond": (0.0, 1.0), "scheme": "int16"}
     outlier = {3: {"local_sqnr_db": 20.0}}
     errors = judged(outlier | {6: lost}, {6: cut}, n=12)
-    assert errors.culprit is not None
-    assert (errors.culprit.index, errors.culprit.verdict) == (6, "quantization")
+    assert (culprit(errors).index, culprit(errors).verdict) == (6, "quantization")
     assert " is too narrow: 100 % of torch's values lie beyond" in errors.cause
     left = judged(outlier | {6: lost | {"local_sqnr_db": 7.0}}, {6: cut}, n=12)
-    assert left.culprit is not None
-    assert left.culprit.index == 3
+    assert culprit(left).index == 3
 
 
 def test_the_one_layer_whose_range_costs_a_bit_more_than_any_other_is_to_blame() -> None:
@@ -407,19 +345,12 @@ def test_the_one_layer_whose_range_costs_a_bit_more_than_any_other_is_to_blame()
     last = {"op": "FULLY_CONNECTED", "local_sqnr_db": 6.5, "local_rmse_lsb": 80.0, "clipped": 0.4}
     cut = {"elements": 80, "averaged": 8, "beyond": (0.1, 0.1)}
     errors = judged(spread | {7: last}, {7: cut})
-    assert errors.culprit is not None
-    assert (errors.culprit.index, errors.culprit.verdict) == (7, "quantization")
+    assert (culprit(errors).index, culprit(errors).verdict) == (7, "quantization")
     assert "is too narrow: 20 % of torch's values lie beyond" in errors.cause
     assert "; 6.5 dB locally, where no other op has less than 23.0 dB; " in errors.cause
     for other in ({"local_rmse_lsb": 0.5}, {"local_sqnr_db": 17.5}):
         assert judged(spread | {7: last | other}, {7: cut}).culprit is None
     assert judged(spread | {7: last}, {7: {"beyond": (0.0, 0.0)}}).culprit is None
-
-
-def test_what_is_infinite_in_torch_is_no_loss() -> None:
-    """The logarithm of 0, which nothing takes: no range reaches it, and none is next to nothing."""
-    endless = {"reference": (-math.inf, 1.0), "beyond": (0.1, 0.0)}
-    assert judged({3: {"local_sqnr_db": -math.inf}}, {3: endless}).culprit is None
 
 
 def test_few_values_say_nothing_of_a_range() -> None:
@@ -453,39 +384,11 @@ def test_a_channel_with_most_of_the_error_is_named() -> None:
     )
 
 
-def test_an_excess_in_lsb_is_not_held_against_one_of_floats() -> None:
-    """240 LSB are more than 150 000 times what float32 rounds: the first of the two is to blame."""
-    floats = {"excess_lsb": 150_000.0, "local_lsb_error": None}
-    errors = judged({2: {"excess_lsb": 240.0}, 5: floats}, {})
-    assert errors.culprit is not None
-    assert errors.culprit.index == 2
-    alike = judged({2: {"excess_lsb": 0.02}, 5: {"excess_lsb": 240.0}}, {})
-    assert alike.culprit is not None
-    assert alike.culprit.index == 5
-
-
 def test_a_range_far_from_zero_is_not_too_wide() -> None:
     """It has 0 in it all the same."""
     far = replace(SOUND, codes=(100, 125))
     assert lossy(row(0), replace(far, zero_point=-128)) is None
     assert "too wide" in str(lossy(row(0), replace(far, zero_point=110)))
-
-
-def test_what_is_lost_in_values_that_are_not_taken_is_no_loss() -> None:
-    """Those of the branch that a SELECT behind does not choose."""
-    low, narrow = {2: {"local_sqnr_db": 9.0}}, {"beyond": (0.0, 0.4)}
-    assert judged(low, {2: narrow}).culprit is not None
-    assert judged(low, {2: narrow | {"unused": True}}).culprit is None
-
-
-def test_a_float_op_that_rounds_loses_nothing() -> None:
-    """133 dB beside 143 is float32's rounding; what its bound does not explain is none."""
-    rounds = {"scheme": "float", "scale": None, "zero_point": None, "code_range": None}
-    high = {i: {"local_sqnr_db": 143.0, "dtypes": {"output": "float32"}} for i in range(8)}
-    low = high | {3: {"local_sqnr_db": 120.0, "dtypes": {"output": "float32"}}}
-    assert judged(low, {i: rounds for i in range(8)}).culprit is None
-    unbound = {i: changes | {"excess_lsb": None} for i, changes in low.items()}
-    assert judged(unbound, {i: rounds for i in range(8)}).culprit is not None
 
 
 def test_the_first_op_that_gives_nan() -> None:
@@ -510,9 +413,7 @@ def test_a_dequantize_loses_nothing_by_as_much_as_float32_rounds() -> None:
     near = row(5, op="DEQUANTIZE", local_lsb_error=None, local_sqnr_db=139.0)
     assert blame([*rows, near], evidence).culprit is None
     far = replace(near, local_sqnr_db=20.0, excess_lsb=9.0)
-    culprit = blame([*rows, far], evidence).culprit
-    assert culprit is not None
-    assert culprit.index == 5
+    assert culprit(blame([*rows, far], evidence)).index == 5
 
 
 def test_a_layer_that_gives_nothing_has_no_range_that_is_too_wide() -> None:
@@ -528,13 +429,11 @@ def test_a_finding_stands_before_a_greater_loss_elsewhere() -> None:
     findings = ("the weight's codes: output channel 3 is zero (9 of 72 differ)",)
     loss = {"local_sqnr_db": 8.0, "local_rmse_lsb": 5.0}
     alone = judged({6: loss}, {6: cut})
-    assert alone.culprit is not None
-    assert (alone.culprit.index, alone.culprit.verdict) == (6, "quantization")
+    assert (culprit(alone).index, culprit(alone).verdict) == (6, "quantization")
 
     zeroed = {"findings": findings, "local_sqnr_db": 22.0, "local_rmse_lsb": 2.0}
     errors = judged({2: zeroed, 6: loss}, {6: cut})
-    assert errors.culprit is not None
-    assert errors.culprit.index == 2
+    assert culprit(errors).index == 2
     assert findings[0] in errors.cause
 
 
@@ -545,12 +444,10 @@ def test_the_most_harmful_defect_is_to_blame() -> None:
     harms = {1: Harm.decibels(2), 2: Harm.decibels(3), 5: Harm.decibels(30)}
     mask_op = found | {5: {"findings": (mask,), "op": "ADD"}}
     errors = judged(mask_op, {i: {"harm": harm} for i, harm in harms.items()})
-    assert errors.culprit is not None
-    assert errors.culprit.index == 5
+    assert culprit(errors).index == 5
     assert [(each.place.op, len(each.evidence)) for each in errors.wrong] == [(5, 0), (1, 1)]
     alike = judged(found, {i: {"harm": Harm.decibels(27 + i)} for i in harms})
-    assert alike.culprit is not None
-    assert alike.culprit.index == 1
+    assert culprit(alike).index == 1
 
 
 def test_what_stands_behind_a_broken_op_is_no_loss() -> None:
@@ -573,5 +470,4 @@ def test_an_input_that_is_clipped_is_named() -> None:
     assert errors.culprit is None
     assert errors.cause == "input 'x': expected [0, 1], got 30 % outside"
     wrong_op = blame([*rows, row(6, excess_lsb=50.0)], [SOUND] * 7, [clipped])
-    assert wrong_op.culprit is not None
-    assert wrong_op.culprit.index == 6
+    assert culprit(wrong_op).index == 6

@@ -13,6 +13,7 @@ from pytest_edgeq.localize.rows import LOWERING
 from tests.bench.detection import sound
 from tests.bench.detection.bench import Bench
 from tests.localize.builds import DYNAMIC, PT2E, STATIC, blamed, localized
+from tests.localize.rows import culprit
 
 pytestmark = pytest.mark.slow
 
@@ -76,8 +77,7 @@ def test_what_a_flow_damages_is_told(maker: Edgeq, name: str, flow: str) -> None
     """It converts without a word, and computes something else."""
     errors = localized(maker, built(maker, name, flow), IDIOMS[name])
 
-    assert errors.culprit is not None
-    assert errors.culprit.verdict == LOWERING
+    assert culprit(errors).verdict == LOWERING
     assert DAMAGED[name, flow] in errors.cause
 
 

@@ -22,7 +22,7 @@ from fixtures.tflite.layered import (
     run,
     write,
 )
-from pytest_edgeq import Edgeq, QuantizedModel, onnx_reference
+from pytest_edgeq import Edgeq, QuantizedModel
 
 pytestmark = pytest.mark.filterwarnings("ignore:edgeq.check. baselines were not checked")
 
@@ -36,7 +36,12 @@ NETS: dict[str, Callable[[int, int], tuple[list[Layer], tuple[int, ...]]]] = {
     "classes": lambda seed, n: (convolutional(seed, n + 1, "SOFTMAX"), (8, 8, 3)),
 }
 COUNTS = (1, 2, 3, 10)
-CASES = [(net, n, kind) for net in NETS for n in COUNTS for kind in KINDS]
+#: Each net has each kind of file and each number of outputs, not all of them together.
+CASES = [
+    (net, COUNTS[(place + number) % len(COUNTS)], kind)
+    for place, net in enumerate(NETS)
+    for number, kind in enumerate(KINDS)
+]
 
 _VISIBLE = 0.15
 """Share of an output's rms, 16 dB, by which a damage must move it to be one that is to be seen."""
@@ -86,17 +91,17 @@ def alarm(maker: Edgeq, model: QuantizedModel, case: Case) -> str:
     return ""
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("net", "outputs", "kind"), CASES)
 def test_sound_files_pass(maker: Edgeq, net: str, outputs: int, kind: str) -> None:
     """Whatever they are quantized by, and however few their outputs are."""
-    for seed in range(3):
+    for seed in range(2):
         case = Case(net, outputs, kind, seed)
         loaded = maker.load(case.file(), reference=case.reference, name=f"net{seed}")
         assert alarm(maker, loaded, case) == ""
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("net", "outputs", "kind"), CASES)
 def test_damaged_files_are_told(maker: Edgeq, net: str, outputs: int, kind: str) -> None:
     """Each constant that changes an output by far more than rounding does."""
@@ -107,14 +112,11 @@ def test_damaged_files_are_told(maker: Edgeq, net: str, outputs: int, kind: str)
         assert "torch" not in told.splitlines()[0], told
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize(("net", "outputs", "kind"), CASES)
-def test_a_float_file_is_a_reference(
-    maker: Edgeq, tmp_path: Path, net: str, outputs: int, kind: str
-) -> None:
+@pytest.mark.parametrize("kind", ["int8", "dynamic"])
+def test_a_float_file_is_a_reference(maker: Edgeq, tmp_path: Path, kind: str) -> None:
     """By path, as bytes or as a model; ops and constants are compared with its own."""
-    case = Case(net, outputs, kind)
-    content = Case(net, outputs, "float32").file()
+    case = Case("dense", 3, kind)
+    content = Case("dense", 3, "float32").file()
     path = tmp_path / "float.tflite"
     path.write_bytes(content)
     for given in (
@@ -125,9 +127,9 @@ def test_a_float_file_is_a_reference(
         {"float_tflite": path},
     ):
         sound = maker.load(case.file(), name="net", **given)
-        assert alarm(maker, sound, case) == ""
         assert list(maker.compare(sound, case.samples).stages) == ["quantization", "total"]
-    for what, file in case.damages():
+    assert alarm(maker, sound, case) == ""
+    for what, file in case.damages()[::4]:
         told = alarm(maker, maker.load(file, reference=path, name="net"), case)
         assert told, what
 
@@ -165,92 +167,3 @@ def test_a_probability_near_0_is_as_exact_as_its_logit(
     spoilt.layers[-2].bias[:] -= 6 if first else 3  # type: ignore[index] # as above
     loaded = maker.load(spoilt.file(in_layer(0, off)), reference=case.reference, name="net")
     assert alarm(maker, loaded, case)
-
-
-def _onnx(layers: list[Layer], shape: tuple[int, ...]) -> Any:
-    """The same model as an onnxruntime session, which has channels first inside."""
-    import onnx
-    import onnxruntime
-    from onnx import TensorProto, helper, numpy_helper
-
-    nodes: list[Any] = []
-    constants: list[Any] = []
-    value = "x"
-
-    def constant(array: Array | None) -> str:
-        name = f"c{len(constants)}"
-        constants.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
-        return name
-
-    def node(op: str, inputs: list[str], **attributes: Any) -> str:
-        nodes.append(helper.make_node(op, inputs, [f"v{len(nodes)}"], **attributes))
-        return f"v{len(nodes) - 1}"
-
-    is_image = len(shape) == 3
-    if is_image:
-        value = node("Transpose", [value], perm=[0, 3, 1, 2])
-    for layer in layers:
-        if layer.op == "CONV_2D":
-            assert layer.weight is not None
-            weight = constant(layer.weight.transpose(0, 3, 1, 2))
-            value = node("Conv", [value, weight, constant(layer.bias)])
-        elif layer.op == "FULLY_CONNECTED":
-            value = node("Gemm", [value, constant(layer.weight), constant(layer.bias)], transB=1)
-        elif layer.op == "MEAN":
-            value = node("ReduceMean", [value, constant(np.array([2, 3]))], keepdims=0)
-        else:
-            value = node("Sigmoid" if layer.op == "LOGISTIC" else "Softmax", [value])
-        value = node("Relu", [value]) if layer.relu else value
-    taken = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, *shape])
-    count = next(len(each.bias) for each in layers[::-1] if each.bias is not None)
-    made = helper.make_tensor_value_info(value, TensorProto.FLOAT, [1, count])
-    graph = helper.make_graph(nodes, "net", [taken], [made], constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    onnx.checker.check_model(model)
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-
-
-def _keras(layers: list[Layer], shape: tuple[int, ...]) -> Any:
-    """The same model in Keras."""
-    import keras
-
-    made = [keras.Input(shape, 1, name="x")]
-    for layer in layers:
-        activation = "relu" if layer.relu else None
-        if layer.op == "CONV_2D":
-            assert layer.weight is not None
-            made.append(keras.layers.Conv2D(len(layer.weight), 3, activation=activation))
-        elif layer.op == "FULLY_CONNECTED":
-            assert layer.weight is not None
-            made.append(keras.layers.Dense(len(layer.weight), activation=activation))
-        elif layer.op == "MEAN":
-            made.append(keras.layers.GlobalAveragePooling2D())
-        else:
-            made.append(keras.layers.Activation("sigmoid" if layer.op == "LOGISTIC" else "softmax"))
-    model = keras.Sequential(made)
-    for layer, built in zip(layers, model.layers, strict=True):
-        if layer.op == "CONV_2D":
-            built.set_weights([layer.weight.transpose(1, 2, 3, 0), layer.bias])  # type: ignore[union-attr] # it has some
-        elif layer.op == "FULLY_CONNECTED":
-            built.set_weights([layer.weight.T, layer.bias])  # type: ignore[union-attr] # it has some
-    return model
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("of", ["onnx", "keras"])
-@pytest.mark.parametrize(("net", "outputs", "kind"), CASES)
-def test_models_of_other_frameworks_are_references(
-    maker: Edgeq, of: str, net: str, outputs: int, kind: str
-) -> None:
-    """Sound files pass, damaged ones do not, and the text says what they were compared with."""
-    case = Case(net, outputs, kind, seed=7)
-    shape = case.samples[0][0].shape[1:]
-    made = _keras(case.layers, shape) if of == "keras" else _onnx(case.layers, shape)
-    reference = made if of == "keras" else onnx_reference(made)
-    assert alarm(maker, maker.load(case.file(), reference=reference, name="net"), case) == ""
-    for what, file in case.damages()[:2]:
-        told = alarm(maker, maker.load(file, reference=reference, name="net"), case)
-        assert told, what
-        assert "torch" not in told.splitlines()[0], told

@@ -20,6 +20,7 @@ from tests.bench.detection.edits import Change, edited, ops_of
 from tests.bench.detection.flatfile import FlatFile
 from tests.bench.detection.nets import DsCnn
 from tests.localize.builds import PT2E, STATIC, Build, blamed, localized
+from tests.localize.rows import culprit
 
 pytestmark = pytest.mark.slow
 
@@ -142,13 +143,6 @@ def _clamped(file: FlatFile) -> int:
     return op
 
 
-def _slices_exchanged(file: FlatFile) -> int:
-    """The shift for the scale: either slice is another."""
-    first, second = (file.operators[place] for place in ops_of(file, "SLICE")[:2])
-    first.inputs, second.inputs = second.inputs, first.inputs
-    return ops_of(file, "SLICE")[0]
-
-
 def _other_factor(file: FlatFile) -> int:
     """Of both products: they share the number."""
     op = ops_of(file, "MUL")[0]
@@ -161,9 +155,7 @@ def _other_factor(file: FlatFile) -> int:
 #: What was changed: the model, the flows, the change, and what the cause says of it.
 CHANGES: dict[str, tuple[type[SmallModel], tuple[str, ...], Change, str]] = {
     "SUM for MEAN": (SqueezeExcite, (PT2E, STATIC), _become("MEAN", "SUM"), ""),
-    "TANH for LOGISTIC": (SqueezeExcite, (PT2E, STATIC), _become("LOGISTIC", "TANH"), ""),
     "ABS at the end": (ResidualNet, (PT2E, STATIC), _insert("FULLY_CONNECTED", "ABS"), ""),
-    "RELU6 at the end": (ResidualNet, (PT2E, STATIC), _insert("FULLY_CONNECTED", "RELU6"), ""),
     "one value twice": (ResidualNet, (PT2E, STATIC), _reads("ADD", 1, _taken_by("ADD", 0)), ""),
     "an earlier tensor": (
         *(ResidualNet, (PT2E, STATIC), _reads("CONV_2D", 0, _taken_by("CONV_2D", -2), -1), ""),
@@ -178,13 +170,10 @@ CHANGES: dict[str, tuple[type[SmallModel], tuple[str, ...], Change, str]] = {
         "its output: expected the specification's zero point -128, got -125 (+3)",
     ),
     "a product passed by": (GATED, (STATIC,), _reads("ADD", 0, _given_by("LOGISTIC")), ""),
-    "one branch twice": (GATED, (STATIC,), _reads("ADD", 0, _given_by("TANH")), ""),
     "QUANTIZE": (GATED, (STATIC,), _chosen_by_another, ""),
     "indices": (GATED, (STATIC,), _constant("GATHER_ND", 1, _rolled), ""),
     "COS for SIN": (MODULATED, (PT2E, STATIC), _become("SIN", "COS"), ""),
-    "SIN for COS": (MODULATED, (STATIC,), _become("COS", "SIN"), ""),
     "REDUCE_MAX for MEAN": (MODULATED, (PT2E, STATIC), _become("MEAN", "REDUCE_MAX"), ""),
-    "slices": (MODULATED, (STATIC,), _slices_exchanged, ""),
     "a slice begins earlier": (SHUFFLED, (PT2E, STATIC), _constant("SLICE", 1, _earlier), ""),
     "rows for columns": (
         SHUFFLED,
@@ -207,11 +196,10 @@ def test_the_op_that_was_changed_is_named(maker: Edgeq, build: Build, what: str,
 
     errors = localized(maker, maker.load(file.content(), reference=seeded(kind)), kind)
 
-    assert errors.culprit is not None, f"not found:\n{errors}"
     # What only holds a value in other codes is told where it is read.
     ops = {op, op + 1} if errors.rows[op].op == "QUANTIZE" else {op}
-    assert errors.culprit.index in ops, f"got:\n{errors}"
-    assert errors.culprit.verdict == LOWERING
+    assert culprit(errors).index in ops, f"got:\n{errors}"
+    assert culprit(errors).verdict == LOWERING
     assert told in errors.cause
 
 
@@ -263,8 +251,7 @@ def test_a_mask_that_lies_otherwise_blames_what_adds_it(maker: Edgeq, build: Bui
     reference = seeded(lambda: Attention(turned=True))
     errors = localized(maker, maker.load(quantized.tflite, reference=reference), Attention)
 
-    assert errors.culprit is not None
-    assert errors.culprit.op == "ADD", errors
+    assert culprit(errors).op == "ADD", errors
 
 
 class Chosen(SmallModel):
@@ -346,5 +333,4 @@ def test_a_join_in_another_order_is_named_where_halves_have_each_others_values(
         maker, maker.load(file.content(), reference=seeded(Coordinates)), Coordinates
     )
 
-    assert errors.culprit is not None
-    assert errors.culprit.index == op, errors
+    assert culprit(errors).index == op, errors

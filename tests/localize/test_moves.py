@@ -18,13 +18,14 @@ def _limit(moved: np.ndarray) -> float:
     return moves.limit(0, [0])
 
 
-@pytest.mark.parametrize("rounding", ["uniform", "normal"])
-@pytest.mark.parametrize("sizes", [[1.0], [1.0, 0.1], [3.0, *[1.0] * 9], [1.0] * 60])
+@pytest.mark.parametrize(
+    ("rounding", "sizes"), [("uniform", [1.0, 0.1]), ("normal", [3.0, *[1.0] * 9])]
+)
 def test_a_sound_reference_is_one_more_draw(rounding: str, sizes: list[float]) -> None:
     """In a few directions or in many; a normal error is a sum of many uniform ones."""
     draw = np.random.default_rng(0)
     beyond = 0
-    for _ in range(1000):
+    for _ in range(300):
         shape = (DRAWS + 1, len(sizes))
         made = draw.uniform(-1, 1, shape) if rounding == "uniform" else draw.normal(size=shape)
         made = made * sizes
@@ -37,7 +38,7 @@ def test_a_sound_reference_is_one_more_draw(rounding: str, sizes: list[float]) -
 def test_the_limit_is_near_what_rounding_does(directions: int, most: float) -> None:
     """Times as far as in the mean: fewer, where an error has more directions to add up in."""
     draw = np.random.default_rng(0)
-    limits = [_limit(draw.uniform(-1, 1, (DRAWS, directions))) for _ in range(200)]
+    limits = [_limit(draw.uniform(-1, 1, (DRAWS, directions))) for _ in range(60)]
     mean = directions / 3
 
     assert 1.5 < math.sqrt(np.median(limits) / mean) < most
@@ -46,7 +47,7 @@ def test_the_limit_is_near_what_rounding_does(directions: int, most: float) -> N
 def test_few_draws_accept_only_what_lies_far_within() -> None:
     """The limit of all draws may be narrower than that of the first few."""
     draw = np.random.default_rng(0)
-    for _ in range(200):
+    for _ in range(60):
         made = draw.uniform(-1, 1, (DRAWS, 5))
         assert _limit(made[:FEW_DRAWS]) < _limit(made)
 
@@ -61,12 +62,3 @@ def test_samples_are_judged_together() -> None:
     alone = [moves.limit(0, [sample]) for sample in range(4)]
 
     assert moves.limit(0, range(4)) < sum(alone) * 0.8
-
-
-def test_a_large_output_is_measured_whole() -> None:
-    """Its directions alone are estimated from some elements."""
-    draw = np.random.default_rng(0)
-    made = draw.uniform(-1, 1, (DRAWS, 50_000))
-    made[:, 0] *= 1000
-
-    assert _limit(made) > np.square(made[:, 0]).mean()

@@ -14,6 +14,7 @@ from pytest_edgeq.localize.origin import origin_findings
 from pytest_edgeq.runtimes.edge import EdgeFile
 from tests.bench.detection.defects_file import defect
 from tests.bench.detection.flatfile import FlatFile
+from tests.localize.rows import culprit
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +102,7 @@ def test_an_op_that_was_left_in_float_is_told(
 
     errors = maker.localize(built.with_tflite(made.tflite), samples(ResidualNet, 3, seed=2))
 
-    assert errors.culprit is not None
-    assert made.origins[errors.culprit.index] in made.ops
-    assert errors.culprit.findings == (
+    assert made.origins[culprit(errors).index] in made.ops
+    assert culprit(errors).findings == (
         "it gives float32, where the flow's own file gives int8: left in float",
     )

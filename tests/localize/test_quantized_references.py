@@ -15,6 +15,7 @@ from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.litert.pt2e_graphs import pt2e_preset
 from tests.bench.detection.edits import edited, ops_of
 from tests.bench.detection.flatfile import FlatFile
+from tests.localize.rows import culprit
 
 pytestmark = pytest.mark.filterwarnings("ignore:edgeq.check. baselines were not checked")
 
@@ -92,8 +93,7 @@ def test_a_graph_of_pt2e_is_compared_op_by_op(
 
     file, op = _damaged(quantized.tflite)
     errors = maker.localize(maker.load(file, reference=graph, name="net"), SAMPLES)
-    assert errors.culprit is not None
-    assert errors.culprit.index == op
+    assert culprit(errors).index == op
     with pytest.raises(AssertionError, match="CONV_2D"):
         maker.check(maker.load(file, reference=graph, name="net"), SAMPLES)
 

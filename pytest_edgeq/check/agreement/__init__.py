@@ -7,17 +7,6 @@ has in the builtin kernels, and there a code may differ by one, and only if the 
 tie.
 
 - `agreement`: all runtimes on the first samples, and again.
-- `runtime_results`: the results of one runtime, compared with another.
-- `alone`: the ops isolated from each other. `pair`: one output of such an op on two runtimes.
+- `runtime_results`: the results of one runtime, and its ops, compared with another.
+- `pair`: one output of an op that was run alone on two runtimes.
 """
-
-from __future__ import annotations
-
-from pytest_edgeq.check.agreement.agreement import (
-    SAMPLES,
-    Agreement,
-    AgreementResult,
-    compared_runtimes,
-)
-
-__all__ = ["SAMPLES", "Agreement", "AgreementResult", "compared_runtimes"]

@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.check.agreement.alone import SingleOps
 from pytest_edgeq.check.agreement.kernels_apart import first_differing_op
 from pytest_edgeq.check.agreement.runtime_results import FLOAT_UNIT, RuntimeResults, equal
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.samples import Sample
 from pytest_edgeq.errors import CrashedError, UnrunnableError, grouped
+from pytest_edgeq.localize.single_ops import SingleOps
 from pytest_edgeq.numerics.arrays import contiguous
 from pytest_edgeq.numerics.findings import RUNTIMES_DIFFER, Finding, Place, text_of
-from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.runner import KEEPING
 from pytest_edgeq.tflite.graph import OpGraph
 
@@ -54,20 +53,12 @@ def compared_runtimes(quantized: QuantizedModel) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class AgreementResult:
-    """
-    Result of the comparison of runtimes.
+    """Result of the comparison of runtimes."""
 
-    Attributes:
-        unable: Runtimes that cannot allocate or run the file, and why.
-        differences: Differences between runtimes beyond rounding, or from run to run.
-        ran: The runtimes that ran the samples, except for kernels that no device runs.
-        notes: What could not be compared, and why.
-    """
-
-    unable: tuple[UnrunnableError, ...]
+    unable: tuple[UnrunnableError, ...]  # runtimes that cannot allocate or run the file, and why
     differences: tuple[Finding, ...]
     ran: tuple[str, ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # what could not be compared, and why
 
 
 class Agreement:
@@ -76,18 +67,8 @@ class Agreement:
     def __init__(self, quantized: QuantizedModel) -> None:
         self._quantized = quantized
         edge = quantized.edge
-        if edge.graph.is_stateful:
-            # Runs here must not advance the state of other runs.
-            key = edge.signature.key
-            edge = EdgeFile(
-                edge.graph,
-                modules=edge.modules,
-                threads=edge.threads,
-                layout=edge.layout,
-                runtimes=edge.runtimes,
-                foreign=edge.foreign,
-            )
-            edge = edge if key is None else edge.at(key)
+        # Runs here must not advance the state of other runs.
+        edge = edge.clone() if edge.graph.is_stateful else edge
         self._edge = edge
         self._count = 0
         self._first: Mapping[str, Array] = {}
@@ -105,7 +86,7 @@ class Agreement:
         self._base = next(
             (name for name in (*KEEPING, *self._opened) if name in self._opened), None
         )
-        self._alone = SingleOps(edge, self._base) if self._base in KEEPING else None
+        self._ops = SingleOps(edge, self._base) if self._base in KEEPING else None
 
     def update(self, sample: Sample, reference: Sequence[Array] | None) -> None:
         """Run one sample; samples after the first `SAMPLES` are ignored."""
@@ -123,7 +104,11 @@ class Agreement:
         """Return the findings and notes on all runtimes."""
         if self._count and not self._is_varied:
             # Stale results need two different inputs to show.
-            self._run_sample({name: _reversed(value) for name, value in self._first.items()}, None)
+            turned = {
+                name: contiguous(value.reshape(-1)[::-1].reshape(value.shape))
+                for name, value in self._first.items()
+            }
+            self._run_sample(turned, None)
         if self._count:
             self._repeat()
             for results in self._opened.values():
@@ -138,8 +123,8 @@ class Agreement:
                 differences += found
                 self._notes += results.not_compared(self._base or "", self._edge)
             self._notes += results.notes
-            if self._alone is not None:
-                self._alone.close(results)
+        if self._ops is not None:
+            self._ops.close()
         same = {each.text for each in self._unable}
         self._unable += [each for each in self._lacking if each.text in same]
         self._lacking = [each for each in self._lacking if each.text not in same]
@@ -159,7 +144,8 @@ class Agreement:
                 continue
             if all(map(equal, results.first, twin.first)):
                 continue
-            text = first_differing_op(self._edge, twin.name, name, self._first)
+            ops = self._ops or SingleOps(self._edge)
+            text = first_differing_op(ops, twin.name, name, self._first)
             self._notes += [f"{twin.name} and {name}: {text}"] if text else []
 
     def _is_extra(self, name: str) -> bool:
@@ -168,11 +154,11 @@ class Agreement:
 
     def _compare_ops_again(self, results: RuntimeResults) -> None:
         """Compare the ops of a runtime on a second sample, which reveals stale results."""
-        if results.ops_sample is None or self._alone is None or self._is_extra(results.name):
+        if results.ops_sample is None or self._ops is None or self._is_extra(results.name):
             return
         is_last = results.ops_sample == self._count - 1
         inputs, index = (self._first, 0) if is_last else (self._last, self._count - 1)
-        self._alone.compare_ops(results, inputs, index)
+        results.compare_ops(self._ops, inputs, index)
 
     def _can_open(self, name: str) -> bool:
         is_reference = self._edge.runtimes.kernels_of(name) == "reference"
@@ -189,12 +175,7 @@ class Agreement:
 
     def _refused(self, error: UnrunnableError) -> None:
         runtimes = self._edge.runtimes
-        must_run = (
-            self._quantized.runtime,
-            _MUST_RUN,
-            *runtimes.own,
-            *runtimes.check_targets,
-        )
+        must_run = (self._quantized.runtime, _MUST_RUN, *runtimes.own, *runtimes.check_targets)
         is_fault = error.runtime in must_run or isinstance(error, CrashedError)
         is_minor = not is_fault and (error.runtime == _UNSHIPPED or error.is_lacking)
         (self._lacking if is_minor else self._unable).append(error)
@@ -238,18 +219,12 @@ class Agreement:
             }
             # Of runtimes with equal results, the ops of one are compared.
             is_new = results.ops_sample is None and not results.twins
-            if is_new and self._alone is not None and not all(map(equal, codes[base], made)):
-                self._compare_ops(results, inputs, index)
-
-    def _compare_ops(
-        self, results: RuntimeResults, inputs: Mapping[str, Array], index: int
-    ) -> None:
-        """Compare a runtime's ops; of undeployed kernels only if outputs are far off."""
-        assert self._alone is not None, "callers have checked it"
-        if self._is_extra(results.name) and not results.findings(self._base or "", self._edge):
-            return
-        results.ops_sample = index
-        self._alone.compare_ops(results, inputs, index)
+            if self._ops is None or not is_new or all(map(equal, codes[base], made)):
+                continue
+            # Ops of kernels that no device runs are compared only if outputs are far off.
+            if not self._is_extra(name) or results.findings(base, self._edge):
+                results.ops_sample = index
+                results.compare_ops(self._ops, inputs, index)
 
     def _repeat(self) -> None:
         """Run the first sample again, after the others."""
@@ -307,7 +282,3 @@ def _unrepeated(one: Array, two: Array) -> str:
         same = one == two
     n_other = one.size - int(np.count_nonzero(same))
     return f"{n_other} of {one.size} values that differ" if n_other else ""
-
-
-def _reversed(value: Array) -> Array:
-    return contiguous(value.reshape(-1)[::-1].reshape(value.shape))

@@ -9,63 +9,39 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.check.agreement.alone import cut_single_ops
 from pytest_edgeq.errors import CopyError, UnrunnableError
+from pytest_edgeq.localize.single_ops import OpGroup, SingleOps
 from pytest_edgeq.numerics.target_machine import TargetMachine
-from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.workers.remote_worker import facts
-from pytest_edgeq.tflite.cut import grouped_ops
+from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.subgraph import Op
 
 Inputs = Mapping[str, npt.NDArray[Any]]
 
-_BASE = "builtin"
-"""Kernels of this machine that keep every tensor; they compute the inputs of the ops."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Difference:
-    """
-    One output of an op that differs between two runtimes on the same inputs.
-
-    Attributes:
-        op: The op.
-        file: The file with this op and others, isolated from each other.
-        given: The file's inputs.
-        position: Of the output among the file's.
-        n_differ: How many codes differ, of `n_codes`.
-        n_codes: How many there are.
-        worst: The greatest difference of two codes.
-    """
+    """One output of an op that differs between two runtimes on the same inputs."""
 
     op: Op
-    file: EdgeFile
-    given: Inputs
-    position: int
-    n_differ: int
+    tensor: int
+    group: OpGroup  # with this op and others
+    n_differ: int  # how many codes differ, of `n_codes`
     n_codes: int
-    worst: float
+    worst: float  # the greatest difference of two codes
 
 
-def first_differing_op(edge: EdgeFile, one: str, other: str, inputs: Inputs) -> str:
-    """
-    Describe the first op whose codes differ when two runtimes run it alone.
-
-    It is empty if all ops agree, or if they cannot be run alone there.
-    """
+def first_differing_op(ops: SingleOps, one: str, other: str, inputs: Inputs) -> str:
+    """Describe the first op whose codes differ when two runtimes run it alone, if any."""
     try:
-        found = _first_difference(edge.clone(), one, other, inputs)
+        found = _first_difference(ops, one, other, inputs)
     except (UnrunnableError, CopyError, ValueError):  # the difference itself is already reported
         return ""
     if found is None:
         return ""
-    runtimes = edge.runtimes
+    edge, runtimes = ops.edge, ops.edge.runtimes
     machines = [runtimes.machine_of(each) or TargetMachine.of("", facts()) for each in (one, other)]
-    where = next(
-        entry.where
-        for entry in edge.op_dtypes
-        if (entry.subgraph, entry.index) == (found.op.subgraph, found.op.index)
-    )
+    where = entry_of(edge.graph, found.op, edge.modules).where
     kernels = {runtimes.kernels_of(each) for each in (one, other)}
     text = (
         f"{where}, run alone on the same inputs, differs in {found.n_differ} of {found.n_codes} "
@@ -73,25 +49,24 @@ def first_differing_op(edge: EdgeFile, one: str, other: str, inputs: Inputs) -> 
     )
     if kernels == {"xnnpack"} or runtimes.target_of(one) is runtimes.target_of(other):
         return text
-    return f"{text}; XNNPACK {_xnnpack(edge, found, one, other)} on both"
+    names = [
+        "xnnpack" if runtimes.target_of(each) is None else each.partition(":")[0]
+        for each in (one, other)
+    ]
+    codes = [found.group.run(name)[found.op.index, found.tensor] for name in names]
+    same = "gives the same" if _difference(*codes) is None else "does not give the same"
+    return f"{text}; XNNPACK {same} on both"
 
 
-def _first_difference(edge: EdgeFile, one: str, other: str, inputs: Inputs) -> _Difference | None:
-    kept = edge.runner(_BASE, keep=True)
-    kept.run(inputs)
-    ops = edge.graph.subgraphs[edge.signature.subgraph].ops
-    for group in grouped_ops(edge.graph, ops, lambda tensor: kept.tensor(tensor).shape):
-        cut, file = cut_single_ops(edge, kept, group)
-        if not cut.outputs:
-            continue
-        given = {name: kept.tensor(tensor) for name, tensor in cut.inputs.items()}
-        outputs = [file.runner(each).run(given) for each in (one, other)]
-        for position, (op, tensor) in enumerate(cut.outputs):
-            if edge.graph.tensor(op, tensor).is_floating_point:
+def _first_difference(ops: SingleOps, one: str, other: str, inputs: Inputs) -> _Difference | None:
+    for group in ops.groups(inputs):
+        outputs = [group.run(each) for each in (one, other)]
+        for op, tensor in group.cut.outputs:
+            if ops.edge.graph.tensor(op, tensor).is_floating_point:
                 continue  # float32 rounds everywhere
-            found = _difference(*(each[position] for each in outputs))
+            found = _difference(*(each[op.index, tensor] for each in outputs))
             if found is not None:
-                return _Difference(op, file, given, position, *found)
+                return _Difference(op, tensor, group, *found)
     return None
 
 
@@ -102,17 +77,6 @@ def _difference(mine: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> tuple[int, 
     steps = np.where(np.isnan(steps), 0.0, steps)
     count = int(np.count_nonzero(steps))
     return (count, steps.size, float(steps.max())) if count else None
-
-
-def _xnnpack(edge: EdgeFile, found: _Difference, one: str, other: str) -> str:
-    """Return in words whether XNNPACK computes equal codes for the op on both machines."""
-    names = [_xnnpack_name(edge, each) for each in (one, other)]
-    codes = [found.file.runner(name).run(found.given)[found.position] for name in names]
-    return "gives the same" if _difference(*codes) is None else "does not give the same"
-
-
-def _xnnpack_name(edge: EdgeFile, runtime: str) -> str:
-    return "xnnpack" if edge.runtimes.target_of(runtime) is None else runtime.partition(":")[0]
 
 
 def _who(kernels: set[str], machines: list[TargetMachine]) -> str:

@@ -29,45 +29,25 @@ Array = npt.NDArray[Any]
 GREATEST = float(np.finfo(np.float32).max)
 """Maximum of float32, which kernels that clamp return for infinity."""
 
+# Of Hoeffding's bound, P(share ≥ p + d) ≤ exp(−2nd²): once in a million by chance.
 _CHANCE = math.log(1e6) / 2
-"""
-Of Hoeffding's bound, P(share ≥ p + d) ≤ exp(−2nd²): once in a million by chance.
-"""
 
 
 @dataclass(slots=True, eq=False)
 class Pair:
-    """
-    One output of an op that was run alone on two runtimes.
-
-    Attributes:
-        op: The op.
-        names: Of the runtime and of the base runtime.
-        is_float: Whether differences are counted in units of float tolerance.
-        bound: Greatest difference of two sound kernels: in codes, 0 for values that must be equal;
-            for floats in units of their tolerance, as of `update`.
-        share: Share of the codes within the range that may differ; for floats, share of the
-            differences that may have the same sign.
-        ends: Least and greatest code.
-        worst: The greatest difference so far, in the unit of `bound`; `at` is its place.
-        allowed: Absolute float tolerance there; `difference` is the absolute difference.
-        is_undefined: Whether the kernel quantizes NaN or infinite values, with arbitrary codes:
-            nothing is compared.
-        factors: Factors of `_float_allowance` that depend on weights: of the greatest value, its
-            minimum, and of a code of the input. None until first used.
-    """
+    """One output of an op that was run alone on two runtimes."""
 
     op: Op
     graph: OpGraph
     tensor: int
-    names: tuple[str, str]
-    is_float: bool
-    bound: float
-    share: float = 1.0
+    names: tuple[str, str]  # of the runtime and of the base runtime
+    is_float: bool  # whether differences are counted in units of float tolerance
+    bound: float  # greatest difference of two sound kernels
+    share: float = 1.0  # share of the codes within the range that may differ
     ends: tuple[int, int] | None = None
-    worst: float = 0.0
+    worst: float = 0.0  # the greatest difference so far, in the unit of `bound`; `at` is its place
     at: str = ""
-    allowed: float = 0.0
+    allowed: float = 0.0  # absolute float tolerance there; `difference` is the absolute difference
     difference: float = 0.0
     n_differ: int = 0
     n_codes: int = 0

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.check.agreement.pair import GREATEST, Pair, problem_together
+from pytest_edgeq.check.agreement.pair import GREATEST, Pair, make_pair, problem_together
+from pytest_edgeq.errors import CopyError
+from pytest_edgeq.localize.single_ops import OpGroup, SingleOps
 from pytest_edgeq.numerics.findings import NO_HARM, RUNTIMES_DIFFER, Finding, Harm, Place
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.boundary import qparams
+from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.ops import KNOWN_WRONG
+from pytest_edgeq.tflite.subgraph import Op
 
 Array = npt.NDArray[Any]
 
+# Allowed distance of two runtimes, as a multiple of the builtin kernels' own error. |R − B| ≤ |R −
+# f| + |B − f|: a runtime R that is at most three times as far from the reference f as the builtin
+# kernels B are.
 _ERROR_RATIO = 4
-"""
-Allowed distance of two runtimes, as a multiple of the builtin kernels' own error.
-
-|R − B| ≤ |R − f| + |B − f|: a runtime R that is at most three times as far from the reference f as
-the builtin kernels B are.
-"""
 
 _SIGMAS = 3
 """Standard deviations that a sum of few squares may lie below its mean."""
@@ -48,10 +49,8 @@ def _has_finite(values: Array) -> bool:
     return not np.issubdtype(values.dtype, np.floating) or bool(np.isfinite(values).any())
 
 
-def _places(edge: EdgeFile) -> dict[int, str]:
-    """Name the ops of the signature, by index."""
-    subgraph = edge.signature.subgraph
-    return {each.index: each.where for each in edge.op_dtypes if each.subgraph == subgraph}
+def _where(edge: EdgeFile, op: Op) -> str:
+    return entry_of(edge.graph, op, edge.modules).where
 
 
 @dataclass(slots=True, eq=False)
@@ -82,20 +81,43 @@ class RuntimeResults:
             self.distances.setdefault(position, RuntimeDistance()).update(*each)
 
     def check_stale(self, index: int, codes: Sequence[Array], *, repeats: bool) -> None:
-        """
-        Record the first sample whose outputs are those of the previous one.
-
-        Outputs without any finite value are ignored.
-        """
+        """Record the first sample whose outputs, if finite, are those of the previous one."""
         is_same = bool(self.last) and all(map(equal, self.last, codes))
         if self.stale is None and is_same and not repeats and any(map(_has_finite, codes)):
             self.stale = index
         self.last = [code.copy() for code in codes]
 
-    def skip_ops(self, note: str) -> None:
-        """Record that its ops cannot be compared one by one."""
-        self.runs_ops = False
-        self.notes.append(note)
+    def compare_ops(self, ops: SingleOps, inputs: Mapping[str, Array], index: int) -> None:
+        """Compare every op with the base runtime, each run alone on the same inputs."""
+        if not self.runs_ops:
+            return
+        note = ""
+        try:
+            for group in ops.groups(inputs):
+                self._compare_group(ops, group, index)
+        except CopyError as error:
+            note = f"runtime {self.name!r} was not compared op by op: {error}"
+        except ValueError as error:
+            note = f"runtimes were not compared op by op: {error}"
+        if note:
+            self.runs_ops = False
+            self.notes.append(note)
+
+    def _compare_group(self, ops: SingleOps, group: OpGroup, index: int) -> None:
+        made, kept, runtimes = group.run(self.name), group.kept, ops.edge.runtimes
+        for op, tensor in group.cut.outputs:
+            pair = self.pairs.get((op.index, tensor))
+            if pair is None:
+                kernels = None if self.name in runtimes.own else runtimes.kernels_of(self.name)
+                names = (self.name, ops.base)
+                pair = make_pair(ops.edge.graph, op, tensor, names, kernels=kernels)
+                self.pairs[op.index, tensor] = pair
+            values = {
+                place: kept.tensor(place)
+                for place in (*op.inputs, *op.outputs)
+                if place >= 0 and pair.is_float
+            }
+            pair.update(index, kept.tensor(tensor), made[op.index, tensor], values)
 
     def findings(self, base: str, edge: EdgeFile) -> list[Finding]:
         """Return the findings on the runtime."""
@@ -137,7 +159,7 @@ class RuntimeResults:
         """Return a note on the first op that quantizes NaN or infinity."""
         if not self._undefined:
             return []
-        where = _places(edge)[self._undefined[0].op.index]
+        where = _where(edge, self._undefined[0].op)
         return [
             f"runtimes {self.name!r} and {base!r} were not compared at {where} and behind it: its "
             "kernels quantize NaN or infinite values, each to codes of its own"
@@ -159,8 +181,7 @@ class RuntimeResults:
         )
 
     def _wrong_ops(self, wrong: Sequence[Pair], base: str, edge: EdgeFile) -> Finding:
-        where = _places(edge)
-        texts = [f"{where[pair.op.index]}: {pair.problem()}" for pair in wrong]
+        texts = [f"{_where(edge, pair.op)}: {pair.problem()}" for pair in wrong]
         if len(wrong) == len(self.pairs) >= _ALL:
             return self._differs(
                 base,

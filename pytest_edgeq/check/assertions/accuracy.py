@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pytest_edgeq.check.assertions.expect import parse_number
-from pytest_edgeq.check.assertions.scoring import Scorer, scorer_for
 from pytest_edgeq.check.assertions.scoring.both_models import (
     PairedOutputs,
     bound_pair,
     run_both,
     score,
+    scorer_for,
 )
 from pytest_edgeq.check.assertions.scoring.drop_error import drop_error
+from pytest_edgeq.check.assertions.scoring.scores import Scorer
 from pytest_edgeq.compare.failed_samples import FailedSamples, attach_samples
 from pytest_edgeq.compare.parallel import AtOnce, in_order, on_one_thread, state_of
 from pytest_edgeq.compare.quantized import QuantizedModel

@@ -11,9 +11,6 @@ from pytest_edgeq.errors import UnmatchedError, failure, warn_user
 from pytest_edgeq.names import nearest
 from pytest_edgeq.tflite.conformance import RULE_NAMES
 
-# pytest looks for it among a frame's globals, too: no frame of this module is shown.
-__tracebackhide__ = True
-
 
 def assert_conforms(model: Model, allow: Sequence[str] = ()) -> None:
     """

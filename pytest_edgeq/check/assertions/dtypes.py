@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pytest_edgeq.check.assertions.channels import granularities
 from pytest_edgeq.check.assertions.expect import (
     CUSTOM,
     Dtype,
@@ -13,6 +12,7 @@ from pytest_edgeq.check.assertions.expect import (
     Model,
     edge_of,
     failed,
+    granularities,
     known_op,
     op_of,
     parse_count,
@@ -30,10 +30,6 @@ from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.op_dtypes import SCHEMES, OpDtypes
 from pytest_edgeq.tflite.ops import QDQ
 from pytest_edgeq.tflite.roles import roles_of
-
-# pytest looks for it among a frame's globals, too: no frame of this module is shown.
-__tracebackhide__ = True
-
 
 _ENDS_DECIDE = Why(
     "the first and the last op decide. A model that starts with an op that stays in float takes "
@@ -218,7 +214,7 @@ def assert_op_dtypes(
             )
         )
     wrong = [
-        (entry, role, _show(value), actual)
+        (entry, role, ", ".join(value) if isinstance(value, tuple) else str(value), actual)
         for entry in entries
         for role, value in asked.items()
         for meets, actual in (_meets(edge, entry, role, value),)
@@ -281,10 +277,6 @@ def _scheme(scheme: str) -> str:
     return scheme
 
 
-def _show(value: Any) -> str:
-    return ", ".join(value) if isinstance(value, tuple) else str(value)
-
-
 def _meets(edge: EdgeFile, entry: OpDtypes, role: str, expected: Any) -> tuple[bool, str]:
     """Return whether a field of an op is as expected, and its actual value."""
     if role in ("input", "output"):
@@ -325,7 +317,14 @@ def assert_op_counts(model: Model, expected: Mapping[str, int]) -> None:
     wanted = {known_op(op): parse_count(op, count) for op, count in expected.items()}
     edge = edge_of(model)
     counts = edge.op_dtypes.counts()
-    found = {op: [e for e in edge.op_dtypes if _is_kind(e, op)] for op in wanted}
+    found = {
+        op: [
+            entry
+            for entry in edge.op_dtypes
+            if entry.op == op or (op == CUSTOM and entry.op.startswith(f"{CUSTOM}:"))
+        ]
+        for op in wanted
+    }
     wrong = [(op, n, len(found[op])) for op, n in wanted.items() if len(found[op]) != n]
     if not wrong:
         return
@@ -353,10 +352,6 @@ def assert_op_counts(model: Model, expected: Mapping[str, int]) -> None:
             command=", ".join(f"{op!r}: {n}" for op, _, n in wrong),
         )
     )
-
-
-def _is_kind(entry: OpDtypes, op: str) -> bool:
-    return entry.op == op or (op == CUSTOM and entry.op.startswith(f"{CUSTOM}:"))
 
 
 def assert_no_float_ops(model: Model, allow: Sequence[str] = ()) -> None:

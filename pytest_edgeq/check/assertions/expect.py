@@ -11,23 +11,24 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from pytest_edgeq.check.assertions.bare_files import bare_runtimes
 from pytest_edgeq.compare.quantized import QuantizedModel
-from pytest_edgeq.errors import UnmatchedError, failure
+from pytest_edgeq.errors import UnmatchedError, failure, warn_user
 from pytest_edgeq.names import nearest
 from pytest_edgeq.numerics.findings import Finding, aligned
 from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.runtimes.registry import BUILT_IN
+from pytest_edgeq.runtimes.workers.bounds import default_memory
+from pytest_edgeq.runtimes.workers.sessions import innermost
 from pytest_edgeq.tflite.graph import operator_names, tensor_types
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
-from pytest_edgeq.tflite.ops import nearest_op
+from pytest_edgeq.tflite.ops import facts_of, nearest_op
 from pytest_edgeq.tflite.source import TflitePath
-from pytest_edgeq.tflite.subgraph import Op
+from pytest_edgeq.tflite.subgraph import Op, Tensor
 
 if TYPE_CHECKING:
     import torch
 
-# pytest looks for it among a frame's globals, too: no frame of this module is shown.
-__tracebackhide__ = True
+    from pytest_edgeq.runtimes.workers.policy import Isolation
 
 Model: TypeAlias = "QuantizedModel | TflitePath | bytes"
 """A model, or the path or the content of a `.tflite` file."""
@@ -41,18 +42,34 @@ DtypeByName: TypeAlias = "Dtype | Sequence[Dtype | None] | Mapping[str, Dtype | 
 ROWS = 5
 """How many cases a failure text shows."""
 
+_WEIGHT = 1
+"""Position of the weight among the operands of every op whose weight has an axis of channels."""
+
 CUSTOM = "CUSTOM"
 """Name for all custom ops together; one of them is `CUSTOM:<code>`."""
+
+
+def bare_isolation() -> Isolation:
+    """Return the isolation of the innermost session; the defaults outside of pytest."""
+    from pytest_edgeq.quantize.cache.directory import Store
+    from pytest_edgeq.runtimes.workers.policy import Isolation
+
+    session = innermost()
+    return Isolation(
+        session.mode,
+        seconds=session.seconds,
+        memory=default_memory() if session.memory is None else session.memory,
+        store=None if session.cache_dir is None else Store(session.cache_dir, warn_user),
+    )
 
 
 def edge_of(model: Model) -> EdgeFile:
     """Open the model of an assertion: a QuantizedModel, a path or bytes."""
     if isinstance(model, QuantizedModel):
         return model.edge
-    if isinstance(model, (str, os.PathLike, bytes)):
-        return EdgeFile(model, runtimes=bare_runtimes(), foreign=True)
-    if isinstance(model, (bytearray, memoryview)):
-        return EdgeFile(bytes(model), runtimes=bare_runtimes(), foreign=True)
+    if isinstance(model, (str, os.PathLike, bytes, bytearray, memoryview)):
+        source = bytes(model) if isinstance(model, (bytearray, memoryview)) else model
+        return EdgeFile(source, runtimes=BUILT_IN.isolated(bare_isolation()), foreign=True)
     raise TypeError(
         f"expected a QuantizedModel, a path or the bytes of a .tflite file, got "
         f"{type(model).__name__}"
@@ -115,12 +132,7 @@ def parse_number(what: str, number: Any) -> float:
 
 
 def spread(expected: Any, names: Sequence[str], what: str) -> list[Any]:
-    """
-    Expand an expectation to one for each of a model's inputs or outputs.
-
-    An input or output that a dict leaves out is an error, as is a name that the model does not
-    have.
-    """
+    """Expand an expectation to one for each of a model's inputs or outputs."""
     if isinstance(expected, Mapping):
         for name in expected:
             if name not in names:
@@ -167,11 +179,7 @@ def op_of(edge: EdgeFile, entry: OpDtypes) -> Op:
 
 
 def select_ops(edge: EdgeFile, op: str | None, module: str | None) -> tuple[OpDtypes, ...]:
-    """
-    Return the ops of this name whose torch module matches a glob.
-
-    Without a match the error lists the ops and modules of the model.
-    """
+    """Return the ops of this name whose torch module matches a glob."""
     if op is not None:
         known_op(op)
     if module is not None and not isinstance(module, str):
@@ -203,6 +211,34 @@ def select_ops(edge: EdgeFile, op: str | None, module: str | None) -> tuple[OpDt
     )
 
 
+def granularities(edge: EdgeFile, op: Op, tensor: Tensor) -> tuple[str, ...]:
+    """
+    Return the possible names of a quantized operand's granularity.
+
+    One scale for one channel is `per_tensor` and `per_channel`. A tensor with a single scale has
+    `quantized_dimension` 0 whatever its op, so its channels are counted on the op's own axis: axis
+    0 of a depthwise weight has length 1 always.
+    """
+    own = tensor.granularity
+    if own is None:
+        return ()
+    axis = facts_of(op.name).axis
+    if own == "per_tensor":
+        if axis is None or len(op.inputs) <= _WEIGHT or tensor.index == op.inputs[0]:
+            return (own,)
+        shape = edge.graph.tensor(op, op.inputs[_WEIGHT]).shape
+        return (own, "per_channel") if len(shape) > axis and shape[axis] == 1 else (own,)
+    if own == "per_channel":
+        along, n_scales = tensor.quantized_dimension, len(tensor.scales)
+        length = tensor.shape[along] if 0 <= along < len(tensor.shape) else 0
+        if n_scales != length:
+            return (f"{n_scales} scales for {length} channels",)
+        is_weight = len(op.inputs) > _WEIGHT and tensor.index == op.inputs[_WEIGHT]
+        if is_weight and axis is not None and along != axis:
+            return (f"per_channel on axis {along} instead of {axis}",)
+    return (own,)
+
+
 def table(rows: Iterable[Sequence[Any]], header: Sequence[str]) -> tuple[str, ...]:
     """Format columns under a header: the first rows, and how many more there are."""
     lines = [list(header), *([str(cell) for cell in row] for row in rows)]
@@ -214,11 +250,7 @@ def table(rows: Iterable[Sequence[Any]], header: Sequence[str]) -> tuple[str, ..
 
 
 def failed(found: Finding, *ways: str) -> AssertionError:
-    """
-    Return the error of a failed expectation, with the evidence before the causes.
-
-    `ways` are lines at the end, in place of the fix and the command.
-    """
+    """Return the error of a failed expectation; `ways` replace fix and command at its end."""
     causes = [f"cause: {each}" for each in found.causes]
     fix = [f"fix: {found.fix}"] if found.fix else []
     lines = [found.title, *found.evidence, *causes, *(ways or (*fix, *found.acceptance))]

@@ -10,9 +10,6 @@ from pytest_edgeq.names import nearest
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import ordered
 
-# pytest looks for it among a frame's globals, too: no frame of this module is shown.
-__tracebackhide__ = True
-
 
 def assert_healthy(comparison: Comparison, allow: Sequence[str] = ()) -> None:
     """

@@ -14,17 +14,10 @@ from pytest_edgeq.tflite.ops import facts_of
 
 
 class Why(NamedTuple):
-    """
-    Why ops are in float.
-
-    Attributes:
-        cause: Why.
-        fix: How to quantize them; empty if nothing is wrong with the flow.
-        by_design: Whether the whole file computes in float, so that no single op can be accepted.
-    """
+    """Why ops are in float."""
 
     cause: str
-    fix: str = ""
+    fix: str = ""  # how to quantize them; empty if nothing is wrong with the flow
     by_design: bool = False
 
 

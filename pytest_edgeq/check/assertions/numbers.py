@@ -16,9 +16,6 @@ from pytest_edgeq.numerics.findings import OVER_BUDGET, Finding, Place, input_fi
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB
 from pytest_edgeq.numerics.results import StageErrors
 
-# pytest looks for it among a frame's globals, too: no frame of this module is shown.
-__tracebackhide__ = True
-
 _STAGE_MEANS = {
     "conversion": "float .tflite against torch: the converter changed what the model computes",
     "quantization": "what integers cost before any kernel ran: ranges, granularity, number of bits",

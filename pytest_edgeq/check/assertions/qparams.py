@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.check.assertions.channels import granularities
 from pytest_edgeq.check.assertions.expect import (
     Model,
     edge_of,
     failed,
+    granularities,
     op_of,
     parse_count,
     parse_granularity,
@@ -31,9 +31,6 @@ from pytest_edgeq.tflite.op_dtypes import OpDtypes
 from pytest_edgeq.tflite.ops import QDQ, facts_of
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op, Tensor
-
-# pytest looks for it among a frame's globals, too: no frame of this module is shown.
-__tracebackhide__ = True
 
 _ROLES = ("weight", "bias", "input", "output")
 
@@ -96,7 +93,13 @@ def assert_qparams(
         checks.append(_symmetric(symmetric))
     if zero_point is not None:
         wanted = parse_count("zero_point", zero_point, least=-(2**31))
-        checks.append(_Check("zero_point", str(wanted), lambda o: _off_zero_point(o, wanted)))
+        checks.append(
+            _Check(
+                "zero_point",
+                str(wanted),
+                lambda o: None if (o.zero_points == wanted).all() else o.zeros,
+            )
+        )
     if granularity is not None:
         name = parse_granularity(granularity)
         checks.append(
@@ -120,8 +123,9 @@ def assert_qparams(
                 "there is nothing to share with"
             )
         checks.append(_shared(others[0]))
-    narrow = {"op": op, "module": module}
-    _require(chosen, checks, role, [name for name, given in narrow.items() if given is None])
+    ways = [] if op is not None else ["op='CONV_2D'"]
+    ways += [] if module is not None else ["module='glob'"]
+    _require(chosen, checks, role, f"to narrow: {', '.join(ways)}; " if ways else "")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,9 +174,7 @@ class _Check:
     wrong: Callable[[_CheckedOperand], str | None]
 
 
-def _require(
-    chosen: list[_CheckedOperand], checks: list[_Check], role: str, narrow: Sequence[str]
-) -> None:
+def _require(chosen: list[_CheckedOperand], checks: list[_Check], role: str, narrow: str) -> None:
     wrong = []
     # With shared_with an operand may be chosen twice.
     for operand in {(o.where, id(o.tensor)): o for o in chosen}.values():
@@ -203,13 +205,7 @@ def _require(
         causes=tuple(f"{each}: {_WHY[each]}" for each in dict.fromkeys(row[1] for row in rows)),
         command="expect what the file has.",
     )
-    raise failed(found, f"{_narrowed(narrow) if n_ops > 1 else ''}update: {found.command}")
-
-
-def _narrowed(names: Sequence[str]) -> str:
-    """Return how to select fewer ops, by the arguments that were not passed."""
-    ways = [{"op": "op='CONV_2D'", "module": "module='glob'"}[name] for name in names]
-    return f"to narrow: {', '.join(ways)}; " if ways else ""
+    raise failed(found, f"{narrow if n_ops > 1 else ''}update: {found.command}")
 
 
 def _operands(
@@ -279,10 +275,6 @@ def _symmetric(expected: Any) -> _Check:
         "zero point 0" if expected else "a zero point other than 0",
         lambda o: o.zeros if bool(o.zero_points.any()) == expected else None,
     )
-
-
-def _off_zero_point(operand: _CheckedOperand, expected: int) -> str | None:
-    return None if (operand.zero_points == expected).all() else operand.zeros
 
 
 def _bounds(bounds: Any) -> tuple[float, float]:

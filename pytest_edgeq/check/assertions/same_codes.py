@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +13,11 @@ import numpy.typing as npt
 from pytest_edgeq.check.agreement.kernels_apart import first_differing_op
 from pytest_edgeq.check.assertions.expect import Model, edge_of, failed, parse_number, table
 from pytest_edgeq.compare.failed_samples import FailedSamples, attach_samples
-from pytest_edgeq.compare.parallel import MOST_AHEAD, waiting_threads
+from pytest_edgeq.compare.parallel import MOST_AHEAD, in_order
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.samples import Sample, SampleSpec, read_samples
 from pytest_edgeq.errors import UnmatchedError
+from pytest_edgeq.localize.single_ops import SingleOps
 from pytest_edgeq.numerics.comparison import WorstSamples
 from pytest_edgeq.numerics.findings import RUNTIMES_DIFFER, Finding, Place
 from pytest_edgeq.numerics.metrics import least_sqnr_db
@@ -124,33 +123,17 @@ def _run_all(
     edge: EdgeFile, names: Sequence[str], inputs: Sequence[str], samples: Iterator[Sample]
 ) -> Iterator[tuple[Sample, dict[str, Sequence[Array]]]]:
     """Yield each sample with every runtime's codes; several samples are in flight to targets."""
-    far = [name for name in names if edge.runtimes.target_of(name) is not None]
-    if not far or edge.is_stateful:
+
+    def run(edge: EdgeFile, sample: Sample) -> tuple[Sample, dict[str, Sequence[Array]]]:
+        encoded = edge.encode(inputs, sample.arrays())
+        return sample, {name: edge.runner(name).run(encoded) for name in names}
+
+    if edge.is_stateful or all(edge.runtimes.target_of(name) is None for name in names):
         for sample in samples:
-            encoded = edge.encode(inputs, sample.arrays())
-            yield sample, {name: edge.runner(name).run(encoded) for name in names}
+            yield run(edge, sample)
         return
-    for name in far:
-        edge.runner(name)  # opened in this thread
-    pending: deque[tuple[Sample, dict[str, Any], dict[str, Future[Any]]]] = deque()
-
-    def oldest() -> tuple[Sample, dict[str, Sequence[Array]]]:
-        sample, codes, answers = pending.popleft()
-        return sample, {n: codes[n] if n in codes else answers[n].result() for n in names}
-
-    with waiting_threads(MOST_AHEAD * len(far)) as pool:
-        for given in samples:
-            sample = given.clone()  # a loader may reuse its memory
-            encoded = edge.encode(inputs, sample.arrays())
-            answers = {name: pool.submit(edge.runner(name).run, encoded) for name in far}
-            codes: dict[str, Any] = {
-                name: edge.runner(name).run(encoded) for name in names if name not in far
-            }
-            pending.append((sample, codes, answers))
-            if len(pending) > MOST_AHEAD:
-                yield oldest()
-        while pending:
-            yield oldest()
+    copies = (sample.clone() for sample in samples)  # a loader may reuse its memory
+    yield from in_order(copies, edge.clone, run, MOST_AHEAD)
 
 
 @dataclass(slots=True)
@@ -198,7 +181,7 @@ class _CodePair:
 def _kernels_text(edge: EdgeFile, pair: _CodePair, inputs: Mapping[str, Array]) -> str:
     """Return the cause of different codes, with the op if it is known."""
     if any(edge.runtimes.target_of(name) is not None for name in (pair.first, pair.other)):
-        text = first_differing_op(edge, pair.first, pair.other, inputs)
+        text = first_differing_op(SingleOps(edge), pair.first, pair.other, inputs)
         if text:
             return text
     return (

@@ -142,7 +142,7 @@ def command(
 def _compared(
     a: Path, b: Path, inputs: tuple[Path, ...], runtime: str, signature: str | None
 ) -> Comparison:
-    from pytest_edgeq.check.assertions.bare_files import bare_isolation
+    from pytest_edgeq.check.assertions.expect import bare_isolation
     from pytest_edgeq.cli.file_compare import compare_files, read_samples
 
     with project_runtimes(runtime) as known:

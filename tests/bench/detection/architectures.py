@@ -738,6 +738,17 @@ _transformer(
 _transformer("vit", "vit", "ViTForImageClassification", _VIT, **_LOGITS, **_PIXELS)
 _transformer("deit", "deit", "DeiTForImageClassification", _VIT, **_LOGITS, **_PIXELS)
 _transformer("dinov2", "dinov2", "Dinov2ForImageClassification", _VIT, **_LOGITS, **_PIXELS)
+_WINDOWS: dict[str, Any] = {
+    "image_size": 32,
+    "patch_size": 2,
+    "embed_dim": 16,
+    "depths": [2, 2],
+    "num_heads": [2, 2],
+    "window_size": 4,
+    "num_labels": _CLASSES,
+}
+_transformer("swin", "swin", "SwinForImageClassification", _WINDOWS, **_LOGITS, **_PIXELS)
+_transformer("swinv2", "swin v2", "Swinv2ForImageClassification", _WINDOWS, **_LOGITS, **_PIXELS)
 _transformer(
     "beit",
     "beit",

@@ -5,11 +5,14 @@ What `edgeq.check` costs, against torch and the file on the same samples. Run it
 process of its own, checks it on 16 samples with one thread, and prints the time as a multiple of
 one forward of torch and one run of the file on the default runtime for each of the samples, and the
 peak memory beyond what converting the model took. Goal: at most 6 times as long and 3 s, and 1 GB.
-Times are processor time, without imports. Linux only: memory is read from /proc.
+Times are wall time, without imports; torch and the file run before and after the check, so that
+load changes both sides. Memory includes the child processes. Linux only: it is read from /proc.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 import subprocess
 import sys
 import time
@@ -23,11 +26,15 @@ NETWORKS = ("mobilenetv2", "resnet50", "vit_b_16", "encoder")
 
 
 def _peak(*, reset: bool = False) -> float:
-    """Return this process's peak memory in MB since it was reset."""
-    if reset:
-        Path("/proc/self/clear_refs").write_text("5")
-    status = Path("/proc/self/status").read_text("ascii")
-    return int(next(li for li in status.splitlines() if li.startswith("VmHWM:")).split()[1]) / 1024
+    """Return the peak memory in MB of this process and its children since it was reset."""
+    total = 0.0
+    children = [task.read_text().split() for task in Path("/proc/self/task").glob("*/children")]
+    for process in ("self", *itertools.chain.from_iterable(children)):
+        if reset:
+            Path(f"/proc/{process}/clear_refs").write_text("5")
+        status = Path(f"/proc/{process}/status").read_text("ascii")
+        total += next(int(li.split()[1]) for li in status.splitlines() if li.startswith("VmHWM:"))
+    return total / 1024
 
 
 def measure(name: str) -> None:
@@ -50,22 +57,28 @@ def measure(name: str) -> None:
     quantized = maker.quantize(model, (samples[0],), quantizer="recipe_dynamic_wi8_afp32")
     converted = _peak()
     quantized.run(samples[0])
-    started = time.process_time()
-    with torch.no_grad():
-        for each in samples:
-            model(each)
-            quantized.run(each)
-    plain = time.process_time() - started
+
+    def run_plain() -> float:
+        started = time.perf_counter()
+        with torch.no_grad():
+            for each in samples:
+                model(each)
+                quantized.run(each)
+        return time.perf_counter() - started
+
+    before = run_plain()
     _peak(reset=True)
-    started = time.process_time()
+    started = time.perf_counter()
     maker.check(quantized, samples)
-    took = time.process_time() - started
+    took = time.perf_counter() - started
     peak = _peak()
+    plain = (before + run_plain()) / 2
     size = len(quantized.tflite) / 2**20
     print(
         f"{name} ({size:.0f} MB): check {took:.1f} s, torch and the file {plain:.1f} s: "
         f"× {took / plain:.1f}, less 3 s × {(took - 3) / plain:.1f}; "
-        f"peak memory {peak:.0f} MB, of converting {converted:.0f} MB",
+        f"peak memory {peak:.0f} MB, of converting {converted:.0f} MB; "
+        f"load {os.getloadavg()[0]:.1f}",
         flush=True,
     )
 

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from pytest_edgeq.check.assertions.expect import failed
-from pytest_edgeq.check.assertions.scoring import Scorer
+from pytest_edgeq.check.assertions.scoring.function import CallableScorer
+from pytest_edgeq.check.assertions.scoring.metric import MetricScorer
+from pytest_edgeq.check.assertions.scoring.scores import Scorer
 from pytest_edgeq.compare.foreign import is_keras, keras_output_names
 from pytest_edgeq.compare.measurement import check_layout
 from pytest_edgeq.compare.quantized import QuantizedModel
@@ -28,6 +30,23 @@ __tracebackhide__ = True
 Array = np.ndarray[Any, Any]
 
 
+def scorer_for(metric: Any) -> Scorer:
+    """Return the scorer for a callable or a Metric."""
+    if isinstance(metric, type) or not callable(metric):
+        way_out = (
+            f"type: make one, {metric.__name__}(…)"
+            if isinstance(metric, type)
+            else f"{type(metric).__name__} {metric!r}"
+        )
+        raise TypeError(
+            "metric: expected a callable metric(outputs, label) that gives a bool or a number, or "
+            f"a torchmetrics Metric, got a {way_out}"
+        )
+    if all(hasattr(metric, name) for name in ("update", "compute", "reset")):
+        return MetricScorer(metric)
+    return CallableScorer(metric)
+
+
 def bound_pair(model: QuantizedModel, pair: Any, index: int) -> tuple[Sample, Any]:
     """Return the bound sample and the label of a pair."""
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -42,14 +61,7 @@ def bound_pair(model: QuantizedModel, pair: Any, index: int) -> tuple[Sample, An
 
 @dataclass(frozen=True, slots=True)
 class PairedOutputs:
-    """
-    Outputs of both models for one labelled sample.
-
-    Attributes:
-        index: Of the sample.
-        pair: The sample and its label.
-        outputs: Of the float model and of the file, nested as the float model nests them.
-    """
+    """Outputs of both models for one labelled sample."""
 
     index: int
     pair: tuple[Sample, Any]
@@ -59,7 +71,7 @@ class PairedOutputs:
 def score(scorer: Scorer, outcome: PairedOutputs, worst: WorstSamples) -> Any:
     """Return the score of a sample without adding it to the scorer."""
     index, (sample, label) = outcome.index, outcome.pair
-    expected, got = map(_leaves, outcome.outputs)
+    expected, got = ([value for _, value in flatten_outputs(each)] for each in outcome.outputs)
     lengths = {len(leaf) for leaf in expected if leaf.ndim}
     scored = scorer.score(index, outcome.outputs, label, lengths)
     lost = scorer.lost(scored)
@@ -151,7 +163,3 @@ def _nested(like: Any, leaves: Iterator[Array], wants_tensors: bool) -> Any:
 
         return torch.from_numpy(leaf)
     return leaf
-
-
-def _leaves(outputs: Any) -> list[Array]:
-    return [value for _, value in flatten_outputs(outputs)]

@@ -3,29 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 from pytest_edgeq.check.assertions.expect import failed, table
 from pytest_edgeq.check.assertions.scoring.scores import Scores
 from pytest_edgeq.numerics.findings import OVER_BUDGET, Finding, Place
 from pytest_edgeq.numerics.paired import MOST_SAMPLES, RightWrong, mcnemar_p
-
-
-class _DropVerdict(NamedTuple):
-    """
-    Why the drop is too large or inconclusive, and what to do.
-
-    Attributes:
-        end: The end of the first line.
-        cause: Why.
-        fix: How to find the loss, or to get a conclusive result.
-        command: How to accept it; empty if the fix names it.
-    """
-
-    end: str
-    cause: str
-    fix: str
-    command: str = ""
 
 
 def drop_error(scores: Scores, limit: float, n_samples: int) -> AssertionError:
@@ -35,7 +17,7 @@ def drop_error(scores: Scores, limit: float, n_samples: int) -> AssertionError:
     items = "samples" if evidence.n == n_samples else "items"
     between = f"{bounds.low:.3g} to {bounds.high:.3g}"
     n = f"{evidence.n} {items}"
-    verdict = _verdict(scores, limit, what, items)
+    end, cause, fix, command = _verdict(scores, limit, what, items)
     rows = [
         ("float", f"{scores.float_score:.4g}", _right(scores, scores.float_score)),
         ("edge", f"{scores.edge_score:.4g}", _right(scores, scores.edge_score)),
@@ -45,23 +27,21 @@ def drop_error(scores: Scores, limit: float, n_samples: int) -> AssertionError:
         kind=OVER_BUDGET,
         place=Place("file", f"{what} of {scores.name}"),
         expected=f"at most {limit:g}",
-        got=f"{evidence.drop:.4g} {verdict.end}",
-        evidence=(
-            *table(rows, ("", "score", f"{n}, {scores.detail}")),
-            *_changes(scores, items),
-        ),
-        causes=(verdict.cause,),
-        fix=verdict.fix,
-        command=verdict.command,
+        got=f"{evidence.drop:.4g} {end}",
+        evidence=(*table(rows, ("", "score", f"{n}, {scores.detail}")), *_changes(scores, items)),
+        causes=(cause,),
+        fix=fix,
+        command=command,
     )
-    return failed(found, verdict.fix, *found.acceptance)
+    return failed(found, fix, *found.acceptance)
 
 
-def _verdict(scores: Scores, limit: float, what: str, items: str) -> _DropVerdict:
+def _verdict(scores: Scores, limit: float, what: str, items: str) -> tuple[str, str, str, str]:
+    """Return the end of the first line, the cause, the fix, and how to accept the drop."""
     evidence, bounds = scores.evidence, scores.evidence.bounds
     n, between = f"{evidence.n} {items}", f"{bounds.low:.3g} to {bounds.high:.3g}"
     if bounds.low > limit:
-        return _DropVerdict(
+        return (
             f"({n})",
             f"other data of the same kind would show a {what} of more than {limit:g}, too: chance "
             "does not explain it.",
@@ -69,10 +49,11 @@ def _verdict(scores: Scores, limit: float, what: str, items: str) -> _DropVerdic
             f"max_drop={_up(bounds.high):g}, the least that these {items} support",
         )
     if math.isinf(bounds.high):
-        return _DropVerdict(
+        return (
             f"({between}): {n} cannot settle it",
             f"{n} are so few that {scores.name} has no score where they are drawn anew.",
             "give more, of every class",
+            "",
         )
     least = f"max_drop={_up(bounds.high):g} is the least that these {items} support"
     enough = evidence.samples_needed(limit)
@@ -87,9 +68,7 @@ def _verdict(scores: Scores, limit: float, what: str, items: str) -> _DropVerdic
         if evidence.drop > limit
         else "is within the limit, but to pass would promise what these do not show"
     )
-    return _DropVerdict(
-        end, f"the bounds lie on both sides of {limit:g}. What was seen {side}.", fix
-    )
+    return end, f"the bounds lie on both sides of {limit:g}. What was seen {side}.", fix, ""
 
 
 def _right(scores: Scores, score: float) -> str:

@@ -29,16 +29,10 @@ MOST_NUMBERS = 20_000
 
 
 class ScoredSample(NamedTuple):
-    """
-    State that a Metric accumulates on one sample.
-
-    Attributes:
-        added: For each model, the sample's summands (flat) and list items.
-        example: Outputs and target, by which a Metric counts as updated.
-    """
+    """State that a Metric accumulates on one sample."""
 
     added: tuple[tuple[Floats, list[list[Any]]], tuple[Floats, list[list[Any]]]]
-    example: tuple[Any, Any] | None
+    example: tuple[Any, Any] | None  # outputs and target, by which a Metric counts as updated
 
 
 class MetricScorer:
@@ -49,10 +43,6 @@ class MetricScorer:
     each resample. It is a Poisson bootstrap (each resample includes each sample Poisson(1) times;
     Hanley & MacGibbon, Computer Methods and Programs in Biomedicine 83, 2006) with the same draws
     for both models, which makes it paired. So sums need memory that does not grow with the samples.
-
-    Raises:
-        TypeError: It has no states, or states that are neither sums nor lists.
-        ValueError: It does not say which way is better, or it sums too many numbers.
     """
 
     wants_tensors = True

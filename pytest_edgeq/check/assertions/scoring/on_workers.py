@@ -7,9 +7,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_edgeq.check.assertions.scoring import Scorer, scorer_for
-from pytest_edgeq.check.assertions.scoring.both_models import bound_pair, run_both, score
+from pytest_edgeq.check.assertions.scoring.both_models import (
+    bound_pair,
+    run_both,
+    score,
+    scorer_for,
+)
 from pytest_edgeq.check.assertions.scoring.metric import ScoredSample
+from pytest_edgeq.check.assertions.scoring.scores import Scorer
 from pytest_edgeq.compare.executors.remote import OpenModel, Reading
 from pytest_edgeq.compare.sample_source import SampleSource
 from pytest_edgeq.compare.samples import Sample

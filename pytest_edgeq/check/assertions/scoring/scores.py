@@ -15,27 +15,15 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """
-    Scores of both models, and the confidence of their difference.
-
-    Attributes:
-        name: Of the metric.
-        float_score: Of the reference.
-        edge_score: Of the file.
-        evidence: The drop, counted so that more is worse, with its bounds.
-        higher_is_better: Else the drop is a rise.
-        worst: Up to five samples that lost most: index, float and edge score; empty if a Metric
-            has no score for a sample.
-        detail: How the bounds were found, for texts.
-    """
+    """Scores of both models, and the confidence of their difference."""
 
     name: str
-    float_score: float
-    edge_score: float
-    evidence: RightWrong | Resampled
-    higher_is_better: bool
-    worst: tuple[tuple[int, float, float], ...]
-    detail: str
+    float_score: float  # of the reference
+    edge_score: float  # of the file
+    evidence: RightWrong | Resampled  # the drop, counted so that more is worse, with its bounds
+    higher_is_better: bool  # else the drop is a rise
+    worst: tuple[tuple[int, float, float], ...]  # up to five samples that lost most
+    detail: str  # how the bounds were found, for texts
 
 
 class Scorer(Protocol):
