@@ -476,7 +476,7 @@ class Edgeq:
             ValueError: No sample, one that does not fit, or no reference.
             TypeError: A sample of another kind or dtype.
         """
-        from pytest_edgeq.check.run import CheckResult, check
+        from pytest_edgeq.check.gate import CheckResult, check
 
         _require_model("check", quantized)
         engine = self._session.executor.engine(executor)

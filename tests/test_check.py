@@ -19,7 +19,7 @@ from fixtures.models import ConvBnRelu, TwoInputs, samples, seeded
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.check.agreement.agreement import AgreementResult
-from pytest_edgeq.check.gate import _by_runtimes
+from pytest_edgeq.check.gate import by_runtimes
 from pytest_edgeq.check.verdict import Verdict
 from pytest_edgeq.localize.rows import LayerErrors
 from pytest_edgeq.numerics.findings import (
@@ -365,7 +365,7 @@ def test_what_other_runtimes_gave_is_said_of_a_wrong_result() -> None:
     names = ("builtin", "xnnpack", "compiled")
 
     def said(found: Finding, ran: tuple[str, ...], *differ: Finding) -> list[str]:
-        return _by_runtimes(found, AgreementResult((), differ, ran, ()))
+        return by_runtimes(found, AgreementResult((), differ, ran, ()))
 
     assert said(wrong, names) == [
         "no kernel of one runtime alone: builtin, xnnpack and compiled agree"

@@ -7,6 +7,6 @@ has in the builtin kernels, and there a code may differ by one, and only if the 
 tie.
 
 - `agreement`: all runtimes on the first samples, and again.
-- `runtime_results`: the results of one runtime, and its ops, compared with another.
 - `pair`: one output of an op that was run alone on two runtimes.
+- `kernels_apart`: the first op that two machines round differently.
 """

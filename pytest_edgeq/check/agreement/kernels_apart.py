@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,18 +18,6 @@ from pytest_edgeq.tflite.subgraph import Op
 Inputs = Mapping[str, npt.NDArray[Any]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Difference:
-    """One output of an op that differs between two runtimes on the same inputs."""
-
-    op: Op
-    tensor: int
-    group: OpGroup  # with this op and others
-    n_differ: int  # how many codes differ, of `n_codes`
-    n_codes: int
-    worst: float  # the greatest difference of two codes
-
-
 def first_differing_op(ops: SingleOps, one: str, other: str, inputs: Inputs) -> str:
     """Describe the first op whose codes differ when two runtimes run it alone, if any."""
     try:
@@ -39,13 +26,13 @@ def first_differing_op(ops: SingleOps, one: str, other: str, inputs: Inputs) -> 
         return ""
     if found is None:
         return ""
+    group, op, tensor, (n_differ, n_codes, worst) = found
     edge, runtimes = ops.edge, ops.edge.runtimes
-    machines = [runtimes.machine_of(each) or TargetMachine.of("", facts()) for each in (one, other)]
-    where = entry_of(edge.graph, found.op, edge.modules).where
     kernels = {runtimes.kernels_of(each) for each in (one, other)}
     text = (
-        f"{where}, run alone on the same inputs, differs in {found.n_differ} of {found.n_codes} "
-        f"codes, by up to {found.worst:.3g}:\n  {_who(kernels, machines)}"
+        f"{entry_of(edge.graph, op, edge.modules).where}, run alone on the same inputs, differs in "
+        f"{n_differ} of {n_codes} codes, by up to {worst:.3g}:\n  "
+        f"{_who(kernels, [runtimes.machine_of(each) for each in (one, other)])}"
     )
     if kernels == {"xnnpack"} or runtimes.target_of(one) is runtimes.target_of(other):
         return text
@@ -53,12 +40,15 @@ def first_differing_op(ops: SingleOps, one: str, other: str, inputs: Inputs) -> 
         "xnnpack" if runtimes.target_of(each) is None else each.partition(":")[0]
         for each in (one, other)
     ]
-    codes = [found.group.run(name)[found.op.index, found.tensor] for name in names]
+    codes = [group.run(name)[op.index, tensor] for name in names]
     same = "gives the same" if _difference(*codes) is None else "does not give the same"
     return f"{text}; XNNPACK {same} on both"
 
 
-def _first_difference(ops: SingleOps, one: str, other: str, inputs: Inputs) -> _Difference | None:
+def _first_difference(
+    ops: SingleOps, one: str, other: str, inputs: Inputs
+) -> tuple[OpGroup, Op, int, tuple[int, int, float]] | None:
+    """Return the first op that differs, its group and output, and how far the output differs."""
     for group in ops.groups(inputs):
         outputs = [group.run(each) for each in (one, other)]
         for op, tensor in group.cut.outputs:
@@ -66,11 +56,12 @@ def _first_difference(ops: SingleOps, one: str, other: str, inputs: Inputs) -> _
                 continue  # float32 rounds everywhere
             found = _difference(*(each[op.index, tensor] for each in outputs))
             if found is not None:
-                return _Difference(op, tensor, group, *found)
+                return group, op, tensor, found
     return None
 
 
 def _difference(mine: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> tuple[int, int, float] | None:
+    """Return how many codes differ, of how many, and by how much."""
     if mine.shape != theirs.shape:
         return None  # not a rounding difference
     steps = np.abs(mine.astype(np.float64) - theirs.astype(np.float64))
@@ -79,8 +70,9 @@ def _difference(mine: npt.NDArray[Any], theirs: npt.NDArray[Any]) -> tuple[int, 
     return (count, steps.size, float(steps.max())) if count else None
 
 
-def _who(kernels: set[str], machines: list[TargetMachine]) -> str:
+def _who(kernels: set[str], targets: list[TargetMachine | None]) -> str:
     """Return in words which kernels round differently: by release, AVX2 or machine."""
+    machines = [each or TargetMachine.of("", facts()) for each in targets]
     releases = list(dict.fromkeys(f"{each.package} {each.release}" for each in machines))
     if len(releases) > 1:
         return f"kernels of {' and '.join(releases)} round this op otherwise"

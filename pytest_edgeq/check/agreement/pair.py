@@ -32,6 +32,8 @@ GREATEST = float(np.finfo(np.float32).max)
 # Of Hoeffding's bound, P(share ≥ p + d) ≤ exp(−2nd²): once in a million by chance.
 _CHANCE = math.log(1e6) / 2
 
+_NEAR_TIES = "as rounding parts those near ties only"
+
 
 @dataclass(slots=True, eq=False)
 class Pair:
@@ -103,63 +105,53 @@ class Pair:
 
     def _float_allowance(self, values: Mapping[int, Array]) -> tuple[float, float]:
         """Return the tolerances of sound float kernels: for float32 rounding, and in total."""
+        graph, op = self.graph, self.op
+        data = hybrid_position(graph, op)
         if self.factors is None:
-            graph, op = self.graph, self.op
-            is_hybrid = hybrid_position(graph, op) is not None
-            weights = _weight_sum(graph, op) if is_hybrid else 0.0
+            weights = 0.0 if data is None else _weight_sum(graph, op)
             self.factors = 2 * float_bound(graph, op), float_reach(graph, op), weights
         bound, reach, weights = self.factors
         floats = [np.abs(v) for v in values.values() if np.issubdtype(v.dtype, np.floating)]
         greatest = max((float(v[v < GREATEST].max(initial=0.0)) for v in floats), default=0.0)
-        given = [values[place] for place in self.op.inputs if place in values]
-        bound += 2 * float_conditioning(self.op, given)
-        noise = bound * max(greatest, reach)
-        data = hybrid_position(self.graph, self.op)
+        given = [values[place] for place in op.inputs if place in values]
+        noise = (bound + 2 * float_conditioning(op, given)) * max(greatest, reach)
         if data is None:
             return noise, noise
         # Each kernel rounds its input to codes by its own rule, by half a code at most.
-        code = float(np.abs(values[self.op.inputs[data]]).max(initial=0.0)) / 127
+        code = float(np.abs(values[op.inputs[data]]).max(initial=0.0)) / 127
         return noise, noise + code * weights
 
     def problem(self) -> str:
         """Return a text on the defect; empty if rounding explains it."""
         differ = f"{self.n_differ} of {self.n_codes} that differ"
         if not self.worst <= self.bound:
-            if self.is_float:
-                return (
-                    f"expected values at most {self.allowed:.3g} apart, as float kernels round, "
-                    f"got {self.difference:.3g} ({differ}; {self.at})"
-                )
             if not self.bound:
                 return f"expected equal values, got {differ}, by up to {self.worst:.3g} ({self.at})"
-            return (
-                f"expected codes at most {self.bound:g} apart, got {self.worst:.3g} ({differ}; "
-                f"{self.at})"
-            )
+            what, got = f"codes at most {self.bound:g} apart", self.worst
+            if self.is_float:
+                what = f"values at most {self.allowed:.3g} apart, as float kernels round"
+                got = self.difference
+            return f"expected {what}, got {got:.3g} ({differ}; {self.at})"
+        lower, higher = self.n_moved
         moved = max(self.n_moved) if self.is_float else sum(self.n_moved)
-        if _exceeds_chance(moved, self.n_inside * self.share, self.n_inside):
-            expected = (
-                f"expected at most {self.share:.0%} of the differences to go one way, as rounding "
-                "is by chance"
-                if self.is_float
-                else f"expected at most {self.share:.0%} of the codes to differ, as rounding parts "
-                "those near ties only"
-            )
-            return f"{expected}, got {moved} of {self.n_inside}{self._ways} ({self.at})"
-        return ""
+        if not _exceeds_chance(moved, self.n_inside * self.share, self.n_inside):
+            return ""
+        if self.is_float:
+            what = "differences to go one way, as rounding is by chance"
+            ways = f", {'lower' if lower > higher else 'higher'}"
+        else:
+            what = f"codes to differ, {_NEAR_TIES}"
+            ways = f", {lower} of them lower and {higher} higher"
+            if not (lower and higher):
+                ways = f", all {'lower' if lower else 'higher'}"
+        return (
+            f"expected at most {self.share:.0%} of the {what}, got {moved} of {self.n_inside}"
+            f"{ways} ({self.at})"
+        )
 
     def _where(self, sample: int, place: str, actual: object, base: object) -> str:
         one, other = self.names
         return f"sample {sample}{place}: {one} {actual}, {other} {base}"
-
-    @property
-    def _ways(self) -> str:
-        lower, higher = self.n_moved
-        if self.is_float:
-            return f", {'lower' if lower > higher else 'higher'}"
-        if lower and higher:
-            return f", {lower} of them lower and {higher} higher"
-        return f", all {'lower' if lower else 'higher'}"
 
 
 def _exceeds_chance(count: int, expected: float, n: int) -> bool:
@@ -173,16 +165,15 @@ def problem_together(pairs: Iterable[Pair]) -> str:
     In a small model no single op has enough codes to reveal a runtime that shifts each by one.
     """
     judged = [pair for pair in pairs if not pair.is_float and pair.bound]
-    moved = sum(sum(pair.n_moved) for pair in judged)
+    lower, higher = (sum(pair.n_moved[way] for pair in judged) for way in (0, 1))
     n_inside = sum(pair.n_inside for pair in judged)
     expected = sum(pair.n_inside * pair.share for pair in judged)
-    if not _exceeds_chance(moved, expected, n_inside):
+    if not _exceeds_chance(lower + higher, expected, n_inside):
         return ""
-    lower, higher = (sum(pair.n_moved[way] for pair in judged) for way in (0, 1))
     return (
         f"expected at most {expected / n_inside:.0%} of the codes of {len(judged)} ops to differ, "
-        f"as rounding parts those near ties only, got {moved} of {n_inside}, {lower} of them lower "
-        f"and {higher} higher"
+        f"{_NEAR_TIES}, got {lower + higher} of {n_inside}, {lower} of them lower and {higher} "
+        "higher"
     )
 
 
