@@ -605,8 +605,7 @@ class Edgeq:
 
         from pytest_edgeq.baselines.errors import is_explained_by
         from pytest_edgeq.baselines.precision import explains_errors
-        from pytest_edgeq.check.evaluation import Evaluation
-        from pytest_edgeq.check.remember import build_to_remember, errors_to_remember
+        from pytest_edgeq.check.remember import Evaluation, build_to_remember, errors_to_remember
         from pytest_edgeq.errors import failure, findings_of
         from pytest_edgeq.numerics.findings import (
             ERRORS_REGRESSED,

@@ -17,8 +17,13 @@ from pytest_edgeq import Comparison, Edgeq, QuantizedModel
 from pytest_edgeq.baselines.paths import Layout
 from pytest_edgeq.baselines.record import Owner
 from pytest_edgeq.baselines.session import SnapshotSession
-from pytest_edgeq.check.evaluation import Evaluation, accepted, limits_of, samples_needed
-from pytest_edgeq.check.remember import errors_to_remember
+from pytest_edgeq.check.remember import (
+    Evaluation,
+    accepted,
+    errors_to_remember,
+    limits_of,
+    samples_needed,
+)
 from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.results import OutputErrors, StageErrors
 from pytest_edgeq.numerics.samples import EvaluatedSamples

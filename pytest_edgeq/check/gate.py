@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.baselines.op_changes import describe_change
 from pytest_edgeq.check.agreement.agreement import AgreementResult
-from pytest_edgeq.check.evaluation import notes_on
 from pytest_edgeq.check.measuring import Measuring
+from pytest_edgeq.check.remember import notes_on
 from pytest_edgeq.check.verdict import Verdict
 from pytest_edgeq.compare.file_health import state_findings
 from pytest_edgeq.compare.parallel import on_one_thread
