@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +43,7 @@ from pytest_edgeq.numerics.findings import (
     Harm,
     Place,
 )
+from tests.checked import checked
 
 UNREMEMBERED = "baselines were not checked"
 
@@ -68,46 +68,42 @@ def _images(n: int, seed: int) -> Iterator[torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def edgeq_alone(tmp_path_factory: pytest.TempPathFactory) -> Edgeq:
+def edgeq_alone() -> Edgeq:
     """Without a memory."""
-    return Edgeq(directory=tmp_path_factory.mktemp("check"))
+    return Edgeq()
 
 
-@pytest.fixture(
-    scope="module",
-    params=["pt2e_static_int8", pytest.param("recipe_static_wi8_ai8", marks=pytest.mark.slow)],
-)
-def heads(edgeq_alone: Edgeq, request: pytest.FixtureRequest) -> QuantizedModel:
+@pytest.fixture(scope="module")
+def heads(edgeq_alone: Edgeq) -> QuantizedModel:
     """A sound model."""
-    torch.manual_seed(0)
-    return edgeq_alone.quantize(
-        _TwoHeads().eval(),
-        (next(_images(1, 0)),),
-        quantizer=request.param,
-        calibration=_images(32, 1),
-    )
+    model, inputs = seeded(_TwoHeads), (next(_images(1, 0)),)
+    return edgeq_alone.quantize(model, inputs, calibration=_images(32, 1))
 
 
 def _findings(edgeq: Edgeq, quantized: QuantizedModel, inputs: Any) -> str:
     """What the gate says; empty where it lets the model through."""
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        try:
-            edgeq.check(quantized, inputs)
-        except AssertionError as error:
-            text = str(error)
-        else:
-            text = ""
+    text, told = checked(quantized, inputs, edgeq)
     # Where there is a text, it says so itself.
-    assert [str(each.message) for each in told if UNREMEMBERED not in str(each.message)] == []
+    assert [each for each in told if UNREMEMBERED not in each] == []
     assert len(told) == (not text)
     assert not text or UNREMEMBERED in text
     return text
 
 
 def test_a_sound_model_passes(edgeq_alone: Edgeq, heads: QuantizedModel) -> None:
-    """From a generator, which gives each sample once."""
-    assert _findings(edgeq_alone, heads, _images(8, 2)) == ""
+    """Samples are read one at a time, from a buffer that the loader fills anew; torch stays."""
+    assert isinstance(heads.float_model, nn.Module)
+    before = {key: value.clone() for key, value in heads.float_model.state_dict().items()}
+    buffer = torch.empty(1, 3, 16, 16)
+
+    def loader() -> Iterator[torch.Tensor]:
+        for image in _images(8, 2):
+            buffer.copy_(image)
+            yield buffer
+
+    assert _findings(edgeq_alone, heads, loader()) == ""
+    after = heads.float_model.state_dict()
+    assert all(torch.equal(before[key], value) for key, value in after.items())
 
 
 def test_the_warning_points_at_the_users_line(edgeq_alone: Edgeq, heads: QuantizedModel) -> None:
@@ -379,20 +375,16 @@ def test_what_other_runtimes_gave_is_said_of_a_wrong_result() -> None:
 @pytest.mark.slow
 def test_few_samples_are_told(edgeq_alone: Edgeq) -> None:
     """Of a calibration by two a warning, of one that is given again and again a finding."""
-    model = seeded(ConvBnRelu)
-
-    def told(calibration: Any, evaluation: Any) -> list[str]:
-        quantized = edgeq_alone.quantize(model, ConvBnRelu.sample_inputs(), calibration=calibration)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            try:
-                edgeq_alone.check(quantized, evaluation)
-            except AssertionError as error:
-                return str(error).splitlines()
-        return [str(each.message) for each in caught if UNREMEMBERED not in str(each.message)]
-
     few, more = list(samples(ConvBnRelu, 2)), list(samples(ConvBnRelu, 8))
     new = list(samples(ConvBnRelu, 2, seed=9))
+
+    def told(calibration: Any, evaluation: Any) -> list[str]:
+        quantized = edgeq_alone.quantize(
+            seeded(ConvBnRelu), ConvBnRelu.sample_inputs(), calibration=calibration
+        )
+        text, caught = checked(quantized, evaluation, edgeq_alone)
+        return text.splitlines() or caught
+
     assert any(
         line.endswith(
             ": calibrated on 2 different samples, of 8 given: ranges cut off what these do not "
@@ -400,25 +392,12 @@ def test_few_samples_are_told(edgeq_alone: Edgeq) -> None:
         )
         for line in told(few * 4, new)
     )
-    assert told(more, new) == []
-    quantized = edgeq_alone.quantize(model, ConvBnRelu.sample_inputs(), calibration=more)
-    with pytest.warns(UserWarning, match="the 4 evaluation samples are one and the same: nothing"):
-        edgeq_alone.check(quantized, new[:1] * 4)
+    assert len(told(more, new)) == 1
+    [warning] = told(more, new[:1] * 4)
+    assert "the 4 evaluation samples are one and the same: nothing" in warning
     assert told(few[:1] * 8, new)[0].startswith(
         "health: calibration_repeated: inputs: expected different calibration samples, got one, 8 "
     )
-
-
-def test_samples_are_held_one_at_a_time(edgeq_alone: Edgeq, heads: QuantizedModel) -> None:
-    """A loader that writes each sample into the same buffer is read right."""
-    buffer = torch.empty(1, 3, 16, 16)
-
-    def loader() -> Iterator[torch.Tensor]:
-        for image in _images(8, 2):
-            buffer.copy_(image)
-            yield buffer
-
-    assert _findings(edgeq_alone, heads, loader()) == ""
 
 
 def test_calibration_samples_are_found(edgeq_alone: Edgeq, heads: QuantizedModel) -> None:
@@ -565,7 +544,7 @@ def test_a_file_without_names_is_told_by_torchs_modules(
 
 
 def test_inputs_that_do_not_fit_the_file_are_told(
-    edgeq_alone: Edgeq, heads: QuantizedModel, tmp_path: Path
+    edgeq_alone: Edgeq, heads: QuantizedModel
 ) -> None:
     """A file of another model: what it takes is told, with all else that is wrong."""
     other = edgeq_alone.quantize(
@@ -592,22 +571,23 @@ def test_a_file_that_no_runtime_runs_is_found(edgeq_alone: Edgeq, heads: Quantiz
     assert all("compiled" in line for line in told[1:])
 
 
-def test_a_runtime_that_gives_something_else_is_found(heads: QuantizedModel) -> None:
-    """One of one's own, one step off in every code."""
+def _one_off(path: Path, signature: str | None) -> Any:
+    """Run a file, each code one too high."""
     from ai_edge_litert.interpreter import Interpreter
 
-    def one_off(path: Path, signature: str | None) -> Any:
-        run = Interpreter(str(path)).get_signature_runner(signature)
-        return lambda inputs: {
-            name: np.minimum(value, 126) + np.int8(1) for name, value in run(**inputs).items()
-        }
+    run = Interpreter(str(path)).get_signature_runner(signature)
+    return lambda inputs: {
+        name: np.minimum(value, 126) + np.int8(1) for name, value in run(**inputs).items()
+    }
 
-    edgeq = Edgeq(runtimes={"board": one_off})
+
+def test_a_runtime_that_gives_something_else_is_found(heads: QuantizedModel) -> None:
+    """One of one's own, one step off in every code."""
+    edgeq = Edgeq(runtimes={"board": _one_off})
     model = edgeq.load(heads.tflite, reference=heads.float_model)
 
-    text = _findings(edgeq, model, _images(4, 2))
+    first, why, *_ = _findings(edgeq, model, _images(4, 2)).splitlines()
 
-    first, why, *_ = text.splitlines()
     count = len(heads.graph.ops)
     assert first.startswith(
         f"runtimes 'board' and 'builtin': all {count} ops, each run alone, give something else: "
@@ -615,20 +595,6 @@ def test_a_runtime_that_gives_something_else_is_found(heads: QuantizedModel) -> 
     assert why.startswith(
         "cause: it is no kernel, but what stands between the file and the runtime"
     )
-
-
-@pytest.mark.slow
-def test_a_state_is_not_moved_by_others(edgeq_alone: Edgeq) -> None:
-    """What the reference keeps is put back, and the model is as it was."""
-    model = seeded(ConvBnRelu)
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    quantized = edgeq_alone.quantize(
-        model, ConvBnRelu.sample_inputs(), calibration=samples(ConvBnRelu, 16)
-    )
-
-    _findings(edgeq_alone, quantized, samples(ConvBnRelu, 4, seed=5))
-
-    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
 def test_all_is_listed_the_most_telling_first(edgeq_alone: Edgeq, heads: QuantizedModel) -> None:
@@ -664,32 +630,25 @@ def test_a_file_without_a_reference_is_refused(edgeq_alone: Edgeq, heads: Quanti
         edgeq_alone.check(edgeq_alone.load(heads.tflite), _images(2, 2))
 
 
-def _one_off(path: Path, signature: str | None) -> Any:
-    """Run a file, each code one too high."""
-    from ai_edge_litert.interpreter import Interpreter
-
-    run = Interpreter(str(path)).get_signature_runner(signature)
-    return lambda inputs: {
-        name: np.minimum(value, 126) + np.int8(1) for name, value in run(**inputs).items()
-    }
-
-
-def test_codes_of_small_ops_are_counted_together(tmp_path: Path) -> None:
-    """Each has too few of them to tell that the runtime moves all by one."""
+def _sums(count: int, width: int) -> tuple[Edgeq, QuantizedModel]:
+    """Some additions of two inputs, on a runtime that gives codes one too high."""
     file = FileWriter()
     graph = file.graph()
-    x, y = (graph.tensor("int8", (1, 8), scales=[1 / 16], zero_points=[0]) for _ in range(2))
-    made = [graph.tensor("int8", (1, 8), scales=[1 / 8], zero_points=[0]) for _ in range(4)]
+    x, y = (graph.tensor("int8", (1, width), scales=[1 / 16], zero_points=[0]) for _ in "xy")
+    made = [graph.tensor("int8", (1, width), scales=[1 / 8], zero_points=[0]) for _ in range(count)]
     for each in made:
         graph.op("ADD", [x, y], [each], "AddOptions")
     graph.borders([x, y], made)
-    outputs = [(f"z{place}", each) for place, each in enumerate(made)]
-    file.signature("add", [("x", x), ("y", y)], outputs)
-    edgeq = Edgeq(runtimes={"board": _one_off}, directory=tmp_path)
-    model = edgeq.load(file.content(), reference=_Sums().eval(), name="sums")
+    file.signature("add", [("x", x), ("y", y)], [(f"z{i}", each) for i, each in enumerate(made)])
+    edgeq = Edgeq(runtimes={"board": _one_off})
+    return edgeq, edgeq.load(file.content(), reference=lambda x, y: [x + y] * count)
+
+
+def test_codes_of_small_ops_are_counted_together() -> None:
+    """Each has too few of them to tell that the runtime moves all by one."""
     steps = torch.arange(8)[None] / 16
 
-    text = _findings(edgeq, model, [(steps, steps), (steps.flip(1), steps)])
+    text = _findings(*_sums(4, 8), [(steps, steps), (steps.flip(1), steps)])
 
     assert text.startswith(
         "runtimes 'board' and 'builtin': expected at most 50% of the codes of 4 ops to differ, as "
@@ -699,45 +658,25 @@ def test_codes_of_small_ops_are_counted_together(tmp_path: Path) -> None:
     )
 
 
-def test_the_text_of_runtimes_that_differ(tmp_path: Path) -> None:
+def test_the_text_of_runtimes_that_differ() -> None:
     """To the letter: where, on what, expected, got, how many."""
-    file = FileWriter()
-    graph = file.graph()
-    x, y, z = (
-        graph.tensor("int8", (1, 64), scales=[scale], zero_points=[-128])
-        for scale in (1 / 16, 1 / 16, 1 / 8)
-    )
-    graph.op("ADD", [x, y], [z], "AddOptions")
-    graph.borders([x, y], [z])
-    file.signature("add", [("x", x), ("y", y)], [("z", z)])
-    edgeq = Edgeq(runtimes={"board": _one_off}, directory=tmp_path)
-    model = edgeq.load(file.content(), reference=_Sum().eval(), name="sum")
     steps = torch.arange(64)[None] / 16
 
-    text = _findings(edgeq, model, [(steps, steps), (steps.flip(1), steps)])
+    text = _findings(*_sums(1, 64), [(steps, steps), (steps.flip(1), steps)])
 
-    assert text == (
-        "runtimes 'board' and 'builtin': ADD #0: expected at most 50% of the codes to differ, "
-        "as rounding parts those near ties only, got 127 of 127, all higher (sample 0, index [0, "
-        "0]: board -127, builtin -128) [1 of 1 ops]\n"
+    assert re.fullmatch(
+        r"runtimes 'board' and 'builtin': ADD #0: expected at most 50% of the codes to differ, "
+        r"as rounding parts those near ties only, got 128 of 128, all higher \(sample 0, index "
+        r"\[0, 0\]: board 1, builtin 0\) \[1 of 1 ops\]\n"
         "cause: each op was run alone on both, on the same inputs, so that nothing before it "
         "explains this: one of the two computes something else\n"
-        "fix: compare both with torch: edgeq.compare(model, samples, runtime='board') and "
+        r"fix: compare both with torch: edgeq.compare\(model, samples, runtime='board'\) and "
         "runtime='builtin'\n\n"
         "note: baselines were not checked: outside a test nothing is remembered\n"
         "note: 2 different evaluation samples: too few to hold errors sample by sample, so the "
-        "limits are wide; give 5 or more that differ"
-    )
-
-
-class _Sum(nn.Module):
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return x + y
-
-
-class _Sums(nn.Module):
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(x + y for _ in range(4))
+        "limits are wide; give 5 or more that differ",
+        text,
+    ), text
 
 
 class _Greatest(nn.Module):
@@ -748,7 +687,7 @@ class _Greatest(nn.Module):
 _NOTE = "note: baselines were not checked: outside a test nothing is remembered"
 
 
-def test_the_text_of_a_file_that_kernels_refuse(tmp_path: Path) -> None:
+def test_the_text_of_a_file_that_kernels_refuse() -> None:
     """Told once for all of them: which op, why, the way out, what they said."""
     content = one_op(
         "REDUCE_MAX",
@@ -759,7 +698,7 @@ def test_the_text_of_a_file_that_kernels_refuse(tmp_path: Path) -> None:
         [{"dtype": "int8", "shape": (1,), "scales": [0.2]}],
         "ReducerOptions",
     )
-    edgeq = Edgeq(directory=tmp_path)
+    edgeq = Edgeq()
     model = edgeq.load(content, reference=_Greatest().eval())
     samples = [torch.tensor([[0.1, 0.2, 0.3, k / 10]]) for k in range(5)]
 

@@ -50,11 +50,13 @@ _ERROR_RATIO = 4
 _SIGMAS = 3
 """Standard deviations that a sum of few squares may lie below its mean."""
 
-_NOTABLE = 1.5
-"""Minimum factor for which a text says that a bound is wider because of few values."""
-
 _ALL = 5
 """Minimum number of ops that all differ, so that no kernel is to blame."""
+
+_BETWEEN = (
+    "no op by itself explains it, so it is what the runtime does between the ops: outputs that are "
+    "not read anew, inputs that are not written, memory that two tensors share"
+)
 
 _FLOAT_UNIT = 2.0**-11
 """Half a unit in the last place of float16, relative: kernels may compute in half precision."""
@@ -212,12 +214,10 @@ class Agreement:
         if self._base not in codes:
             return
         expected = codes[self._base]
-        repeats = _equal(self._opened[self._base].last, expected)
         known = [expected]
         for name, made in codes.items():
             results = self._opened[name]
             results.first = results.first if index else made
-            results.check_stale(index, made, repeats=repeats)
             if reference is not None and name != self._base:
                 results.add_distances(expected, made, reference)
             # Of runtimes with equal results, the ops of one are compared.
@@ -270,10 +270,8 @@ class RuntimeResults:
         self.name = name
         self._base, self._edge = base, edge
         self.first: Sequence[Array] = ()
-        self.last: Sequence[Array] = ()
         self.ops_sample: int | None = None
         self.notes: list[str] = []
-        self._stale: int | None = None
         self._runs_ops = True
         self._pairs: dict[tuple[int, int], Pair] = {}
         self._distances: dict[int, RuntimeDistance] = {}
@@ -285,13 +283,6 @@ class RuntimeResults:
         values = (self._edge.decode(base), self._edge.decode(codes), reference)
         for position, each in enumerate(zip(*values, strict=True)):
             self._distances.setdefault(position, RuntimeDistance()).update(*each)
-
-    def check_stale(self, index: int, codes: Sequence[Array], *, repeats: bool) -> None:
-        """Record the first sample whose outputs, if finite, are those of the previous one."""
-        if self._stale is None and not repeats and _equal(self.last, codes):
-            is_finite = (each.dtype.kind != "f" or np.isfinite(each).any() for each in codes)
-            self._stale = index if any(is_finite) else None
-        self.last = [code.copy() for code in codes]
 
     def compare_ops(self, ops: SingleOps, inputs: Mapping[str, Array], index: int) -> None:
         """Compare every op with the base runtime, each run alone on the same inputs."""
@@ -347,10 +338,10 @@ class RuntimeResults:
             if not distance.difference <= limit:
                 text = (
                     f"output {border.name!r}: expected at most {limit:.3g} between them (rms: "
-                    f"{_ERROR_RATIO} times what {self._base} is off torch{distance.chance}, and "
-                    f"one step), got {distance.difference:.3g}"
+                    f"{_ERROR_RATIO} times what {self._base} is off torch, up to chance, and one "
+                    f"step), got {distance.difference:.3g}"
                 )
-                found.append(self._differs(text, self._why_between))
+                found.append(self._differs(text, _BETWEEN))
         return found
 
     def not_compared(self) -> list[str]:
@@ -365,18 +356,6 @@ class RuntimeResults:
 
     def _where(self, op: Op) -> str:
         return entry_of(self._edge.graph, op, self._edge.modules).where
-
-    @property
-    def _why_between(self) -> str:
-        if self._stale is not None:
-            return (
-                f"for sample {self._stale} it gave again, bit by bit, what it gave for sample "
-                f"{self._stale - 1}: outputs that are not read anew, inputs that are not written"
-            )
-        return (
-            "no op by itself explains it, so it is what the runtime does between the ops: memory "
-            "that two tensors share, buffers that are not written"
-        )
 
     @property
     def _compare(self) -> str:
@@ -458,12 +437,6 @@ class RuntimeDistance:
     def likely_error(self) -> float:
         """Upper estimate of the root mean square between the base and the reference."""
         return math.sqrt(self._error / max(self._n, 1)) * self._slack
-
-    @property
-    def chance(self) -> str:
-        """A clause on this correction if it matters."""
-        few = self._slack > _NOTABLE
-        return f", of {self._n} values alone {self._slack:.2g} times as much" if few else ""
 
     @property
     def _slack(self) -> float:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from pytest_edgeq.check.assertions.expect import (
-    CUSTOM,
     Dtype,
     DtypeByName,
     Model,
@@ -47,6 +46,10 @@ _UINT8 = Why(
     "scale and a zero point that is 128 less, so that the caller can turn one into the other: "
     "(codes.astype('int16') - 128).astype('int8'), and + 128 the other way."
 )
+_CHOSEN = Why(
+    "the quantizer's config, or the release that read it, chose otherwise for these ops; kernels "
+    "and delegates are picked by exactly these dtypes."
+)
 _IO_CAUSES = {("int64", "int32"): _INT32, ("uint8", "int8"): _UINT8}
 """By the expected dtype and the file's."""
 
@@ -83,21 +86,24 @@ def assert_output_dtypes(model: Model, expected: DtypeByName) -> None:
     _assert_io_dtypes(edge_of(model), expected, "output")
 
 
-def _assert_io_dtypes(
-    edge: EdgeFile, expected: DtypeByName, what: Literal["input", "output"]
-) -> None:
-    borders = _io_dtypes(edge, what)
-    names = [name for name, _ in borders]
-    wanted = [None if e is None else parse_dtype(e) for e in spread(expected, names, what)]
-    rows = [
-        (name, dtype or "any", actual)
-        for (name, actual), dtype in zip(borders, wanted, strict=True)
+def _assert_io_dtypes(edge: EdgeFile, expected: DtypeByName, what: str) -> None:
+    # Of several signatures, names say which.
+    several = len(edge.signatures) > 1
+    actual = [
+        (f"{signature.key}:{border.name}" if several else border.name, border.tensor.dtype)
+        for signature in edge.signatures
+        for border in getattr(signature, f"{what}s")
     ]
+    names, dtypes = [name for name, _ in actual], [dtype for _, dtype in actual]
+    wanted = ["any" if e is None else parse_dtype(e) for e in spread(expected, names, what)]
+    rows = list(zip(names, wanted, dtypes, strict=True))
     wrong = [row for row in rows if row[1] not in ("any", row[2])]
     if not wrong:
         return
-    name, dtype, actual = wrong[0]
-    place, why = Place(what, name), _IO_CAUSES.get((dtype, actual), _ENDS_DECIDE)
+    name, dtype, got = wrong[0]
+    accepted: Any = dict(actual) if len(set(names)) == len(names) else dtypes
+    accepted = dtypes[0] if len(set(dtypes)) == 1 else accepted
+    place, why = Place(what, name), _IO_CAUSES.get((dtype, got), _ENDS_DECIDE)
     # A file may have thousands: differing ones come first.
     shown = [*wrong, *(row for row in rows if row not in wrong)]
     raise failed(
@@ -105,36 +111,14 @@ def _assert_io_dtypes(
             kind=UNEXPECTED_DTYPE,
             place=place,
             expected=dtype,
-            got=actual,
-            headline=f"{place}: expected {dtype}, got {actual} "
-            f"({len(wrong)} of {len(rows)} {what}s)",
+            got=got,
+            headline=f"{place}: expected {dtype}, got {got} ({len(wrong)} of {len(rows)} {what}s)",
             evidence=table(shown, (what, "expected", "got")),
             causes=(why.cause,),
             fix=why.fix,
-            command=f"assert_{what}_dtypes(model, {_accepting(borders)})",
+            command=f"assert_{what}_dtypes(model, {accepted!r})",
         )
     )
-
-
-def _io_dtypes(edge: EdgeFile, what: str) -> list[tuple[str, str]]:
-    """Return name and dtype of the inputs or outputs of all signatures."""
-    signatures = edge.signatures
-    return [
-        (
-            f"{signature.key}:{border.name}" if len(signatures) > 1 else border.name,
-            border.tensor.dtype,
-        )
-        for signature in signatures
-        for border in getattr(signature, f"{what}s")
-    ]
-
-
-def _accepting(borders: list[tuple[str, str]]) -> str:
-    dtypes = {dtype for _, dtype in borders}
-    if len(dtypes) == 1:
-        return repr(dtypes.pop())
-    by_name = dict(borders)
-    return repr(by_name if len(by_name) == len(borders) else [dtype for _, dtype in borders])
 
 
 def assert_op_dtypes(
@@ -172,33 +156,39 @@ def assert_op_dtypes(
         AssertionError: An op differs, or none matches.
         ValueError, TypeError: Nothing is expected, or not a dtype, scheme or operator.
     """
-    expected: dict[str, Any] = {
-        "input": _dtypes("input", input),
-        "weight": None if weight is None else parse_dtype(weight),
-        "bias": None if bias is None else parse_dtype(bias),
-        "output": _dtypes("output", output),
-        "granularity": None if granularity is None else parse_granularity(granularity),
-        "scheme": None if scheme is None else _scheme(scheme),
+    if scheme is not None and scheme not in SCHEMES:
+        raise ValueError(
+            f"unknown scheme {scheme!r}{nearest(str(scheme), SCHEMES)}; valid: {', '.join(SCHEMES)}"
+        )
+    asked: dict[str, Any] = {
+        role: _parsed(role, value)
+        for role, value in (
+            ("input", input),
+            ("weight", weight),
+            ("bias", bias),
+            ("output", output),
+            ("granularity", granularity),
+            ("scheme", scheme),
+        )
+        if value is not None
     }
-    asked = {role: value for role, value in expected.items() if value is not None}
     if not asked and count is None:
         raise ValueError(
             f"assert_op_dtypes(model, {op!r}) expects nothing: give input=, weight=, bias=, "
             "output=, scheme=, granularity= or count="
         )
-    if count is not None:
-        count = parse_count("count", count)
-        if count == 0:
-            raise ValueError(
-                "count=0: nothing can be told of no op; write "
-                f"assert_op_counts(model, {{{op!r}: 0}})"
-            )
+    if count is not None and (count := parse_count("count", count)) == 0:
+        raise ValueError(
+            f"count=0: nothing can be told of no op; write assert_op_counts(model, {{{op!r}: 0}})"
+        )
     # An op of None would match every op.
     known_op(op)
     edge = edge_of(model)
     entries = select_ops(edge, op, module)
     if count is not None and len(entries) != count:
         among = f" with module={module!r}" if module is not None else ""
+        counts = sorted(edge.op_dtypes.counts().items(), key=lambda each: -each[1])
+        more = f" and {len(counts) - 8} more kinds" if len(counts) > 8 else ""
         raise failed(
             Finding(
                 kind=UNEXPECTED_COUNT,
@@ -208,7 +198,7 @@ def assert_op_dtypes(
                 evidence=table([(e.where, e.scheme) for e in entries], ("op", "scheme")),
                 causes=(
                     "the converter fuses, splits and drops ops, and a changed model has others; "
-                    f"the file has {_counted(edge)}",
+                    f"the file has {', '.join(f'{n} {name}' for name, n in counts[:8])}{more}",
                 ),
                 command=f"count={len(entries)}",
             )
@@ -223,10 +213,10 @@ def assert_op_dtypes(
     if not wrong:
         return
     entry, role, value, actual = wrong[0]
-    n_ops = len({(e.subgraph, e.index) for e, *_ in wrong})
     says = f"{role}: expected {value}, got {actual}"
-    why = _why_differs(model, edge, [e for e, *_ in wrong])
-    rows = [(e.where, *row) for e, *row in wrong]
+    n_ops = len({(e.subgraph, e.index) for e, *_ in wrong})
+    floats = [e for e, *_ in wrong if e.scheme == "float"]
+    why = why_float(model, edge, floats) if floats else _CHOSEN
     raise failed(
         Finding(
             kind=UNEXPECTED_DTYPE,
@@ -235,7 +225,9 @@ def assert_op_dtypes(
             got=actual,
             symptom=says,
             headline=f"{entry.where} {says} ({n_ops} of {len(entries)} {op})",
-            evidence=table(rows, ("op", "field", "expected", "got")),
+            evidence=table(
+                [(e.where, *row) for e, *row in wrong], ("op", "field", "expected", "got")
+            ),
             causes=(why.cause,),
             fix=why.fix,
             command="expect what the table shows, or narrow with module='glob'; to see all ops: "
@@ -244,37 +236,16 @@ def assert_op_dtypes(
     )
 
 
-def _counted(edge: EdgeFile) -> str:
-    """Return the counts of ops, the most frequent first, as text."""
-    counts = sorted(edge.op_dtypes.counts().items(), key=lambda each: -each[1])
-    more = f" and {len(counts) - 8} more kinds" if len(counts) > 8 else ""
-    return ", ".join(f"{count} {op}" for op, count in counts[:8]) + more
-
-
-def _why_differs(model: Model, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> Why:
-    floats = [entry for entry in wrong if entry.scheme == "float"]
-    if floats:
-        return why_float(model, edge, floats)
-    return Why(
-        "the quantizer's config, or the release that read it, chose otherwise for these ops; "
-        "kernels and delegates are picked by exactly these dtypes."
-    )
-
-
-def _dtypes(role: str, expected: Any) -> Any:
-    if isinstance(expected, (tuple, list)):
+def _parsed(role: str, expected: Any) -> Any:
+    if role == "scheme":
+        return expected
+    if role == "granularity":
+        return parse_granularity(expected)
+    if role in ("input", "output") and isinstance(expected, (tuple, list)):
         if not expected:
             raise ValueError(f"{role}: an empty sequence expects nothing")
         return tuple(parse_dtype(dtype) for dtype in expected)
-    return None if expected is None else parse_dtype(expected)
-
-
-def _scheme(scheme: str) -> str:
-    if scheme not in SCHEMES:
-        raise ValueError(
-            f"unknown scheme {scheme!r}{nearest(str(scheme), SCHEMES)}; valid: {', '.join(SCHEMES)}"
-        )
-    return scheme
+    return parse_dtype(expected)
 
 
 def _meets(edge: EdgeFile, entry: OpDtypes, role: str, expected: Any) -> tuple[bool, str]:
@@ -316,32 +287,27 @@ def assert_op_counts(model: Model, expected: Mapping[str, int]) -> None:
         raise ValueError("assert_op_counts(model, {}) expects nothing; give {'CONV_2D': 4}")
     wanted = {known_op(op): parse_count(op, count) for op, count in expected.items()}
     edge = edge_of(model)
-    counts = edge.op_dtypes.counts()
     found = {
-        op: [
-            entry
-            for entry in edge.op_dtypes
-            if entry.op == op or (op == CUSTOM and entry.op.startswith(f"{CUSTOM}:"))
-        ]
-        for op in wanted
+        op: [e for e in edge.op_dtypes if op in (e.op, e.op.partition(":")[0])] for op in wanted
     }
     wrong = [(op, n, len(found[op])) for op, n in wanted.items() if len(found[op]) != n]
     if not wrong:
         return
     op, count, actual = wrong[0]
     where = [(e.where, e.scheme) for op, *_ in wrong for e in found[op]]
-    differ = f"{len(wrong)} of {len(wanted)} counts differ"
+    counts = ", ".join(f"{name} {n}" for name, n in edge.op_dtypes.counts().items())
     raise failed(
         Finding(
             kind=UNEXPECTED_COUNT,
             place=Place("op", op),
             expected=str(count),
             got=str(actual),
-            headline=f"{op}: expected {count}, got {actual} ({differ})",
+            headline=f"{op}: expected {count}, got {actual} ({len(wrong)} of {len(wanted)} counts "
+            "differ)",
             evidence=(
                 *table(wrong, ("op", "expected", "got")),
                 *(("they stand at", *table(where, ("op", "scheme"))) if where else ()),
-                f"all counts: {', '.join(f'{name} {n}' for name, n in counts.items()) or 'no op'}",
+                f"all counts: {counts or 'no op'}",
             ),
             causes=(
                 "each QUANTIZE and DEQUANTIZE is a border between integers and floats: one more of "
@@ -380,7 +346,7 @@ def assert_no_float_ops(model: Model, allow: Sequence[str] = ()) -> None:
             f"the model has no op but {edge.op_dtypes.counts() or 'none at all'}: there is nothing "
             "to check"
         )
-    floats = {entry: dtypes for entry in entries for dtypes in (_floats(edge, entry),) if dtypes}
+    floats = {entry: dtypes for entry in entries if (dtypes := _floats(edge, entry))}
     kinds = sorted({entry.op for entry in floats})
     unused = [op for op in allowed if op not in kinds]
     if unused:
