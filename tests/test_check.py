@@ -14,7 +14,7 @@ import torch
 from ai_edge_litert import schema_py_generated
 from torch import nn
 
-from fixtures.models import ConvBnRelu, TwoInputs, samples, seeded
+from fixtures.models import ConvBnRelu, samples, seeded
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.check.agreement.agreement import AgreementResult
@@ -117,24 +117,12 @@ def test_the_warning_points_at_the_users_line(edgeq_alone: Edgeq, heads: Quantiz
 
 def test_nan_of_torch_itself_is_the_first_finding(edgeq_alone: Edgeq) -> None:
     """No op is blamed for giving what torch gives."""
-
-    class Logarithm(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 8)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.log(self.layer(x))
-
-    quantized = edgeq_alone.quantize(
-        seeded(Logarithm), (torch.ones(1, 8),), quantizer="recipe_dynamic_wi8_afp32"
-    )
+    sides = [[{"dtype": "float32", "shape": (1, 8), "name": name}] for name in "xy"]
+    model = edgeq_alone.load(one_op("LOG", *sides), reference=torch.log)
     generator = torch.Generator().manual_seed(1)
-    text = _findings(
-        edgeq_alone, quantized, [torch.randn(1, 8, generator=generator) for _ in range(4)]
-    )
+    text = _findings(edgeq_alone, model, [torch.randn(1, 8, generator=generator) for _ in range(4)])
     assert re.match(
-        r"health: nonfinite: output 'output_0': expected finite values, got \d+ NaN or infinite of "
+        r"health: nonfinite: output 'y': expected finite values, got \d+ NaN or infinite of "
         r"32 elements, and \d+ in the float reference itself\nfix: look at the model \(log, sqrt, "
         r"a division\) and at the samples first",
         text,
@@ -547,14 +535,13 @@ def test_inputs_that_do_not_fit_the_file_are_told(
     edgeq_alone: Edgeq, heads: QuantizedModel
 ) -> None:
     """A file of another model: what it takes is told, with all else that is wrong."""
-    other = edgeq_alone.quantize(
-        seeded(TwoInputs), TwoInputs.sample_inputs(), calibration=samples(TwoInputs, 4)
-    )
+    sides = [{"dtype": "float32", "shape": (1, 4), "name": name} for name in "abc"]
+    other = one_op("ADD", sides[:2], sides[2:], "AddOptions")
 
-    text = _findings(edgeq_alone, heads.with_tflite(other.tflite), _images(4, 2))
+    text = _findings(edgeq_alone, heads.with_tflite(other), _images(4, 2))
 
     assert text.startswith("not the file that the")
-    assert "the file takes the inputs ['args_0', 'args_1']" in text
+    assert "the file takes the inputs ['a', 'b']" in text
 
 
 def test_a_file_that_no_runtime_runs_is_found(edgeq_alone: Edgeq, heads: QuantizedModel) -> None:
@@ -726,47 +713,43 @@ def test_the_text_of_a_file_that_kernels_refuse() -> None:
         edgeq.localize(model, samples)
 
 
-class _Broken(nn.Module):
-    """Fails on what the file takes."""
+class _Changed(nn.Module):
+    """A model whose outputs are changed."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.zeros(1, 3, 5, 5)
+    def __init__(self, model: Any, change: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model, self.change = model, change
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.change(*self.model(x))
+
+
+def _changed(edgeq: Edgeq, heads: QuantizedModel, change: Callable[..., Any]) -> QuantizedModel:
+    return edgeq.load(heads.tflite, reference=_Changed(heads.float_model, change).eval())
 
 
 def test_the_text_of_a_reference_that_fails(edgeq_alone: Edgeq, heads: QuantizedModel) -> None:
     """Which model on which sample, what torch said, and what it was given."""
-    loaded = edgeq_alone.load(heads.tflite, reference=_Broken().eval())
+    loaded = _changed(edgeq_alone, heads, lambda one, two: one + torch.zeros(1, 4, 5, 5))
 
     assert _findings(edgeq_alone, loaded, _images(2, 2)) == (
-        "the reference of _Broken fails on evaluation sample 0: expected its outputs, got "
-        "RuntimeError: The size of tensor a (16) must match the size of tensor b (5) at "
+        "the reference of _Changed fails on evaluation sample 0: expected its outputs, got "
+        "RuntimeError: The size of tensor a (7) must match the size of tensor b (5) at "
         "non-singleton dimension 3\n"
         "cause: it is called with the inputs of the file, of shape [1, 3, 16, 16]; "
         f"reference(sample) by itself fails the same way\n\n{_NOTE}"
     )
 
 
-class _Cropped(nn.Module):
-    """One row less than the file gives."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        one, two = self.model(x)
-        return one[:, :, 1:], two
-
-
 def test_the_text_of_outputs_of_another_shape(edgeq_alone: Edgeq, heads: QuantizedModel) -> None:
     """Both shapes, and where to look."""
-    loaded = edgeq_alone.load(heads.tflite, reference=_Cropped(heads.float_model).eval())
+    loaded = _changed(edgeq_alone, heads, lambda one, two: (one[:, :, 1:], two))
 
     text = _findings(edgeq_alone, loaded, _images(2, 2))
 
     assert text.startswith(
-        "_Cropped: output 'output_0': the reference gives shape [1, 4, 6, 7], the file [1, 4, 7, "
-        "7] [1 of 2 findings on _Cropped]\ncause: the file was made from another model than the "
+        "_Changed: output 'output_0': the reference gives shape [1, 4, 6, 7], the file [1, 4, 7, "
+        "7] [1 of 2 findings on _Changed]\ncause: the file was made from another model than the "
         "reference, or its last ops are others: an axis, a permutation, a slice\n\n[2] TRANSPOSE #"
     )
 
@@ -796,7 +779,7 @@ def test_an_output_that_is_worse_than_zeros_is_found(
     edgeq_alone: Edgeq, heads: QuantizedModel
 ) -> None:
     """Of another sign."""
-    loaded = edgeq_alone.load(heads.tflite, reference=_Negated(heads.float_model).eval())
+    loaded = _changed(edgeq_alone, heads, lambda one, two: (-one, -two))
 
     text = _findings(edgeq_alone, loaded, _images(4, 2))
 
@@ -834,15 +817,6 @@ def test_scalars_that_a_reshape_makes_pass(edgeq_alone: Edgeq) -> None:
     assert not empty.is_constant
 
     assert _findings(edgeq_alone, quantized, samples[32:]) == ""
-
-
-class _Negated(nn.Module):
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(-y for y in self.model(x))
 
 
 class _Normalized(nn.Module):

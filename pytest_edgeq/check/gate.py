@@ -105,7 +105,11 @@ def check(
     comparison = measuring.comparison
     unwritten = writes and bool(verdict.findings)
     if not unwritten:
-        _check_baselines(verdict, claims(_explained(comparison, verdict.layers)))
+        explained = comparison
+        if comparison is not None and (blamed := verdict.blamed) is not None:
+            # Errors that regressed are blamed on it.
+            explained = replace(comparison, explain=lambda: blamed)
+        _check_baselines(verdict, claims(explained))
     on_result(CheckResult(comparison, measuring.layers, verdict.merged()))
     sample_notes = [] if comparison is None else notes_on(comparison.evaluated)
     if verdict.findings:
@@ -116,14 +120,6 @@ def check(
         # a suite that turns warnings into errors must not fail because of them.
         also = sample_notes if note == _UNREMEMBERED else []
         warn_user("; ".join([f"edgeq.check: {note}", *also]))
-
-
-def _explained(comparison: Comparison | None, layers: LayerErrors | None) -> Comparison | None:
-    """Return the comparison, with the layer to blame for errors that regressed."""
-    if comparison is None or layers is None:
-        return comparison
-    blamed = replace(layers.finding, evidence=tuple(layers.overview.splitlines()))
-    return replace(comparison, explain=lambda: blamed)
 
 
 def _check_baselines(verdict: Verdict, claims: Iterable[Callable[[], None]]) -> None:

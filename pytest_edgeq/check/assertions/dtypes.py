@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_edgeq.check.assertions.expect import (
     Dtype,
@@ -21,32 +21,77 @@ from pytest_edgeq.check.assertions.expect import (
     spread,
     table,
 )
-from pytest_edgeq.check.assertions.left_in_float import Why, why_float
+from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.errors import UnmatchedError
+from pytest_edgeq.litert.rules import static_recipe_ops
 from pytest_edgeq.names import nearest
 from pytest_edgeq.numerics.findings import UNEXPECTED_COUNT, UNEXPECTED_DTYPE, Finding, Place
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.op_dtypes import SCHEMES, OpDtypes
-from pytest_edgeq.tflite.ops import QDQ
+from pytest_edgeq.tflite.ops import QDQ, facts_of
 from pytest_edgeq.tflite.roles import roles_of
 
-_ENDS_DECIDE = Why(
+
+class _Why(NamedTuple):
+    """Why ops are in float."""
+
+    cause: str
+    fix: str = ""  # how to quantize them; empty if nothing is wrong with the flow
+    by_design: bool = False
+
+
+_NOTHING_QUANTIZED = _Why(
+    "no op of this file is quantized; it is a float model. Was it built with the quantizer, and is "
+    "it the file that you mean?",
+    by_design=True,
+)
+_FLOAT_BY_DESIGN = _Why(
+    "the schemes dynamic, weight_only and float16 store small weights and compute on floats by "
+    "design; assert them with assert_op_dtypes(model, op, scheme=…), or quantize statically.",
+    by_design=True,
+)
+_ELSEWHERE = _Why(
+    "the tool that made the file has no pattern for {ops}, or their operands are in float; PT2E "
+    "finds no ADD, MUL and CONCATENATION in a model that was exported non-strictly.",
+    "configure that tool to quantize {them}.",
+)
+_BY_PT2E = _Why(
+    "the PT2E quantizer does not annotate {ops}, or their operands are in float.",
+    "{recipe}have a subclass of the quantizer annotate {them}, or take another op in the model.",
+)
+_NON_STRICT = _Why(
+    "the model was exported non-strictly, and PT2E then finds no ADD, MUL and CONCATENATION.",
+    "quantize with strict_export=True, which is the default (an exported program: export it with "
+    "strict=True); where a warning says that torch.export refuses it, quantize by a recipe "
+    "(recipe_static_wi8_ai8).",
+)
+_BY_RECIPE = _Why(
+    "no rule of the recipe takes {ops}, or ai-edge-quantizer has none for {them}.",
+    'give the recipe a rule with operation="*"; what it has no way for takes another op in the '
+    "model.",
+)
+_ON_PURPOSE = (
+    "the quantizer was told to leave {modules} in float, by a config of None or a rule of "
+    "no_quantize."
+)
+
+_ENDS_DECIDE = _Why(
     "the first and the last op decide. A model that starts with an op that stays in float takes "
     "floats, one that ends in such an op (softmax, tanh, a normalization) gives floats; the caller "
     "on the device must feed and read exactly these dtypes."
 )
-_INT32 = Why(
+_INT32 = _Why(
     "litert-torch lowers by way of JAX with 64-bit types off (enable_x64=False), so the file has "
     "int32 where the model has int64.",
     "pass int32 on the device, in which token ids and indices fit; tests pass what torch takes, "
     "int64, and quantized.run converts it.",
 )
-_UINT8 = Why(
+_UINT8 = _Why(
     "the quantizers of torch write int8. Its codes are those of uint8 less 128, with the same "
     "scale and a zero point that is 128 less, so that the caller can turn one into the other: "
     "(codes.astype('int16') - 128).astype('int8'), and + 128 the other way."
 )
-_CHOSEN = Why(
+_CHOSEN = _Why(
     "the quantizer's config, or the release that read it, chose otherwise for these ops; kernels "
     "and delegates are picked by exactly these dtypes."
 )
@@ -216,7 +261,7 @@ def assert_op_dtypes(
     says = f"{role}: expected {value}, got {actual}"
     n_ops = len({(e.subgraph, e.index) for e, *_ in wrong})
     floats = [e for e, *_ in wrong if e.scheme == "float"]
-    why = why_float(model, edge, floats) if floats else _CHOSEN
+    why = _why_float(model, edge, floats) if floats else _CHOSEN
     raise failed(
         Finding(
             kind=UNEXPECTED_DTYPE,
@@ -362,7 +407,7 @@ def assert_no_float_ops(model: Model, allow: Sequence[str] = ()) -> None:
     if not wrong:
         return
     first, dtypes = next(iter(wrong.items()))
-    why = why_float(model, edge, list(wrong))
+    why = _why_float(model, edge, list(wrong))
     got = " and ".join(dtypes)
     rows = [(e.where, ", ".join(e.inputs), ", ".join(e.outputs), e.scheme) for e in wrong]
     raise failed(
@@ -387,3 +432,48 @@ def _floats(edge: EdgeFile, entry: OpDtypes) -> tuple[str, ...]:
     op = op_of(edge, entry)
     tensors = (edge.graph.tensor(op, index) for index in (*op.inputs, *op.outputs) if index >= 0)
     return tuple(dict.fromkeys(tensor.dtype for tensor in tensors if tensor.is_floating_point))
+
+
+def _why_float(model: Model, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> _Why:
+    """Return why ops are in float, and how to quantize them."""
+    schemes = {entry.scheme for entry in edge.op_dtypes} - {"integer"}
+    if schemes == {"float"}:
+        return _NOTHING_QUANTIZED
+    if any(entry.scheme in ("dynamic", "weight_only", "float16") for entry in wrong):
+        return _FLOAT_BY_DESIGN
+    known = model if isinstance(model, QuantizedModel) and model.origin is None else None
+    flow = "" if known is None else known.flow
+    meant = frozenset[str]() if known is None else known.left_in_float
+    on_purpose = [entry for entry in wrong if entry.module in meant]
+    # A TRANSPOSE of the converter's, of no module, follows its operand.
+    others = [
+        entry
+        for entry in wrong
+        if entry.module not in meant and not (on_purpose and entry.module is None)
+    ]
+    if not others:
+        modules = list(dict.fromkeys(str(entry.module) for entry in on_purpose))
+        return _Why(_ON_PURPOSE.format(modules=_some(modules, "modules")))
+    # In the order of the file: the first has often made the others float.
+    kinds = list(dict.fromkeys(entry.op for entry in others))
+    if flow == "recipe":
+        return _formatted(_BY_RECIPE, kinds)
+    if known is None or flow != "pt2e":
+        return _formatted(_ELSEWHERE, kinds)
+    if not known.exported_strictly and all(facts_of(kind).needs_strict for kind in kinds):
+        return _NON_STRICT
+    taken = [kind for kind in kinds if kind in static_recipe_ops()]
+    recipe = f"quantize by recipe_static_wi8_ai8, which takes {_some(taken)}; or " if taken else ""
+    return _formatted(_BY_PT2E, kinds, recipe=recipe)
+
+
+def _formatted(why: _Why, kinds: Sequence[str], **more: str) -> _Why:
+    names = {"ops": _some(kinds), "them": "them" if len(kinds) > 1 else "it", **more}
+    return _Why(why.cause.format(**names), why.fix.format(**names))
+
+
+def _some(names: Sequence[str], what: str = "kinds") -> str:
+    if len(names) > 4:
+        return f"{', '.join(names[:3])} and {len(names) - 3} other {what}"
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last

@@ -320,7 +320,7 @@ class MetricScorer:
         with warnings.catch_warnings():
             # A resample may lack a class, for which a Metric warns; the original samples have it.
             warnings.simplefilter("ignore")
-            for row in np.flatnonzero(self._times[1:]):
+            for row in map(int, np.flatnonzero(self._times[1:])):
                 drops[row] = self._sign * (self._score(0, row + 1) - self._score(1, row + 1))
         drops[~np.isfinite(drops)] = np.nan
         return drops
