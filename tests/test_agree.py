@@ -19,7 +19,7 @@ from ai_edge_litert.interpreter import Interpreter
 from fixtures.models import ResidualNet, SelfAttention, SmallModel, samples, seeded
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.check.agreement.agreement import (
+from pytest_edgeq.check.agreement import (
     SAMPLES,
     Agreement,
     AgreementResult,
@@ -362,7 +362,7 @@ def test_what_only_the_reference_kernels_do_is_no_defect_of_the_file(
     found = _agreement(quantized, inputs)
     assert (found.unable, found.differences, found.notes) == ((), (), ())
 
-    monkeypatch.setattr("pytest_edgeq.check.agreement.agreement.KNOWN_WRONG", frozenset())
+    monkeypatch.setattr("pytest_edgeq.check.agreement.KNOWN_WRONG", frozenset())
     found = _agreement(quantized, inputs)
     assert (found.unable, found.differences) == ((), ())
     [note] = found.notes

@@ -17,7 +17,7 @@ from torch import nn
 from fixtures.models import ConvBnRelu, samples, seeded
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.check.agreement.agreement import AgreementResult
+from pytest_edgeq.check.agreement import AgreementResult
 from pytest_edgeq.check.gate import by_runtimes
 from pytest_edgeq.check.verdict import Verdict
 from pytest_edgeq.localize.rows import LayerErrors

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.baselines.op_changes import describe_change
-from pytest_edgeq.check.agreement.agreement import AgreementResult
+from pytest_edgeq.check.agreement import AgreementResult
 from pytest_edgeq.check.measuring import Measuring
 from pytest_edgeq.check.remember import notes_on
 from pytest_edgeq.check.verdict import Verdict

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pytest_edgeq.check.agreement.agreement import SAMPLES, Agreement
+from pytest_edgeq.check.agreement import SAMPLES, Agreement
 from pytest_edgeq.check.clipping import clipping_findings
 from pytest_edgeq.check.influence import Influence
 from pytest_edgeq.check.near_ties import judge_choices

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.check.agreement.kernels_apart import first_differing_op
 from pytest_edgeq.check.assertions.expect import Model, edge_of, failed, parse_number, table
+from pytest_edgeq.check.op_pairs import first_differing_op
 from pytest_edgeq.compare.failed_samples import FailedSamples, attach_samples
 from pytest_edgeq.compare.parallel import MOST_AHEAD, in_order
 from pytest_edgeq.compare.quantized import QuantizedModel

@@ -1,4 +1,11 @@
-"""Run every runtime on the same samples and report the differences."""
+"""
+Run every runtime on the same samples and report differences beyond the rounding of kernels.
+
+Kernels round differently, and the difference grows from layer to layer: end to end two sound
+runtimes may differ by tens of LSB. So if outputs differ, each op is run alone on the inputs that it
+has in the builtin kernels, and there a code may differ by one, and only if the real value is near a
+tie (`op_pairs`).
+"""
 
 from __future__ import annotations
 
@@ -11,8 +18,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.check.agreement.kernels_apart import first_differing_op
-from pytest_edgeq.check.agreement.pair import GREATEST, Pair, make_pair, problem_together
+from pytest_edgeq.check.op_pairs import (
+    GREATEST,
+    Pair,
+    first_differing_op,
+    make_pair,
+    problem_together,
+)
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.samples import Sample
 from pytest_edgeq.errors import CopyError, CrashedError, UnrunnableError, grouped
