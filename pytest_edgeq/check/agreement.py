@@ -41,9 +41,7 @@ from pytest_edgeq.tflite.subgraph import Op
 
 Array = npt.NDArray[Any]
 
-SAMPLES = 4
-"""Number of samples that the runtimes are compared on, to bound the cost."""
-
+SAMPLES = 4  # number of samples that the runtimes are compared on, to bound the cost
 _MUST_RUN = "xnnpack"
 
 # No device runs these kernels: they run one sample, and their refusals and differences are notes,
@@ -59,19 +57,15 @@ _SOFTMAX_ABORTS = 512
 # kernels B are.
 _ERROR_RATIO = 4
 
-_SIGMAS = 3
-"""Standard deviations that a sum of few squares may lie below its mean."""
-
-_ALL = 5
-"""Minimum number of ops that all differ, so that no kernel is to blame."""
-
+_SIGMAS = 3  # standard deviations that a sum of few squares may lie below its mean
+_ALL = 5  # minimum number of ops that all differ, so that no kernel is to blame
 _BETWEEN = (
     "no op by itself explains it, so it is what the runtime does between the ops: outputs that are "
     "not read anew, inputs that are not written, memory that two tensors share"
 )
 
+# Half a unit in the last place of float16, relative: kernels may compute in half precision.
 _FLOAT_UNIT = 2.0**-11
-"""Half a unit in the last place of float16, relative: kernels may compute in half precision."""
 
 
 def compared_runtimes(quantized: QuantizedModel) -> tuple[str, ...]:

@@ -21,17 +21,11 @@ from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.clamped import write_clamped
 from pytest_edgeq.tflite.op_dtypes import entry_of
 
-_EXPLAINED = 0.5
-"""Share of the file's error that the ranges alone must make."""
-
+_EXPLAINED = 0.5  # share of the file's error that the ranges alone must make
+# Minimum share of ranges that values exceed by far, to fault a calibration of unknown samples.
 _MANY = 1 / 8
-"""Minimum share of ranges that values exceed by far, to fault a calibration of unknown samples."""
-
-_VERY_FAR = 0.5
-"""Share of a range's width beyond which an overshoot of a single range is enough."""
-
-_LEAST_RANGES = 5
-"""Minimum number of ranges to judge them together."""
+_VERY_FAR = 0.5  # share of a range's width beyond which an overshoot of a single range is enough
+_LEAST_RANGES = 5  # minimum number of ranges to judge them together
 
 
 class _Errors(NamedTuple):

@@ -49,19 +49,14 @@ if TYPE_CHECKING:
 Claims = Callable[[Comparison | None], Iterable[Callable[[], None]]]
 
 _UNREMEMBERED = "baselines were not checked: outside a test nothing is remembered"
-"""A note."""
-
-_SHOWN = 4
-"""How many more differences of one kind a text lists."""
-
+_SHOWN = 4  # how many more differences of one kind a text lists
 _SHIP = (
     "ship what the flow made, quantized.path; a file that was changed on purpose is compared with "
     "torch alone by edgeq.load(path, reference=model)"
 )
 
+# SQNR that a file of float32, or with float16 constants, has at least: RAFT has 110 dB.
 _FLOAT32_DB, _FLOAT16_DB = 60.0, 40.0
-"""SQNR that a file of float32, or with float16 constants, has at least: RAFT has 110 dB."""
-
 # Number of different calibration samples below which they are few.
 # A value of a new sample lies beyond the least and greatest of n with a probability of 2/(n + 1): a
 # fifth of all that are extreme in their sample.

@@ -19,15 +19,11 @@ from pytest_edgeq.numerics.metrics import sqnr_db
 from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.op_dtypes import entry_of
 
-_SAMPLES = 4
-"""Number of samples that are kept; each input is swapped in three pairs at most."""
-
+_SAMPLES = 4  # number of samples that are kept; each input is swapped in three pairs at most
+# Power of a change over that of the output's own rounding from which it is judged: one bit.
 _ABOVE_ROUNDING = 4.0
-"""Power of a change over that of the output's own rounding from which it is judged: one bit."""
-
+# Power of a change over that of the errors that come with the change by another input.
 _ABOVE_NOISE = 10.0
-"""Power of a change over that of the errors that come with the change by another input."""
-
 _WAYS_OUT = (
     "scale these channels down in the model, and what reads them up, leave the op in float, or "
     "quantize activations to 16 bits"
@@ -37,8 +33,8 @@ _FIND_IT = (
     "leave the ops behind this input in float, one after the other, to find the one that loses it"
 )
 
+# Power of a change over that of the output below which float32 may have made it.
 _FLOAT_NOISE = 1e-10
-"""Power of a change over that of the output below which float32 may have made it."""
 
 
 class _Change(NamedTuple):

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.compare.executors.engines import SampleExecutor
 
 
-_CHOSEN = 2
-"""Number of first samples on which the ops are always measured."""
+_CHOSEN = 2  # number of first samples on which the ops are always measured
 
 
 class _SampleChoice:

@@ -31,9 +31,8 @@ from pytest_edgeq.tflite.subgraph import Op
 
 Array = npt.NDArray[Any]
 
+# Maximum of float32, which kernels that clamp return for infinity.
 GREATEST = float(np.finfo(np.float32).max)
-"""Maximum of float32, which kernels that clamp return for infinity."""
-
 # Of Hoeffding's bound, P(share ≥ p + d) ≤ exp(−2nd²): once in a million by chance.
 _CHANCE = math.log(1e6) / 2
 

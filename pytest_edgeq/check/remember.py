@@ -33,20 +33,15 @@ from pytest_edgeq.numerics.metrics import json_number
 from pytest_edgeq.numerics.results import OutputErrors, accepts, is_below_a_step, wiped
 from pytest_edgeq.numerics.samples import EvaluatedSamples
 
-_MOST_SAMPLES: Final = 1 << 13
-"""Maximum number of samples to consider as sufficient."""
-
+_MOST_SAMPLES: Final = 1 << 13  # maximum number of samples to consider as sufficient
+# Metrics whose limits are reported: a maximum, or one sample, may vary without bound.
 _REPORTED: Final = ("sqnr_db", "cosine_similarity", "top1_agreement")
-"""Metrics whose limits are reported: a maximum, or one sample, may vary without bound."""
-
 _UNEVEN: Final = (
     "the error differs so much between these samples that a rebuild may move it by more than the "
     "SQNR itself"
 )
 
-_SHOWN: Final = 2
-"""How many limits of a baseline a text lists."""
-
+_SHOWN: Final = 2  # how many limits of a baseline a text lists
 _LOCALIZE: Final = "find the layer to blame with edgeq.localize(quantized, samples)"
 
 Limits = Mapping[str, float]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +17,7 @@ from pytest_edgeq.check.assertions.scorers import ScoredSample, Scorer, scorer_f
 from pytest_edgeq.compare.failed_samples import FailedSamples, attach_samples
 from pytest_edgeq.compare.foreign import is_keras, keras_output_names
 from pytest_edgeq.compare.measurement import check_layout
-from pytest_edgeq.compare.parallel import AtOnce, in_order, on_one_thread, state_of
+from pytest_edgeq.compare.parallel import AtOnce, begin, in_order, on_one_thread
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import (
     call_unflattened,
@@ -185,34 +184,25 @@ def _score_all(
             return step.done
         pairs = reading.items()
     n_samples = 0
-    items = (_Pair(index, *pair) for index, pair in enumerate(pairs))
-    # Scored in this thread, since a user's metric need not be thread-safe.
-    for pair, outputs in _outputs(model, items, scorer):
-        scorer.add(_score(scorer, pair, outputs, worst))
-        n_samples += 1
-    return n_samples
-
-
-def _outputs(
-    model: QuantizedModel, pairs: Iterator[_Pair], scorer: Scorer
-) -> Iterator[tuple[_Pair, tuple[Any, Any]]]:
-    """Yield every sample with both models' outputs, in order, on the model's cores."""
     is_remote = model.edge.runtimes.target_of(model.runtime) is not None
     at_once = AtOnce(model.threads, is_remote=is_remote)
+    items: Iterator[Any] = (_Pair(index, *pair) for index, pair in enumerate(pairs))
 
     def measure(edge: EdgeFile, pair: _Pair) -> tuple[_Pair, tuple[Any, Any]]:
         return pair, _run_both(model, edge, pair, scorer, at_once.cores)
 
-    before = state_of(model) if at_once.workers > 1 else None
-    for pair in itertools.islice(pairs, 1):
-        yield measure(model.edge, pair)
-    if before is None or before != state_of(model):
-        for pair in pairs:
-            yield measure(model.edge, pair)
-        return
-    # A loader may reuse the memory of samples and labels.
-    kept = (_Pair(each.index, each.sample.clone(), _copied(each.label)) for each in pairs)
-    yield from in_order(kept, model.edge.clone, measure, at_once.workers)
+    # In this thread, since a user's metric need not be thread-safe.
+    def add(pair: _Pair, outputs: tuple[Any, Any]) -> None:
+        nonlocal n_samples
+        scorer.add(_score(scorer, pair, outputs, worst))
+        n_samples += 1
+
+    if begin(items, model, at_once.workers, lambda pair: add(*measure(model.edge, pair))):
+        # A loader may reuse the memory of samples and labels.
+        kept = (_Pair(each.index, each.sample.clone(), _copied(each.label)) for each in items)
+        for pair, outputs in in_order(kept, model.edge.clone, measure, at_once.workers):
+            add(pair, outputs)
+    return n_samples
 
 
 def _copied(label: Any) -> Any:

@@ -95,8 +95,8 @@ _CHOSEN = _Why(
     "the quantizer's config, or the release that read it, chose otherwise for these ops; kernels "
     "and delegates are picked by exactly these dtypes."
 )
+# By the expected dtype and the file's.
 _IO_CAUSES = {("int64", "int32"): _INT32, ("uint8", "int8"): _UINT8}
-"""By the expected dtype and the file's."""
 
 
 def assert_input_dtypes(model: Model, expected: DtypeByName) -> None:

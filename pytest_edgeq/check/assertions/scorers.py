@@ -26,17 +26,12 @@ from pytest_edgeq.numerics.paired import (
 
 Floats = npt.NDArray[np.float64]
 
-RESAMPLES = 2000
-"""For means; the error of a 95 % bound is then some 4 % of the standard error."""
-
+RESAMPLES = 2000  # for means; the error of a 95 % bound is then some 4 % of the standard error
+# For a Metric of sums; each needs two `compute()`, some tenths of a millisecond.
 METRIC_RESAMPLES = 1000
-"""For a Metric of sums; each needs two `compute()`, some tenths of a millisecond."""
-
-LIST_RESAMPLES = 200
-"""For a Metric of lists; each needs two `compute()` over all samples."""
-
+LIST_RESAMPLES = 200  # for a Metric of lists; each needs two `compute()` over all samples
+# Maximum size of a Metric's sums; all copies need 2 × 1,000 × 20,000 × 8 bytes = 320 MB.
 MOST_NUMBERS = 20_000
-"""Maximum size of a Metric's sums; all copies need 2 × 1,000 × 20,000 × 8 bytes = 320 MB."""
 
 
 @dataclass(frozen=True, slots=True)
