@@ -25,7 +25,6 @@ from pytest_edgeq.numerics.findings import (
     ACCUMULATED_LOSS,
     CLIPPED_INPUT,
     CLIPPED_OUTPUT,
-    COARSE_INPUT,
     ERRORS_REGRESSED,
     FILE,
     LOSSY_EVERYWHERE,
@@ -131,6 +130,7 @@ def test_nan_of_torch_itself_is_the_first_finding(edgeq_alone: Edgeq) -> None:
 
 
 BASELINE = Place("baseline", "x.json")
+X, Y = Place("input", "x"), Place("output", "y")
 REGRESSED = Finding(
     kind=ERRORS_REGRESSED,
     place=BASELINE,
@@ -139,31 +139,46 @@ REGRESSED = Finding(
     fix="undo it",
     command="if the change is meant: pytest",
 )
-
-
-LOST = Finding(kind=LOST_OUTPUT, place=Place("output", "y"), symptom="lost", harm=USELESS)
-MISSING = Finding(
+LOST = Finding(kind=LOST_OUTPUT, place=Y, symptom="lost", harm=USELESS)
+CHANGED = Finding(kind=OP_DTYPES_CHANGED, place=BASELINE, headline="ADD in float")
+CLIPPED = Finding(
+    kind=CLIPPED_INPUT,
+    place=X,
+    expected="[0, 1]",
+    got="30 % outside",
+    harm=Harm.share(3, 10),
+    fix="calibrate with samples like those evaluated",
+)
+ERRORS = Finding(
     kind=NO_BASELINE,
     place=Place("baseline", "y.json"),
     symptom="errors",
     got="30 dB",
-    headline="no baseline is stored yet: errors (30 dB)",
     command="to store it: pytest",
 )
+OPS = replace(ERRORS, place=BASELINE, symptom="op-dtype map", got="9 ops")
 TOO_FEW = Finding(
     kind=NOT_STORED, place=BASELINE, headline="12 samples are too few: give at least 36"
 )
+LAYER = Finding(
+    kind=LOSSY_EVERYWHERE, place=FILE, symptom="no single layer: 9 of 28 ranges are too narrow"
+)
+
+
+def _lines(*found: Finding, layer: Finding | None = None, unwritten: bool = False) -> list[str]:
+    """Return the text of findings, with what the layers gave."""
+    layers = None if layer is None else LayerErrors(rows=(), culprit=None, finding=layer)
+    return Verdict([*found], layers=layers).text("Net", unwritten=unwritten).splitlines()
 
 
 def test_missing_baselines_are_one_line_and_one_command() -> None:
     """Where errors of too few samples cannot be stored, the op-dtype map can."""
-    ops = replace(MISSING, place=BASELINE, symptom="op-dtype map", got="9 ops")
-    assert Verdict([ops, MISSING]).text("Net", unwritten=False).splitlines() == [
+    assert _lines(OPS, ERRORS) == [
         "no baseline is stored yet: op-dtype map (9 ops), errors (30 dB)",
         "file: x.json, y.json",
         "update: to store it: pytest",
     ]
-    assert Verdict([ops, TOO_FEW]).text("Net", unwritten=False).splitlines() == [
+    assert _lines(OPS, TOO_FEW) == [
         "12 samples are too few: give at least 36 [1 of 2 findings on Net]",
         "file: x.json",
         "",
@@ -171,28 +186,24 @@ def test_missing_baselines_are_one_line_and_one_command() -> None:
         "    file: x.json",
         "    update: to store it: pytest",
     ]
-    broken = replace(TOO_FEW, headline="errors not stored", harm=USELESS)
-    assert "update: to store it" not in Verdict([ops, broken]).text("Net", unwritten=False)
+    assert "update: to store it" not in "\n".join(_lines(OPS, replace(TOO_FEW, harm=USELESS)))
 
 
 def test_what_changed_since_the_baselines_is_said_first_and_once() -> None:
-    """Before the first line, whichever finding that is, and no matter which baseline knows it."""
+    """Before the first line, whichever finding that is; then it is to be undone."""
     since = "strict_export: True → False"
-    gone = Finding(kind=OP_DTYPES_CHANGED, place=BASELINE, headline="ADD in float", since=(since,))
     worse = replace(REGRESSED, since=(since, "weights: changed"))
-    text = Verdict([gone, worse]).text("Net", unwritten=False)
-    assert text.splitlines()[0] == (
-        f"{since}, weights: changed; {REGRESSED.headline} [1 of 2 findings on Net]"
-    )
-    assert text.count(since) == text.count("weights: changed") == 1
+    first, *others = _lines(replace(CHANGED, since=(since,)), worse)
+    assert first == f"{since}, weights: changed; {REGRESSED.headline} [1 of 2 findings on Net]"
+    assert not any(since in line or "weights: changed" in line for line in others)
+    assert _lines(worse, CLIPPED)[1] == "fix: undo what changed since the baseline"
+    assert f"fix: {CLIPPED.fix}" in _lines(REGRESSED, CLIPPED)
 
 
 def test_what_may_have_changed_is_said_once() -> None:
     """By the errors, as their baseline knows more than that of the op dtypes; not of one alone."""
-    gone = Finding(
-        kind=OP_DTYPES_CHANGED,
-        place=BASELINE,
-        headline="RELU disappeared",
+    gone = replace(
+        CHANGED,
         unchanged=("options",),
         suspects=("the code", "weights"),
         harm=Harm.decibels(20),
@@ -204,8 +215,8 @@ def test_what_may_have_changed_is_said_once() -> None:
         suspects=("the code",),
         fix="",
     )
-    assert Verdict([gone, worse]).text("Net", unwritten=False).splitlines() == [
-        "RELU disappeared [1 of 2 findings on Net]",
+    assert _lines(gone, worse) == [
+        "ADD in float [1 of 2 findings on Net]",
         "cause: options, weights and versions are the baseline's: the code changed",
         "fix: look for what changed in the code, and undo it",
         "file: x.json",
@@ -215,111 +226,57 @@ def test_what_may_have_changed_is_said_once() -> None:
         "    file: x.json",
         "    update: if the change is meant: pytest",
     ]
-    assert Verdict([gone]).text("Net", unwritten=False).splitlines()[1:3] == [
+    assert _lines(gone)[1:3] == [
         "cause: options and versions are the baseline's: the code or weights changed",
         "fix: look for what changed in the code or weights, and undo it",
     ]
 
 
-def test_the_fix_of_an_input_is_to_undo_what_changed() -> None:
-    """Where it is known that the calibration changed, there is nothing to find out."""
-    coarse = Finding(
-        kind=COARSE_INPUT,
-        place=Place("input", "x"),
-        symptom="2 codes of 256",
-        harm=Harm.decibels(40),
-        fix="compare the values of the calibration samples",
-    )
-    worse = replace(REGRESSED, since=("calibration: other samples",))
-    assert Verdict([worse, coarse]).text("Net", unwritten=False).splitlines()[:2] == [
-        "calibration: other samples; input 'x': 2 codes of 256 [1 of 2 findings on Net]",
-        "fix: undo what changed since the baseline",
-    ]
-    assert coarse.fix in Verdict([REGRESSED, coarse]).text("Net", unwritten=False)
-
-
 def test_other_evaluation_samples_explain_inputs_that_are_clipped() -> None:
     """Nothing is to be calibrated for samples that are not the baseline's."""
-    clipped = Finding(
-        kind=CLIPPED_INPUT,
-        place=Place("input", "x"),
-        symptom="clipped",
-        harm=Harm.share(9, 10),
-        fix="calibrate with samples like those evaluated",
-    )
     other = Finding(kind=OTHER_DATA, place=BASELINE, headline="the evaluation samples are others")
-    text = Verdict([LOST, clipped, other]).text("Net", unwritten=False)
-    assert text.startswith(f"{other.headline} [1 of 3 findings on Net]\n")
-    assert "calibrate" not in text
-    assert "calibrate" in Verdict([LOST, clipped]).text("Net", unwritten=False)
-
-
-def _verdict(layer: Finding, *found: Finding) -> Verdict:
-    """Return the verdict on findings, with what the layers gave."""
-    return Verdict([*found], layers=LayerErrors(rows=(), culprit=None, finding=layer))
+    text = _lines(LOST, replace(CLIPPED, harm=Harm.share(9, 10)), other)
+    assert text[0] == f"{other.headline} [1 of 3 findings on Net]"
+    assert not any("calibrate" in line for line in text)
+    assert any("calibrate" in line for line in _lines(LOST, CLIPPED))
 
 
 def test_the_layer_to_blame_explains_errors_and_no_op_dtypes() -> None:
     """It is never the cause of an op that went."""
-    gone = Finding(kind=OP_DTYPES_CHANGED, place=BASELINE, headline="QUANTIZE #3 disappeared")
-    layer = Finding(
-        kind=LOSSY_EVERYWHERE, place=FILE, symptom="no single layer: 9 of 28 ranges are too narrow"
-    )
-    worse = replace(REGRESSED, explained_by=(layer,))
-    text = _verdict(layer, worse).text("Net", unwritten=False)
-    assert text.splitlines()[:2] == [
-        REGRESSED.headline,
-        "layer to blame: no single layer: 9 of 28 ranges are too narrow",
-    ]
-    text = _verdict(layer, worse, LOST).text("Net", unwritten=False)
-    assert text.count("layer to blame") == 1
-    assert "layer to blame" not in _verdict(layer, REGRESSED).text("Net", unwritten=False)
-    worse = replace(REGRESSED, explained_by=(gone,))
-    text = _verdict(layer, gone, worse).text("Net", unwritten=False)
-    assert text.splitlines()[:6] == [
-        "QUANTIZE #3 disappeared [1 of 2 findings on Net]",
+    blame = f"layer to blame: {LAYER.symptom}"
+    worse = replace(REGRESSED, explained_by=(LAYER,))
+    assert _lines(worse, layer=LAYER)[:2] == [REGRESSED.headline, blame]
+    assert sum(blame in line for line in _lines(worse, LOST, layer=LAYER)) == 1
+    assert blame not in _lines(REGRESSED, layer=LAYER)
+    assert blame not in _lines(CHANGED, layer=LAYER)
+    worse = replace(REGRESSED, explained_by=(CHANGED,))
+    assert _lines(CHANGED, worse, layer=LAYER)[:6] == [
+        "ADD in float [1 of 2 findings on Net]",
         "file: x.json",
         "",
         f"[2] {REGRESSED.headline}",
         "    cause: explained by [1]",
         "    file: x.json",
     ]
-    assert "layer to blame" not in _verdict(layer, gone).text("Net", unwritten=False)
 
 
 @pytest.mark.parametrize("kind", [ACCUMULATED_LOSS, OP_IN_FLOAT])
 def test_that_no_layer_stands_out_is_not_said_beside_a_cause(kind: str) -> None:
     """Nor is a layer blamed that is kept in float."""
-    layer = Finding(kind=kind, place=FILE, symptom="no single layer stands out")
+    layer = replace(LAYER, kind=kind)
     known = replace(LOST, causes=("calibrated on fewer samples",))
-    clipped = Finding(kind=CLIPPED_INPUT, place=Place("input", "x"), symptom="clipped")
-    for found in ([known], [clipped, LOST]):
-        assert "stands out" not in _verdict(layer, *found).text("Net", unwritten=False)
-    alone = _verdict(layer, LOST).text("Net", unwritten=False)
-    assert ("stands out" in alone) == (kind == ACCUMULATED_LOSS)
+    for found in ([known], [CLIPPED, LOST]):
+        assert not any("no single layer" in line for line in _lines(*found, layer=layer))
+    alone = any("no single layer" in line for line in _lines(LOST, layer=layer))
+    assert alone == (kind == ACCUMULATED_LOSS)
 
 
 def test_a_cause_is_told_once() -> None:
     """What explains others is first, and they refer to it; nothing is to be accepted before."""
-    clipped = Finding(
-        kind=CLIPPED_INPUT,
-        place=Place("input", "x"),
-        expected="[0, 1]",
-        got="30 % outside",
-        harm=Harm.share(3, 10),
-        fix="calibrate with samples like those evaluated",
-    )
-    worse = replace(REGRESSED, explained_by=(clipped,), causes=("ranges moved",))
-    output = Finding(
-        kind=CLIPPED_OUTPUT,
-        place=Place("output", "y"),
-        symptom="clipped",
-        harm=Harm.share(1, 10),
-        fix=clipped.fix,
-    )
-    missing = replace(MISSING, place=BASELINE)
-    text = Verdict([missing, worse, output, clipped]).text("Net", unwritten=True)
-    assert text.splitlines() == [
+    worse = replace(REGRESSED, explained_by=(CLIPPED,), causes=("ranges moved",))
+    output = replace(LOST, kind=CLIPPED_OUTPUT, harm=Harm.share(1, 10), fix=CLIPPED.fix)
+    missing = replace(ERRORS, place=BASELINE)
+    assert _lines(missing, worse, output, CLIPPED, unwritten=True) == [
         "input 'x': expected [0, 1], got 30 % outside [1 of 4 findings on Net]",
         "fix: calibrate with samples like those evaluated",
         "",
@@ -329,7 +286,7 @@ def test_a_cause_is_told_once() -> None:
         "    file: x.json",
         "    update: once the other findings are fixed",
         "",
-        "[3] output 'y': clipped",
+        "[3] output 'y': lost",
         "    cause: explained by [1]",
         "",
         "[4] no baseline is stored yet: errors; update it once the other findings are fixed",
