@@ -454,7 +454,7 @@ class RuntimeDistance:
 
 
 def _equal(one: Sequence[Array], two: Sequence[Array]) -> bool:
-    """Whether two runs gave the same, NaN at the same places."""
+    """Whether the outputs of two runs are equal, NaN at the same places."""
     return len(one) == len(two) and all(
         np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in zip(one, two, strict=True)
     )

@@ -142,7 +142,7 @@ class _Gate:
         """Whether torch itself gives values that are not finite."""
 
     def judge(self, measured: Measuring) -> None:
-        """Add the findings on what was measured."""
+        """Add the findings on the measurements."""
         if measured.comparison is not None:
             total = measured.comparison.total
             self._check_health(measured.comparison, measured.layers)

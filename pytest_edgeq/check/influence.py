@@ -37,7 +37,7 @@ _FIND_IT = (
 _FLOAT_NOISE = 1e-10
 
 
-class _Change(NamedTuple):
+class _InputChange(NamedTuple):
     """Sums over the change of one output when one input is swapped."""
 
     power: float  # of the reference's change
@@ -65,7 +65,7 @@ class _Change(NamedTuple):
 class _Swapped(NamedTuple):
     """Changes of outputs by swapping one input, and the swapped pairs of samples."""
 
-    changes: dict[str, _Change]
+    changes: dict[str, _InputChange]
     pairs: list[tuple[Sample, Sample]]
 
 
@@ -118,13 +118,13 @@ class Influence:
                 continue
             found.pairs.append((base, mixed))
             for name, change in changes.items():
-                found.changes[name] = _Change(*np.add(change, found.changes.get(name, 0.0)))
+                found.changes[name] = _InputChange(*np.add(change, found.changes.get(name, 0.0)))
             visible = [each for each in found.changes.values() if each.is_visible]
             if visible and not any(each.is_lost for each in visible):
                 break
         return found
 
-    def _changes(self, before: Sequence[Arrays], mixed: Sample) -> dict[str, _Change] | None:
+    def _changes(self, before: Sequence[Arrays], mixed: Sample) -> dict[str, _InputChange] | None:
         """Return the changes by output; None if they cannot be compared."""
         try:
             after = self._runner.both(mixed)
@@ -144,7 +144,7 @@ class Influence:
             parameters = qparams(border.tensor)
             step = 0.0 if parameters is None else parameters[0]
             powers = (float(np.square(each).sum()) for each in (wanted, got - wanted, real))
-            found[border.name] = _Change(*powers, rounding=2 * wanted.size * step**2 / 12)
+            found[border.name] = _InputChange(*powers, rounding=2 * wanted.size * step**2 / 12)
         return found
 
     def _lost(

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
-class _Pair(NamedTuple):
+class _LabelledSample(NamedTuple):
     """A sample with its label, and its number among all samples."""
 
     index: int
@@ -186,20 +186,22 @@ def _score_all(
     n_samples = 0
     is_remote = model.edge.runtimes.target_of(model.runtime) is not None
     at_once = AtOnce(model.threads, is_remote=is_remote)
-    items: Iterator[Any] = (_Pair(index, *pair) for index, pair in enumerate(pairs))
+    items: Iterator[Any] = (_LabelledSample(index, *pair) for index, pair in enumerate(pairs))
 
-    def measure(edge: EdgeFile, pair: _Pair) -> tuple[_Pair, tuple[Any, Any]]:
+    def measure(edge: EdgeFile, pair: _LabelledSample) -> tuple[_LabelledSample, tuple[Any, Any]]:
         return pair, _run_both(model, edge, pair, scorer, at_once.cores)
 
     # In this thread, since a user's metric need not be thread-safe.
-    def add(pair: _Pair, outputs: tuple[Any, Any]) -> None:
+    def add(pair: _LabelledSample, outputs: tuple[Any, Any]) -> None:
         nonlocal n_samples
         scorer.add(_score(scorer, pair, outputs, worst))
         n_samples += 1
 
     if begin(items, model, at_once.workers, lambda pair: add(*measure(model.edge, pair))):
         # A loader may reuse the memory of samples and labels.
-        kept = (_Pair(each.index, each.sample.clone(), _copied(each.label)) for each in items)
+        kept = (
+            _LabelledSample(each.index, each.sample.clone(), _copied(each.label)) for each in items
+        )
         for pair, outputs in in_order(kept, model.edge.clone, measure, at_once.workers):
             add(pair, outputs)
     return n_samples
@@ -243,13 +245,15 @@ class _AccuracyRunner:
             if found and isinstance(found[-1], ScoredSample):
                 # Only the last example of all is used, which may be this chunk's last.
                 found[-1] = found[-1]._replace(example=None)
-            pair = _Pair(index, *item)
+            pair = _LabelledSample(index, *item)
             outputs = _run_both(self._model, self._edge, pair, self._scorer, nullcontext())
             found.append(_score(self._scorer, pair, outputs, worst))
         return found, worst
 
 
-def _score(scorer: Scorer, pair: _Pair, outputs: tuple[Any, Any], worst: WorstSamples) -> Any:
+def _score(
+    scorer: Scorer, pair: _LabelledSample, outputs: tuple[Any, Any], worst: WorstSamples
+) -> Any:
     """Return the score of a sample without adding it to the scorer."""
     expected, got = ([value for _, value in flatten_outputs(each)] for each in outputs)
     lengths = {len(leaf) for leaf in expected if leaf.ndim}
@@ -262,7 +266,7 @@ def _score(scorer: Scorer, pair: _Pair, outputs: tuple[Any, Any], worst: WorstSa
 def _run_both(
     model: QuantizedModel,
     edge: EdgeFile,
-    pair: _Pair,
+    pair: _LabelledSample,
     scorer: Scorer,
     cores: AbstractContextManager[object],
 ) -> tuple[Any, Any]:
