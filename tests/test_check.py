@@ -116,8 +116,8 @@ def test_the_warning_points_at_the_users_line(edgeq_alone: Edgeq, heads: Quantiz
 
 def test_nan_of_torch_itself_is_the_first_finding(edgeq_alone: Edgeq) -> None:
     """No op is blamed for giving what torch gives."""
-    sides = [[{"dtype": "float32", "shape": (1, 8), "name": name}] for name in "xy"]
-    model = edgeq_alone.load(one_op("LOG", *sides), reference=torch.log)
+    x, y = ([{"dtype": "float32", "shape": (1, 8), "name": name}] for name in "xy")
+    model = edgeq_alone.load(one_op("LOG", x, y), reference=torch.log)
     generator = torch.Generator().manual_seed(1)
     text = _findings(edgeq_alone, model, [torch.randn(1, 8, generator=generator) for _ in range(4)])
     assert re.match(

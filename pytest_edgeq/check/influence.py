@@ -144,7 +144,7 @@ class Influence:
             parameters = qparams(border.tensor)
             step = 0.0 if parameters is None else parameters[0]
             powers = (float(np.square(each).sum()) for each in (wanted, got - wanted, real))
-            found[border.name] = _InputChange(*powers, rounding=2 * wanted.size * step**2 / 12)
+            found[border.name] = _InputChange(*powers, 2 * wanted.size * step**2 / 12)
         return found
 
     def _lost(

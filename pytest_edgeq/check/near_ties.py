@@ -40,7 +40,8 @@ def judge_choices(
         op = found[name].op.place
         got = f"got {agreeing} of {rows} ({100 * agreement:.3g} %)"
         scores = None if localizer is None else _scores(localizer, found[name], samples)
-        text, causes = f"expected half of what {op} chose to be the reference's, {got}", ()
+        text = f"expected half of what {op} chose to be the reference's, {got}"
+        causes: tuple[str, ...] = ()
         note, is_lost = "", agreement < _LEAST_MATCHES
         if scores is not None:
             maker, quality = scores

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
-class _LabelledSample(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _LabelledSample:
     """A sample with its label, and its number among all samples."""
 
     index: int
@@ -197,7 +198,10 @@ def _score_all(
         scorer.add(_score(scorer, pair, outputs, worst))
         n_samples += 1
 
-    if begin(items, model, at_once.workers, lambda pair: add(*measure(model.edge, pair))):
+    def run(pair: Any) -> None:
+        add(*measure(model.edge, pair))
+
+    if begin(items, model, at_once.workers, run):
         # A loader may reuse the memory of samples and labels.
         kept = (
             _LabelledSample(each.index, each.sample.clone(), _copied(each.label)) for each in items
@@ -257,7 +261,7 @@ def _score(
     """Return the score of a sample without adding it to the scorer."""
     expected, got = ([value for _, value in flatten_outputs(each)] for each in outputs)
     lengths = {len(leaf) for leaf in expected if leaf.ndim}
-    scored = scorer.score(pair.index, outputs, pair.label, lengths)
+    scored: Any = scorer.score(pair.index, outputs, pair.label, lengths)
     sqnr_db, lost = least_sqnr_db(expected, got), scorer.lost(scored)
     worst.offer(pair.index, sqnr_db, pair.sample.clone, lost=lost)
     return scored

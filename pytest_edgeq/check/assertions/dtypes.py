@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pytest_edgeq.check.assertions.expect import (
     Dtype,
@@ -131,7 +131,9 @@ def assert_output_dtypes(model: Model, expected: DtypeByName) -> None:
     _assert_io_dtypes(edge_of(model), expected, "output")
 
 
-def _assert_io_dtypes(edge: EdgeFile, expected: DtypeByName, what: str) -> None:
+def _assert_io_dtypes(
+    edge: EdgeFile, expected: DtypeByName, what: Literal["input", "output"]
+) -> None:
     # Of several signatures, names say which.
     several = len(edge.signatures) > 1
     actual = [

@@ -72,8 +72,8 @@ def assert_runtimes_agree(
                 f"output {border.name!r} is {border.tensor.dtype} and has no LSB: compare such a "
                 "model on each runtime with edgeq.compare(model, inputs, runtime=…) and a Budget"
             )
-    is_known = isinstance(model, QuantizedModel)
-    spec = model.spec if is_known else SampleSpec.of_signature(edge.signature)
+    known = model if isinstance(model, QuantizedModel) else None
+    spec = SampleSpec.of_signature(edge.signature) if known is None else known.spec
     input_names = tuple(each.name for each in spec.inputs)
     edge.restart()
     first, *others = names
@@ -105,8 +105,8 @@ def assert_runtimes_agree(
         shown = worst[wrong[0].other].result()
         codes_there = edge.encode(input_names, shown[0].inputs.arrays())
         error = _runtimes_differ(edge, wrong, len(every), bound, codes_there)
-        if is_known:
-            attach_samples(error, FailedSamples(model, wrong[0].other, first, shown, n_samples))
+        if known is not None:
+            attach_samples(error, FailedSamples(known, wrong[0].other, first, shown, n_samples))
         raise error
 
 
