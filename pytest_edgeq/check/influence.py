@@ -143,8 +143,10 @@ class Influence:
                 return None
             parameters = qparams(border.tensor)
             step = 0.0 if parameters is None else parameters[0]
-            powers = (float(np.square(each).sum()) for each in (wanted, got - wanted, real))
-            found[border.name] = _InputChange(*powers, 2 * wanted.size * step**2 / 12)
+            power, noise, signal = (
+                float(np.square(each).sum()) for each in (wanted, got - wanted, real)
+            )
+            found[border.name] = _InputChange(power, noise, signal, 2 * wanted.size * step**2 / 12)
         return found
 
     def _lost(

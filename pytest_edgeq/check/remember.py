@@ -267,16 +267,14 @@ def budget_to_suggest(comparison: Comparison) -> tuple[Budget, list[str]]:
             return ValueError(f"{title}{why}")
         return ValueError(text_of([replace(why, headline=f"{title}{why.summary}")]))
 
-    for output in outputs:
-        if (found := broken(output, flow)) is not None:
-            raise refused(output, found)
     of_choices = all(output.chosen for output in outputs)
     metrics = CHOICE_METRICS if of_choices else None
     limits = [limits_of(output, flow, metrics=metrics) for output in outputs]
     for output, given in zip(outputs, limits, strict=True):
-        if output.chosen or is_below_a_step(output):
-            continue
-        if (found := too_wide(output, flow, given)) is not None:
+        found = broken(output, flow)
+        if found is None and not (output.chosen or is_below_a_step(output)):
+            found = too_wide(output, flow, given)
+        if found is not None:
             raise refused(output, found)
     bounds: dict[str, float] = {}
     notes = notes_on(comparison.evaluated)

@@ -21,7 +21,7 @@ from torchmetrics.regression import PearsonCorrCoef
 
 from fixtures import digits
 from pytest_edgeq import Edgeq, QuantizedModel, assert_accuracy_drop
-from pytest_edgeq.check.assertions.scorers import CallableScorer, MetricScorer
+from pytest_edgeq.check.assertions.scoring import CallableScorer, MetricScorer
 from pytest_edgeq.numerics.paired import SEED, RightWrong
 
 

@@ -14,7 +14,7 @@ import torch
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
 from pytest_edgeq import Edgeq, QuantizedModel, assert_accuracy_drop
-from pytest_edgeq.check.assertions import scorers
+from pytest_edgeq.check.assertions import scoring
 from pytest_edgeq.compare.executors import chunks, worker
 from pytest_edgeq.compare.failed_samples import attached_samples
 from tests.executors.conftest import AtOnce
@@ -64,8 +64,8 @@ def test_scores_do_not_depend_on_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nor the samples kept; the text has all figures. Chunks of one pair and of several."""
-    monkeypatch.setattr(scorers, "METRIC_RESAMPLES", 50)
-    monkeypatch.setattr(scorers, "LIST_RESAMPLES", 10)
+    monkeypatch.setattr(scoring, "METRIC_RESAMPLES", 50)
+    monkeypatch.setattr(scoring, "LIST_RESAMPLES", 10)
     alone = _text(quantized, pairs, METRICS[name], None)
     assert _text(quantized, iter(pairs), METRICS[name], threads(2)) == alone
     monkeypatch.setattr(chunks, "_SECONDS", 0.0)

@@ -13,7 +13,7 @@ import numpy as np
 
 from pytest_edgeq.check.assertions.drop_error import drop_error
 from pytest_edgeq.check.assertions.expect import failed, parse_number
-from pytest_edgeq.check.assertions.scorers import ScoredSample, Scorer, scorer_for
+from pytest_edgeq.check.assertions.scoring import ScoredSample, Scorer, scorer_for
 from pytest_edgeq.compare.failed_samples import FailedSamples, attach_samples
 from pytest_edgeq.compare.foreign import is_keras, keras_output_names
 from pytest_edgeq.compare.measurement import check_layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from pytest_edgeq.check.assertions.expect import failed, table
-from pytest_edgeq.check.assertions.scorers import Scores
+from pytest_edgeq.check.assertions.scoring import Scores
 from pytest_edgeq.numerics.findings import OVER_BUDGET, Finding, Place
 from pytest_edgeq.numerics.paired import MOST_SAMPLES, RightWrong, mcnemar_p
 
