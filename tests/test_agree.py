@@ -254,6 +254,28 @@ def test_kernels_that_quantize_nan_are_not_compared() -> None:
     )
 
 
+def test_scalars_that_a_reshape_makes_are_compared() -> None:
+    """Its shape is a constant without elements, which interpreters have no memory for."""
+    file = FileWriter()
+    graph = file.graph()
+    x, y = (graph.tensor("int8", (64, 6), scales=[scale]) for scale in (1 / 32, 1 / 64))
+    share = graph.tensor("int8", (1,), data=np.array([64], np.int8), scales=[1 / 128])
+    scalar = graph.tensor("int8", (), scales=[1 / 128])
+    empty = graph.tensor("int32", (0,), data=np.zeros(0, np.int32))
+    graph.op("RESHAPE", [share, empty], [scalar], "ReshapeOptions", newShape=[])
+    graph.op("MUL", [x, scalar], [y], "MulOptions")
+    graph.borders([x], [y])
+    file.signature("halve", [("x", x)], [("y", y)])
+    model = Edgeq().load(file.content(), reference=lambda x: x * np.float32(0.5))
+    inputs = list(np.random.default_rng(0).normal(size=(4, 64, 6)).astype(np.float32))
+
+    assert _agreement(model, inputs).differences == ()
+    found = _agreement(_on_bridge(model, _higher)[0], inputs)
+
+    assert found.notes == ()
+    assert [each.place.name for each in found.differences] == ["bridge"]
+
+
 def test_exponentials_of_large_values_agree() -> None:
     """XNNPACK's is off by a unit in the last place for each unit of the exponent."""
     side = [{"dtype": "float32", "shape": (1, 256)}]

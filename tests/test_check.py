@@ -748,25 +748,6 @@ def test_an_output_that_is_worse_than_zeros_is_found(
     ), text
 
 
-def test_scalars_that_a_reshape_makes_pass(edgeq_alone: Edgeq) -> None:
-    """Its shape is a constant without elements, which interpreters have no memory for."""
-    file = FileWriter()
-    graph = file.graph()
-    half = np.array([64], np.int8)
-    x, y = (graph.tensor("int8", (64, 6), scales=[scale]) for scale in (1 / 32, 1 / 64))
-    share = graph.tensor("int8", (1,), data=half, scales=[1 / 128])
-    scalar = graph.tensor("int8", (), scales=[1 / 128])
-    empty = graph.tensor("int32", (0,), data=np.zeros(0, np.int32))
-    graph.op("RESHAPE", [share, empty], [scalar], "ReshapeOptions", newShape=[])
-    graph.op("MUL", [x, scalar], [y], "MulOptions")
-    graph.borders([x], [y])
-    model = edgeq_alone.load(file.content(), reference=lambda x: x * 0.5)
-    assert not model.graph.subgraphs[0].tensors[empty].is_constant
-
-    samples = [torch.randn(64, 6, generator=_seeded(k)) for k in range(8)]
-    assert _findings(edgeq_alone, model, samples) == ""
-
-
 class _Normalized(nn.Module):
     """What comes before the convolution becomes ops of its own under a recipe."""
 
