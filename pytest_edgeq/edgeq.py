@@ -475,7 +475,7 @@ class Edgeq:
             ValueError: No sample, one that does not fit, or no reference.
             TypeError: A sample of another kind or dtype.
         """
-        from pytest_edgeq.check.run import CheckResult, check
+        from pytest_edgeq.check.gate import CheckResult, check
 
         _require_model("check", quantized)
         engine = self._session.executor.engine(executor)
@@ -604,8 +604,7 @@ class Edgeq:
 
         from pytest_edgeq.baselines.errors import is_explained_by
         from pytest_edgeq.baselines.precision import explains_errors
-        from pytest_edgeq.check.evaluation import Evaluation
-        from pytest_edgeq.check.remember import build_to_remember, errors_to_remember
+        from pytest_edgeq.check.remember import Evaluation, build_to_remember, errors_to_remember
         from pytest_edgeq.errors import failure, findings_of
         from pytest_edgeq.numerics.findings import (
             ERRORS_REGRESSED,

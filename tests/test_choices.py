@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +10,11 @@ import numpy.typing as npt
 import pytest
 
 from fixtures.tflite.writer import FileWriter, GraphWriter
-from pytest_edgeq import Budget, Edgeq, QuantizedModel, assert_within_budget
+from pytest_edgeq import Budget, Edgeq, assert_within_budget
 from pytest_edgeq.numerics.error_sums import match_counts
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.choices import choices
+from tests.checked import checked
 
 Array = npt.NDArray[Any]
 
@@ -91,17 +91,6 @@ def _samples(rows: int, n: int = 8) -> list[Array]:
     return list(np.random.default_rng(2).uniform(-1, 1, (n, rows, 16)).astype(np.float32))
 
 
-def _check(model: QuantizedModel, samples: Any) -> tuple[str, list[str]]:
-    """Return the text of the failure, empty of a model that passes, and the warnings."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            Edgeq().check(model, samples)
-        except AssertionError as error:
-            return str(error), []
-    return "", [str(each.message) for each in caught]
-
-
 _CASES: dict[str, tuple[Callable[..., bytes], Any, int]] = {
     "labels": (_labelled, _labels, _ROWS),
     "boxes": (_best, _boxes, 1),
@@ -118,7 +107,7 @@ def test_near_ties_pass_and_are_noted(case: str) -> None:
     agreement = comparison.total.outputs[case].top1_agreement
     assert agreement is not None
     assert 0.5 < agreement < 1
-    text, told = _check(model, _samples(rows))
+    text, told = checked(model, _samples(rows))
     assert text == ""
     assert any(f"output {case!r}: " in each and "dB SQNR" in each for each in told), told
 
@@ -128,7 +117,7 @@ def test_scores_of_which_nothing_is_left_are_found(case: str) -> None:
     """Of a range that is far too wide."""
     content, reference, rows = _CASES[case]
     model = Edgeq().load(content(peak=3000.0), reference=reference, name="choice")
-    text, _ = _check(model, _samples(rows))
+    text, _ = checked(model, _samples(rows))
     assert f"output {case!r}: expected what " in text
     assert "the scores that it chooses by, of FULLY_CONNECTED #0, have " in text
 

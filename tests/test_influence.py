@@ -11,6 +11,7 @@ import pytest
 
 from fixtures.tflite.writer import FileWriter, GraphWriter
 from pytest_edgeq import Edgeq, QuantizedModel
+from tests.checked import checked
 
 Array = npt.NDArray[Any]
 
@@ -88,34 +89,31 @@ def _loaded(large: float, share: float = 0.3, **options: Any) -> QuantizedModel:
     return Edgeq().load(_content(large, share, **options), reference=reference, name="seq2seq")
 
 
-def _check(model: QuantizedModel, samples: Any) -> str:
-    """Return the text of the failure; nothing of a model that passes."""
-    try:
-        Edgeq().check(model, samples)
-    except AssertionError as error:
-        return str(error)
-    return ""
-
-
-pytestmark = pytest.mark.filterwarnings("ignore:edgeq.check")
+def _text(model: QuantizedModel, samples: Any) -> str:
+    return checked(model, samples)[0]
 
 
 def test_an_input_that_a_tensor_of_few_codes_loses_is_found() -> None:
-    """Named are the input and the tensor."""
-    text = _check(_loaded(_LARGE), _samples(6))
-    assert text.startswith("input 'source': expected 6.02 dB SQNR or more of what it changes in ")
-    assert "in the output of FULLY_CONNECTED #0 30 of 32 channels" in text
-    assert "channels 0, 1 take its range" in text or "channels 1, 0 take its range" in text
+    """Named are the input and the tensor; also of a signature that is chosen."""
+    model = _loaded(_LARGE)
+    for each in (model, model.signature("encode")):
+        text = _text(each, _samples(6))
+        assert text.startswith("input 'source': expected 6.02 dB SQNR or more of what it changes ")
+        assert "in the output of FULLY_CONNECTED #0 30 of 32 channels" in text
+        assert "channels 0, 1 take its range" in text or "channels 1, 0 take its range" in text
 
 
-def test_the_sound_file_passes() -> None:
-    """Of the same model without large channels."""
-    assert _check(_loaded(1.0), _samples(6)) == ""
-
-
-def test_a_change_within_the_rounding_of_the_output_is_not_judged() -> None:
-    """A sound file loses it, too."""
-    assert _check(_loaded(1.0, share=0.001), _samples(6)) == ""
+@pytest.mark.parametrize(
+    ("large", "share", "n_samples"),
+    [
+        (1.0, 0.3, 6),  # no large channels
+        (1.0, 0.001, 6),  # the change is within the rounding of the output: a sound file loses it
+        (_LARGE, 0.3, 1),  # nothing to swap with
+    ],
+)
+def test_what_is_sound_or_not_known_passes(large: float, share: float, n_samples: int) -> None:
+    """Without a word."""
+    assert _text(_loaded(large, share), _samples(n_samples)) == ""
 
 
 def _with_extra(samples: list[tuple[Array, ...]], dtype: Any, low: int, high: int) -> Any:
@@ -129,8 +127,8 @@ def _with_extra(samples: list[tuple[Array, ...]], dtype: Any, low: int, high: in
 def test_inputs_that_change_nothing_raise_no_alarm(dtype: str, low: int, high: int) -> None:
     """Masks, indices and what is not used."""
     samples = _with_extra(_samples(6), np.dtype(dtype), low, high)
-    assert _check(_loaded(1.0, extra=dtype), samples) == ""
-    assert _check(_loaded(_LARGE, extra=dtype), samples).startswith("input 'source'")
+    assert _text(_loaded(1.0, extra=dtype), samples) == ""
+    assert _text(_loaded(_LARGE, extra=dtype), samples).startswith("input 'source'")
 
 
 def test_a_reference_that_refuses_mixed_samples_is_not_asked_for_more() -> None:
@@ -144,30 +142,19 @@ def test_a_reference_that_refuses_mixed_samples_is_not_asked_for_more() -> None:
         return model(source, state)
 
     loaded = Edgeq().load(_content(_LARGE), reference=strict, name="seq2seq")
-    assert _check(loaded, samples) == ""
-
-
-def test_one_sample_has_nothing_to_swap() -> None:
-    """Nothing is known."""
-    assert _check(_loaded(_LARGE), _samples(1)) == ""
+    assert _text(loaded, samples) == ""
 
 
 def test_equal_values_have_nothing_to_swap() -> None:
     """Nothing is known of an input that never changes."""
     first = _samples(1)[0]
     samples = [(first[0], state) for _, state in _samples(6)]
-    assert _check(_loaded(_LARGE), samples) == ""
+    assert _text(_loaded(_LARGE), samples) == ""
 
 
 def test_a_lost_input_beside_one_that_never_changes_is_found() -> None:
     """The tensor of few codes is proof enough."""
     first = _samples(1)[0]
     samples = [(source, first[1]) for source, _ in _samples(6)]
-    assert _check(_loaded(_LARGE), samples).startswith("input 'source'")
-    assert _check(_loaded(1.0), samples) == ""
-
-
-def test_the_signature_that_is_chosen_is_looked_at() -> None:
-    """As of the whole file."""
-    model = _loaded(_LARGE).signature("encode")
-    assert _check(model, _samples(6)).startswith("input 'source'")
+    assert _text(_loaded(_LARGE), samples).startswith("input 'source'")
+    assert _text(_loaded(1.0), samples) == ""

@@ -1,6 +1,6 @@
 """
 Implementation of `edgeq.check`: judge a model and report all defects in one text.
 
-`run` is the interface: `measuring` runs the samples, `gate` judges the results, `verdict` holds the
-findings and formats the failure.
+`gate` is the interface and judges the results, `measuring` runs the samples, `agreement` compares
+the runtimes, `verdict` holds the findings and formats the failure.
 """

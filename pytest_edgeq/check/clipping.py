@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,28 +21,20 @@ from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.inserted import write_clamped
 from pytest_edgeq.tflite.op_dtypes import entry_of
 
-_EXPLAINED = 0.5
-"""Share of the file's error that the ranges alone must make."""
-
+_EXPLAINED = 0.5  # share of the file's error that the ranges alone must make
+# Minimum share of ranges that values exceed by far, to fault a calibration of unknown samples.
 _MANY = 1 / 8
-"""Minimum share of ranges that values exceed by far, to fault a calibration of unknown samples."""
-
-_VERY_FAR = 0.5
-"""Share of a range's width beyond which an overshoot of a single range is enough."""
-
-_LEAST_RANGES = 5
-"""Minimum number of ranges to judge them together."""
+_VERY_FAR = 0.5  # share of a range's width beyond which an overshoot of a single range is enough
+_LEAST_RANGES = 5  # minimum number of ranges to judge them together
 
 
-@dataclass(slots=True)
-class _Errors:
-    """Sums over an output: the reference's squares, and the squared errors of both files."""
+class _Errors(NamedTuple):
+    """Sums over an output: the reference's squares, and squared errors."""
 
-    signal: float = 0.0
-    file: float = 0.0
-    clamped: float = 0.0
-    unexplained: float = 0.0
-    """The part of the file's error that clamping to its ranges does not explain."""
+    signal: float
+    file: float  # of the file
+    clamped: float  # of the float form that is clamped to the file's ranges
+    unexplained: float  # the part of the file's that clamping does not explain
 
 
 def clipping_findings(
@@ -70,8 +62,8 @@ def clipping_findings(
     clipping = [each for each in ranges if each.is_clipped]
     if not clipping or quantized.edge.is_stateful or calibration.is_own:
         return []
-    if input_findings(comparison.health):  # they explain all errors behind them
-        return []
+    if input_findings(comparison.health):
+        return []  # they explain all errors behind them
     is_chance = all(each.is_chance for each in clipping)
     if is_chance and max(each.overshoot for each in clipping) < _VERY_FAR:
         return []
@@ -111,10 +103,8 @@ def _output_sqnr(quantized: QuantizedModel, runner: SampleRunner) -> dict[str, f
     """Return the least SQNR of each output over the kept calibration samples."""
     least: dict[str, float] = {}
     for sample in quantized.calibration_samples:
-        found: dict[str, _Errors] = {}
         reference, file = runner.both(sample)
-        _add(found, quantized, reference, file, file)
-        for name, errors in found.items():
+        for name, errors in _errors(quantized, reference, file, file).items():
             least[name] = min(least.get(name, np.inf), sqnr_db(errors.signal, errors.file))
     return least
 
@@ -143,28 +133,24 @@ def _with_clamped(
     for sample in samples:
         reference, file = runner.both(sample)
         made = clamped.decode(clamped.run(quantized.input_names, sample.arrays(), "builtin"))
-        outputs = list(zip(names, made, strict=True))
-        _add(found, quantized, reference, file, in_file_order(outputs, wanted, quantized.name))
+        cut = in_file_order(list(zip(names, made, strict=True)), wanted, quantized.name)
+        for name, errors in _errors(quantized, reference, file, cut).items():
+            found[name] = _Errors(*np.add(errors, found.get(name, 0.0)))
     return found
 
 
-def _add(
-    found: dict[str, _Errors],
-    quantized: QuantizedModel,
-    reference: Arrays,
-    file: Arrays,
-    clamped: Arrays,
-) -> None:
+def _errors(
+    quantized: QuantizedModel, reference: Arrays, file: Arrays, clamped: Arrays
+) -> dict[str, _Errors]:
+    """Return the errors of one sample."""
+    found = {}
     borders = quantized.edge.signature.outputs
     for border, *values in zip(borders, reference, file, clamped, strict=True):
         wanted, got, cut = (value.astype(np.float64).reshape(-1) for value in values)
-        if len({wanted.size, got.size, cut.size}) > 1:
-            continue
-        errors = found.setdefault(border.name, _Errors())
-        errors.signal += float(np.square(wanted).sum())
-        errors.file += float(np.square(got - wanted).sum())
-        errors.clamped += float(np.square(cut - wanted).sum())
-        errors.unexplained += float(np.square(got - cut).sum())
+        if wanted.size == got.size == cut.size:
+            parts = wanted, got - wanted, cut - wanted, got - cut
+            found[border.name] = _Errors(*(float(np.square(each).sum()) for each in parts))
+    return found
 
 
 def _finding(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from pytest_edgeq.compare.measurement import Arrays, SampleOutputs, SampleRunner
 from pytest_edgeq.compare.quantized import QuantizedModel
@@ -16,20 +14,16 @@ from pytest_edgeq.compare.samples import Sample
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.mistakes import BIT_DB
 from pytest_edgeq.localize.resolution import FEW_CODES, CoarseTensor, first_coarse
-from pytest_edgeq.numerics.findings import LOST_INPUT, USELESS, Finding, Place
+from pytest_edgeq.numerics.findings import LOST_INPUT, USELESS, Finding, Place, counted
 from pytest_edgeq.numerics.metrics import sqnr_db
 from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.op_dtypes import entry_of
 
-_SAMPLES = 4
-"""Number of samples that are kept; each input is swapped in three pairs at most."""
-
+_SAMPLES = 4  # number of samples that are kept; each input is swapped in three pairs at most
+# Power of a change over that of the output's own rounding from which it is judged: one bit.
 _ABOVE_ROUNDING = 4.0
-"""Power of a change over that of the output's own rounding from which it is judged: one bit."""
-
+# Power of a change over that of the errors that come with the change by another input.
 _ABOVE_NOISE = 10.0
-"""Power of a change over that of the errors that come with the change by another input."""
-
 _WAYS_OUT = (
     "scale these channels down in the model, and what reads them up, leave the op in float, or "
     "quantize activations to 16 bits"
@@ -39,18 +33,17 @@ _FIND_IT = (
     "leave the ops behind this input in float, one after the other, to find the one that loses it"
 )
 
+# Power of a change over that of the output below which float32 may have made it.
 _FLOAT_NOISE = 1e-10
-"""Power of a change over that of the output below which float32 may have made it."""
 
 
-@dataclass(slots=True)
-class _InputEffect:
+class _InputChange(NamedTuple):
     """Sums over the change of one output when one input is swapped."""
 
-    power: float = 0.0  # of the reference's change
-    noise: float = 0.0  # of the difference of the two changes
-    signal: float = 0.0  # of the reference's output
-    rounding: float = 0.0  # share of `noise` by rounding of the output itself
+    power: float  # of the reference's change
+    noise: float  # of the difference of the two changes
+    signal: float  # of the reference's output
+    rounding: float  # share of `noise` by rounding of the output itself
 
     @property
     def sqnr_db(self) -> float:
@@ -69,21 +62,11 @@ class _InputEffect:
         return self.is_visible and not self.sqnr_db >= BIT_DB
 
 
-@dataclass(frozen=True, slots=True)
-class _KeptOutputs:
-    """A sample with its outputs."""
-
-    sample: Sample
-    reference: Arrays
-    file: Arrays
-
-
-@dataclass(slots=True, eq=False)
-class _Swapped:
+class _Swapped(NamedTuple):
     """Changes of outputs by swapping one input, and the swapped pairs of samples."""
 
-    changes: dict[str, _InputEffect] = field(default_factory=dict)
-    pairs: list[tuple[Sample, Sample]] = field(default_factory=list)
+    changes: dict[str, _InputChange]
+    pairs: list[tuple[Sample, Sample]]
 
 
 class Influence:
@@ -91,100 +74,83 @@ class Influence:
     Measures how much of the changes of each input reaches the outputs.
 
     For two samples a and b, input i of a is replaced by that of b. The change of the output in the
-    file, q(a′) − q(a), is compared with that in the reference, r(a′) − r(a). Errors of the file
-    that do not depend on input i cancel, so that a lost input shows even if other inputs make
-    nearly all of the output. A change of which less than one bit (6.02 dB SQNR) is left is
+    file, q(a′) − q(a), is compared with that in the reference, r(a′) − r(a): errors of the file
+    that do not depend on input i cancel. A change of which less than one bit (6.02 dB SQNR) is left
+    is lost if it exceeds what the output's own rounding (S²/12 on either side) and float32 make,
+    and
 
-    - not judged if its power is less than 4 × that of the output's own rounding, S²/12 on either
-      side, or of float32's: a sound file loses such a change, too;
-    - lost if, in addition, a tensor between input and output rounds it away in most channels, of
-      which each uses 4 codes at most (`resolution.first_coarse`), or if its power is 10 × the
-      errors that swapping any other input causes. All ops behind the inputs round anew in both
-      swaps, so a sound file has no more noise in the change by i than in a larger one by j:
-      noise(i) ≤ noise(j) < power(i) / 10 leaves 10 dB.
+    - a tensor between input and output rounds it away in most channels, of which each uses 4 codes
+      at most (`resolution.first_coarse`), or
+    - its power is 10 × the errors that swapping any other input causes. All ops behind the inputs
+      round anew in both swaps, so a sound file has no more noise in the change by i than in a
+      larger one by j: noise(i) ≤ noise(j) < power(i) / 10 leaves 10 dB.
 
-    Inputs are not swapped if the samples have other shapes or the same values, nor are masks:
-    bools, and two values in more than two elements. A pair that the reference or the file refuses,
-    or with a non-finite output, is skipped.
-
-    The first pair that keeps a bit ends the measurement of an input: one additional run of
-    reference and file for each input.
+    Inputs are not swapped if the samples have other shapes or the same values, nor are masks. A
+    pair that the reference or the file refuses, or with a non-finite output, is skipped. The first
+    pair that keeps a bit ends the measurement of an input.
     """
 
     def __init__(self, quantized: QuantizedModel, runtime: str) -> None:
         self._quantized = quantized
         self._runner = SampleRunner(quantized, runtime)
-        self._kept: list[_KeptOutputs] = []
+        self._kept: list[tuple[Sample, Arrays, Arrays]] = []
         self._is_needed = len(quantized.input_names) > 1 and not quantized.edge.is_stateful
 
     def note(self, sample: Sample, outcome: SampleOutputs) -> None:
         """Keep one of the first samples with its outputs."""
         if self._is_needed and len(self._kept) < _SAMPLES:
             values = outcome.values
-            self._kept.append(_KeptOutputs(sample.clone(), values["float"], values["edge"]))
+            self._kept.append((sample.clone(), values["float"], values["edge"]))
 
     def findings(self, localizer: Localizer | None) -> list[Finding]:
         """Return a finding for each input that is lost."""
-        swapped = {
-            place: found
-            for place in range(len(self._quantized.input_names) if len(self._kept) > 1 else 0)
-            if (found := self._swap(place)).changes
-        }
-        lost = (self._lost(place, swapped, localizer) for place in swapped)
+        swapped = [self._swap(place) for place in range(len(self._quantized.input_names))]
+        lost = (self._lost(place, swapped, localizer) for place in range(len(swapped)))
         return [each for each in lost if each is not None]
 
     def _swap(self, place: int) -> _Swapped:
         """Swap one input between neighbours until a pair shows that it counts."""
-        found = _Swapped()
-        for base, other in pairwise(self._kept):
-            mixed = _mixed(base.sample, other.sample, place)
-            changes = None if mixed is None else self._changes(base, mixed)
+        found = _Swapped({}, [])
+        for (base, *outputs), (other, *_) in pairwise(self._kept):
+            mixed = _mixed(base, other, place)
+            changes = None if mixed is None else self._changes(outputs, mixed)
             if mixed is None or changes is None:
                 continue
-            found.pairs.append((base.sample, mixed))
+            found.pairs.append((base, mixed))
             for name, change in changes.items():
-                known = found.changes.setdefault(name, _InputEffect())
-                known.power += change.power
-                known.noise += change.noise
-                known.signal += change.signal
-                known.rounding += change.rounding
+                found.changes[name] = _InputChange(*np.add(change, found.changes.get(name, 0.0)))
             visible = [each for each in found.changes.values() if each.is_visible]
             if visible and not any(each.is_lost for each in visible):
                 break
         return found
 
-    def _changes(self, base: _KeptOutputs, mixed: Sample) -> dict[str, _InputEffect] | None:
+    def _changes(self, before: Sequence[Arrays], mixed: Sample) -> dict[str, _InputChange] | None:
         """Return the changes by output; None if they cannot be compared."""
-        quantized = self._quantized
         try:
-            reference, file = self._runner.both(mixed)
+            after = self._runner.both(mixed)
         except Exception:  # the user's reference may refuse mixed inputs
             return None
         found = {}
-        outputs = quantized.edge.signature.outputs
-        for border, *values in zip(
-            outputs, base.reference, reference, base.file, file, strict=True
-        ):
+        borders = self._quantized.edge.signature.outputs
+        for border, *values in zip(borders, *before, *after, strict=True):
             if len({value.shape for value in values}) > 1:
                 return None
             if values[0].dtype.kind != "f":
                 continue
-            before, after, own_before, own_after = (value.astype(np.float64) for value in values)
-            wanted, got = after - before, own_after - own_before
+            real, file, real_after, file_after = (value.astype(np.float64) for value in values)
+            wanted, got = real_after - real, file_after - file
             if not (np.isfinite(wanted).all() and np.isfinite(got).all()):
                 return None
             parameters = qparams(border.tensor)
             step = 0.0 if parameters is None else parameters[0]
-            found[border.name] = _InputEffect(
-                power=_power(wanted),
-                noise=_power(got - wanted),
-                signal=_power(before),
-                rounding=2 * wanted.size * step**2 / 12,
+            power, noise, signal = (
+                float(np.square(each).sum()) for each in (wanted, got - wanted, real)
             )
+            found[border.name] = _InputChange(power, noise, signal, 2 * wanted.size * step**2 / 12)
         return found
 
     def _lost(
-        self, place: int, swapped: Mapping[int, _Swapped], localizer: Localizer | None
+        self, place: int, swapped: Sequence[_Swapped], localizer: Localizer | None
     ) -> Finding | None:
         """Return the finding on the output that loses an input's changes, if any."""
         own = swapped[place]
@@ -193,29 +159,20 @@ class Influence:
             coarse = None if localizer is None else self._coarse(place, name, own.pairs, localizer)
             if coarse is None and not self._is_above_others(name, place, swapped):
                 continue
-            return self._finding(place, name, change, len(own.pairs), coarse)
+            count = f"{len(own.pairs)} pairs" if len(own.pairs) > 1 else "a pair"
+            share = sqnr_db(change.power, change.signal)
+            return Finding(
+                kind=LOST_INPUT,
+                place=Place("input", self._quantized.input_names[place]),
+                expected=f"{BIT_DB:.3g} dB SQNR or more of what it changes in output {name!r}, "
+                "which is one bit",
+                got=f"{change.sqnr_db:.1f} dB where it was swapped between {count} of samples (the "
+                f"change has {share:.1f} dB of the output, whose own SQNR hides it)",
+                harm=USELESS,
+                causes=() if coarse is None else (self._cause(coarse),),
+                fix=_FIND_IT if coarse is None else _WAYS_OUT,
+            )
         return None
-
-    def _finding(
-        self, place: int, output: str, change: _InputEffect, pairs: int, coarse: CoarseTensor | None
-    ) -> Finding:
-        count = f"{pairs} pairs" if pairs > 1 else "a pair"
-        share = sqnr_db(change.power, change.signal)
-        return Finding(
-            kind=LOST_INPUT,
-            place=Place("input", self._quantized.input_names[place]),
-            expected=(
-                f"{BIT_DB:.3g} dB SQNR or more of what it changes in output {output!r}, which is "
-                "one bit"
-            ),
-            got=(
-                f"{change.sqnr_db:.1f} dB where it was swapped between {count} of samples (the "
-                f"change has {share:.1f} dB of the output, whose own SQNR hides it)"
-            ),
-            harm=USELESS,
-            causes=() if coarse is None else (self._cause(coarse),),
-            fix=_FIND_IT if coarse is None else _WAYS_OUT,
-        )
 
     def _cause(self, coarse: CoarseTensor) -> str:
         if coarse.op is None:
@@ -226,32 +183,24 @@ class Influence:
             where = f"the output of {entry_of(edge.graph, maker, edge.modules).where}"
         low, high = coarse.reach
         reach = f"its range [{low:.3g}, {high:.3g}]"
-        if not coarse.wide:
-            why = f"{reach} is too wide"
-        else:
+        why = f"{reach} is too wide"
+        if coarse.wide:
             shown = ", ".join(map(str, coarse.wide[:4])) + (", …" if len(coarse.wide) > 4 else "")
-            one = len(coarse.wide) == 1
-            why = f"channel{'' if one else 's'} {shown} take{'s' if one else ''} {reach}"
-        codes = f"{coarse.codes} code{'' if coarse.codes == 1 else 's'}"
+            channels, take = ("channel", "takes") if len(coarse.wide) == 1 else ("channels", "take")
+            why = f"{channels} {shown} {take} {reach}"
         return (
             f"in {where} {coarse.coarse} of {coarse.channels} channels round it away: each uses "
-            f"{FEW_CODES} codes at most, in the median {codes}, as {why}"
+            f"{FEW_CODES} codes at most, in the median {counted(coarse.codes, 'code')}, as {why}"
         )
 
-    def _is_above_others(self, name: str, place: int, swapped: Mapping[int, _Swapped]) -> bool:
+    def _is_above_others(self, name: str, place: int, swapped: Sequence[_Swapped]) -> bool:
         """Whether a change exceeds the noise in a larger one by another input."""
-        own = swapped[place].changes[name]
-        pairs = len(swapped[place].pairs)
-        others = [
-            (
-                other.changes[name].power / len(other.pairs),
-                other.changes[name].noise / len(other.pairs),
-            )
-            for at, other in swapped.items()
-            if at != place and name in other.changes
+        power = swapped[place].changes[name].power / len(swapped[place].pairs)
+        noises = [
+            other.changes[name].noise / len(other.pairs)
+            for other in (*swapped[:place], *swapped[place + 1 :])
+            if name in other.changes and other.changes[name].power / len(other.pairs) >= power
         ]
-        power = own.power / pairs
-        noises = [noise for greater, noise in others if greater >= power]
         return bool(noises) and power > _ABOVE_NOISE * max(noises)
 
     def _coarse(
@@ -276,24 +225,12 @@ def _mixed(base: Sample, other: Sample, place: int) -> Sample | None:
     own, theirs = base.arrays()[place], other.arrays()[place]
     if own.shape != theirs.shape or own.dtype != theirs.dtype or np.array_equal(own, theirs):
         return None
-    if _is_mask(own, theirs):
-        return None
+    values = np.concatenate([own.reshape(-1), theirs.reshape(-1)])
+    has_two = ((values == values.min()) | (values == values.max())).all()
+    if own.dtype.kind == "b" or (own.size > 2 and has_two):
+        return None  # a mask
     tensors = list(base.tensors)
     tensors[place] = other.tensors[place]
-    names = iter(base.kwargs)
     count = len(base.args)
-    return Sample(tuple(tensors[:count]), {next(names): tensor for tensor in tensors[count:]})
-
-
-def _is_mask(*arrays: npt.NDArray[Any]) -> bool:
-    """Whether an input is a mask: bools, or only two values."""
-    if arrays[0].dtype.kind == "b":
-        return True
-    values = np.concatenate([each.reshape(-1) for each in arrays])
-    if arrays[0].size <= 2:
-        return False
-    return bool(((values == values.min()) | (values == values.max())).all())
-
-
-def _power(values: npt.NDArray[np.float64]) -> float:
-    return float(np.square(values).sum())
+    kwargs = dict(zip(base.kwargs, tensors[count:], strict=True))
+    return Sample(tuple(tensors[:count]), kwargs)

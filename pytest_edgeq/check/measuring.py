@@ -6,11 +6,10 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pytest_edgeq.check.agreement.agreement import SAMPLES, Agreement, AgreementResult
+from pytest_edgeq.check.agreement import SAMPLES, Agreement
 from pytest_edgeq.check.clipping import clipping_findings
 from pytest_edgeq.check.influence import Influence
 from pytest_edgeq.check.near_ties import judge_choices
@@ -21,12 +20,12 @@ from pytest_edgeq.compare.executors.stream import Chunk, SampleError
 from pytest_edgeq.compare.measurement import ReorderedError, SampleOutputs
 from pytest_edgeq.compare.parallel import BackgroundThread, state_of
 from pytest_edgeq.compare.quantized import QuantizedModel
+from pytest_edgeq.compare.sample_source import SampleSource
 from pytest_edgeq.compare.samples import Sample, read_samples
 from pytest_edgeq.errors import UnreadableError, UnrunnableError, grouped
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.on_workers import CheckedChunk, OpsJob, OpsPart, add_checked
 from pytest_edgeq.localize.rows import LayerErrors
-from pytest_edgeq.numerics.checks import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import BLOCKING, CANNOT_RUN, FILE, MISFIT, Finding
 from pytest_edgeq.numerics.metrics import Distances
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.compare.executors.engines import SampleExecutor
 
 
-_CHOSEN = 2
-"""Number of first samples on which the ops are always measured."""
+_CHOSEN = 2  # number of first samples on which the ops are always measured
 
 
 class _SampleChoice:
@@ -53,37 +51,13 @@ class _SampleChoice:
         edges = (quantized.edge, quantized.float_edge)
         self._selects_all = any(edge is not None and edge.is_stateful for edge in edges)
         self._count = 0
-        self._distances = Distances()
+        self.distances = Distances()
 
-    @property
-    def worst(self) -> list[float] | None:
-        """The greatest distance of each output so far; None before the first sample."""
-        return self._distances.worst
-
-    def is_next(self, outcome: SampleOutputs | None) -> bool:
-        """Whether to measure the ops on the next sample, which has these outputs."""
-        if outcome is None:
-            self._count += 1
-            return True
-        return self.selects(Distances.between(outcome.values["edge"], outcome.values["float"]))
-
-    def selects(self, distances: Sequence[float]) -> bool:
-        """Whether to measure the ops on the next sample, by its distances from torch."""
+    def selects(self, distances: Sequence[float] | None) -> bool:
+        """Whether to measure the ops on the next sample, by its distances from torch if known."""
         self._count += 1
-        is_furthest = self._distances.exceeds(distances)
+        is_furthest = distances is None or self.distances.exceeds(distances)
         return self._selects_all or self._count <= _CHOSEN or is_furthest
-
-
-@dataclass(frozen=True, slots=True)
-class CheckMeasurement:
-    """Results of a pass over the samples; None if not measured."""
-
-    comparison: Comparison | None
-    calibration: Calibration
-    layers: LayerErrors | None
-    agreed: AgreementResult
-    findings: list[Finding]
-    fits: bool
 
 
 class Measuring:
@@ -94,14 +68,21 @@ class Measuring:
         quantized: QuantizedModel,
         runtime: str,
         verdict: Verdict,
+        inputs: Iterable[Any],
         *,
         keeps_points: bool,
-        by_sample: bool,
     ) -> None:
+        self.comparison: Comparison | None = None
+        self.layers: LayerErrors | None = None
+        self.findings: list[Finding] = []
+        self.fits = True
+        """Whether every sample fits file and reference."""
         self._quantized = quantized
         self._runtime = runtime
         self._verdict = verdict
+        self._inputs = inputs
         self._keeps_points = keeps_points
+        by_sample = isinstance(inputs, SampleSource)
         self._comparer = Comparer(
             quantized, runtime, keeps_points=keeps_points, by_sample=by_sample
         )
@@ -113,94 +94,84 @@ class Measuring:
         self._refusals: list[UnrunnableError] = []
         self._runs = self._runtime in self._agreement.opened
         """Whether file and reference can be compared."""
-        self._fits = True
         self._answers = True
         """Whether file and reference have answered each sample."""
 
-    def measure(
-        self, inputs: Iterable[Any], threads: int, step: Step, engine: SampleExecutor | None
-    ) -> CheckMeasurement:
+    def measure(self, threads: int, step: Step, engine: SampleExecutor | None) -> None:
         """Measure everything, reading each sample once; ops in parallel with outputs."""
-        samples = read_samples(inputs, self._quantized.spec, "evaluation")
+        quantized, comparer = self._quantized, self._comparer
+        samples = read_samples(self._inputs, quantized.spec, "evaluation")
         machines: tuple[str, ...] = ()
         with ExitStack() as stack:
-            reading: Reading | None = None
-            if engine is not None:
-                reading = Reading(self._quantized, inputs, samples)
-                samples = reading.items()
-            stack.enter_context(self._comparer)
-            self._localizer = self._open_localizer(stack)
+            stack.enter_context(comparer)
+            reading = None if engine is None else Reading(quantized, self._inputs, samples)
+
+            def open_localizer() -> None:
+                self._localizer = stack.enter_context(Localizer(quantized))
+
+            self._try_ops(open_localizer, (RuntimeError, ValueError))
             model = None if reading is None else reading.pickled(self._runtime)
+            samples = samples if reading is None else reading.items()
             if engine is None or reading is None or model is None:
                 self._measure_here(step.each(samples), threads, stack)
             else:
                 # The samples that run on every runtime are measured in this process.
                 self._measure_here(step.each(itertools.islice(samples, SAMPLES)), 1, stack)
                 machines = self._measure_on_workers(engine, model, reading, step)
-            localizer = self._localizer if self._answers else None
-            runs = self._runs and self._fits
-            findings = self._influence.findings(localizer) if runs else []
-        if localizer is not None and not self._try_ops(localizer.settle):
-            localizer = None
-        comparison = self._comparer.result(machines) if self._runs else None
-        if runs and localizer is not None and comparison is not None:
-            findings += clipping_findings(
-                self._quantized, self._runtime, localizer, comparison, self._comparer.calibration
-            )
-        if runs and comparison is not None:
-            chosen, notes = judge_choices(self._quantized, localizer, comparison)
-            findings += chosen
-            self._verdict.notes += notes
-        measured = CheckMeasurement(
-            comparison=comparison,
-            calibration=self._comparer.calibration,
-            layers=None if localizer is None else localizer.result(),
-            agreed=self._agreement.result(),
-            findings=findings,
-            fits=self._fits,
-        )
+            localizer = self._localizer = self._localizer if self._answers else None
+            runs = self._runs and self.fits
+            self.findings = self._influence.findings(localizer) if runs else []
         if localizer is not None:
-            self._verdict.notes += localizer.notes
-        refusals = [*self._refusals, *measured.agreed.unable]
-        self._verdict.add(*grouped(refusals), *measured.agreed.differences)
-        return measured
+            self._try_ops(localizer.settle)
+            localizer = self._localizer
+        self.comparison = comparer.result(machines) if self._runs else None
+        self.calibration = comparer.calibration
+        if runs and self.comparison is not None:
+            if localizer is not None:
+                self.findings += clipping_findings(
+                    quantized, self._runtime, localizer, self.comparison, self.calibration
+                )
+            chosen, notes = judge_choices(quantized, localizer, self.comparison)
+            self.findings += chosen
+            self._verdict.notes += notes
+        self.layers = None if localizer is None else localizer.result()
+        self.agreed = self._agreement.result()
+        self._verdict.notes += [] if localizer is None else localizer.notes
+        refusals = [*self._refusals, *self.agreed.unable]
+        self._verdict.add(*grouped(refusals), *self.agreed.differences)
 
     def _measure_here(self, samples: Iterable[Sample], threads: int, stack: ExitStack) -> None:
         """Measure samples in this process, in order."""
         state = state_of(self._quantized) if threads > 1 else None
-        beside: BackgroundThread | None = None
-        pending: Callable[[], None] | None = None
+        background: BackgroundThread | None = None
+        pending: Callable[[], None] = _nothing
         for sample in samples:
-            if not self._fits:
+            if not self.fits:
                 continue  # the remaining samples are still validated
             outcome = self._compare(sample) if self._runs else None
             self._runs = outcome is not None
             if outcome is not None:
                 self._influence.note(sample, outcome)
-            if pending is not None and not self._try_ops(pending):
-                self._localizer = None
-            pending = None
-            if self._localizer is not None and self._answers:
-                pending = self._localizing(self._localizer, sample, outcome)
-                if beside is not None:
-                    pending = beside.start(pending)
-            if self._fits:
+            self._try_ops(pending)
+            pending = self._localizing(sample, outcome)
+            if background is not None:
+                pending = background.start(pending)
+            if self.fits:
                 known = None if outcome is None else outcome.values["float"]
                 self._agreement.update(sample, known)
-            if pending is not None and beside is None:
-                self._localizer = self._localizer if self._try_ops(pending) else None
-                pending = None
-            if beside is None and state is not None and state == state_of(self._quantized):
-                beside = stack.enter_context(contextlib.closing(BackgroundThread()))
+            if background is None:
+                self._try_ops(pending)
+                pending = _nothing
+                if state is not None and state == state_of(self._quantized):
+                    background = stack.enter_context(contextlib.closing(BackgroundThread()))
             state = None
-        if pending is not None and not self._try_ops(pending):
-            self._localizer = None
+        self._try_ops(pending)
 
     def _measure_on_workers(
         self, engine: SampleExecutor, model: bytes, reading: Reading, step: Step
     ) -> tuple[str, ...]:
         """Measure the remaining samples by an engine; return the machines that ran them."""
-        if not (self._runs and self._fits and self._answers):
+        if not (self._runs and self.fits and self._answers):
             self._measure_here(step.each(reading.items()), 1, ExitStack())
             return ()
 
@@ -214,15 +185,13 @@ class Measuring:
             self._comparer.merge(found.measurement, found.tally)
             for each in found.samples:
                 is_chosen = self._choice.selects(each.distances or ())
-                if self._localizer is None:
-                    continue
-                add = partial(add_checked, self._localizer, each, is_chosen=is_chosen)
-                if not self._try_ops(add):
-                    self._localizer = None
+                if self._localizer is not None:
+                    add = partial(add_checked, self._localizer, each, is_chosen=is_chosen)
+                    self._try_ops(add)
 
         def extra() -> Any:
             has_diverged = localizer is None or localizer.against_torch.is_done
-            return has_diverged, self._localizer is not None, self._choice.worst
+            return has_diverged, self._localizer is not None, self._choice.distances.worst
 
         try:
             return reading.measure(
@@ -237,39 +206,36 @@ class Measuring:
                 keeps_chunk=True,
             )
         except SampleError as failed:
-            if failed.chunk is None:
+            chunk = failed.chunk
+            if chunk is None:
                 raise failed.error from None
-            self._measure_failed(failed.chunk, failed.error, failed.index, reading)
+            # Its chunk is measured in this process, up to the failed sample.
+            self._comparer.count = chunk.start
+            samples = itertools.islice(reading.samples_of(chunk), failed.index + 1 - chunk.start)
+            self._measure_here(samples, 1, ExitStack())
+            if self._runs:  # it fails only on the worker
+                raise failed.error from failed.error.__cause__
+            for _ in reading.items() if reading.source is None else ():
+                pass  # the remaining samples are still validated
             return ()
 
-    def _measure_failed(
-        self, chunk: Chunk, error: BaseException, index: int, reading: Reading
-    ) -> None:
-        """Measure a chunk's samples in this process, up to the failed one."""
-        self._comparer.count = chunk.start
-        samples = itertools.islice(reading.samples_of(chunk), index + 1 - chunk.start)
-        self._measure_here(samples, 1, ExitStack())
-        if self._runs:  # it fails only on the worker
-            raise error
-        for _ in reading.items() if reading.source is None else ():
-            pass  # the remaining samples are still validated
-
-    def _localizing(
-        self, localizer: Localizer, sample: Sample, outcome: SampleOutputs | None
-    ) -> Callable[[], None]:
+    def _localizing(self, sample: Sample, outcome: SampleOutputs | None) -> Callable[[], None]:
         """Return the call that measures the ops on a sample, or compares outputs alone."""
+        localizer = self._localizer
+        if localizer is None or not self._answers:
+            return _nothing
         known = {} if outcome is None else outcome.values
-        is_chosen = self._choice.is_next(outcome)
-        return partial(
-            localizer.update if is_chosen else localizer.compare_outputs, sample.clone(), known
-        )
+        distances = Distances.between(known["edge"], known["float"]) if known else None
+        is_chosen = self._choice.selects(distances)
+        measure = localizer.update if is_chosen else localizer.compare_outputs
+        return partial(measure, sample.clone(), known)
 
     def _compare(self, sample: Sample) -> SampleOutputs | None:
         """Return the outputs; None if file and reference cannot be compared."""
         try:
             return self._comparer.update(sample)
         except (ValueError, TypeError) as error:
-            self._fits = False
+            self.fits = False
             if isinstance(error, ReorderedError):
                 self._localizer = None  # it would compare different outputs
             self._verdict.add(_stopped(MISFIT, error))
@@ -280,45 +246,34 @@ class Measuring:
             self._verdict.add(_stopped(CANNOT_RUN, error))
         return None
 
-    def _open_localizer(self, stack: ExitStack) -> Localizer | None:
-        """Return the localizer; None if torch or its runtime refuses the model."""
+    def _try_ops(
+        self,
+        measure: Callable[[], None],
+        noted: tuple[type[Exception], ...] = (RuntimeError, UnreadableError),
+    ) -> None:
+        """Run a measurement of ops; if it fails, measure no more of them, and note why."""
         try:
-            localizer = Localizer(self._quantized)
-            stack.enter_context(localizer)
+            return measure()
         except UnrunnableError as error:
-            self._note_refusal(error)
-            return None
-        except (ValueError, RuntimeError) as error:
-            self._note_unmeasured(f": {error}")
-            return None
-        return localizer
-
-    def _try_ops(self, measure: Callable[[], None]) -> bool:
-        """Run a measurement of ops; return False and note why if it fails."""
-        try:
-            measure()
-        except UnrunnableError as error:
-            self._note_refusal(error)
-            return False
-        except (RuntimeError, UnreadableError) as error:
-            self._note_unmeasured(f": {error}")
-            return False
+            refuses = "lacks an op of the file" if error.is_lacking else "refuses the file"
+            self._refusals += [] if error.is_lacking else [error]
+            runtime = f"the {error.runtime} runtime, which keeps what is between them"
+            why = f", as {runtime}, {refuses}"
+        except noted as error:
+            why = f": {error}"
         except (ValueError, TypeError):
-            if self._fits:
+            if self.fits:
                 raise
-            return False  # inputs that do not fit are already a finding
-        return True
+            why = ""  # inputs that do not fit are already a finding
+        self._localizer = None
+        if why:
+            name = self._quantized.reference_name
+            self._verdict.notes.append(f"ops were not compared with {name} one by one{why}")
+        return None
 
-    def _note_refusal(self, error: UnrunnableError) -> None:
-        refuses = "lacks an op of the file" if error.is_lacking else "refuses the file"
-        if not error.is_lacking:
-            self._refusals.append(error)
-        runtime = f"the {error.runtime} runtime, which keeps what is between them"
-        self._note_unmeasured(f", as {runtime}, {refuses}")
 
-    def _note_unmeasured(self, why: str) -> None:
-        name = self._quantized.reference_name
-        self._verdict.notes.append(f"ops were not compared with {name} one by one{why}")
+def _nothing() -> None:
+    """Measure nothing."""
 
 
 def _stopped(kind: str, error: Exception) -> Finding:

@@ -1,29 +1,50 @@
-"""Select the data of a comparison to store, and the budget that it supports."""
+"""Decide what of a comparison is stored, whether its limits can fail, and the budget of it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
-from pytest_edgeq.baselines.paired_limits import FLOAT_NOISE_DB, at_least, floor_db
-from pytest_edgeq.check.evaluation import (
-    accepted,
-    broken,
-    cannot_fail,
-    limits_of,
-    notes_on,
-    passes_zeros,
-    too_wide,
+from pytest_edgeq.baselines.paired_limits import (
+    FEWEST_SAMPLES,
+    FLOAT_NOISE_DB,
+    at_least,
+    floor_db,
 )
 from pytest_edgeq.errors import failure
-from pytest_edgeq.numerics.bootstrap import CHOICE_METRICS, RESAMPLES, SEED, remembered
+from pytest_edgeq.numerics.bootstrap import CHOICE_METRICS, RESAMPLES, SEED, limits, remembered
 from pytest_edgeq.numerics.budget import Budget, loosened
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.confidence import LEVEL
-from pytest_edgeq.numerics.findings import NONFINITE, USELESS, ZERO_OUTPUT, Finding, Place, text_of
+from pytest_edgeq.numerics.findings import (
+    NONFINITE,
+    NOT_STORED,
+    USELESS,
+    ZERO_OUTPUT,
+    Finding,
+    Place,
+    counted,
+    text_of,
+)
 from pytest_edgeq.numerics.metric_table import METRICS, UPPER_BOUNDED
-from pytest_edgeq.numerics.results import OutputErrors, StageErrors, is_below_a_step, wiped
+from pytest_edgeq.numerics.metrics import json_number
+from pytest_edgeq.numerics.results import OutputErrors, accepts, is_below_a_step, wiped
+from pytest_edgeq.numerics.samples import EvaluatedSamples
+
+_MOST_SAMPLES: Final = 1 << 13  # maximum number of samples to consider as sufficient
+# Metrics whose limits are reported: a maximum, or one sample, may vary without bound.
+_REPORTED: Final = ("sqnr_db", "cosine_similarity", "top1_agreement")
+_UNEVEN: Final = (
+    "the error differs so much between these samples that a rebuild may move it by more than the "
+    "SQNR itself"
+)
+
+_SHOWN: Final = 2  # how many limits of a baseline a text lists
+_LOCALIZE: Final = "find the layer to blame with edgeq.localize(quantized, samples)"
+
+Limits = Mapping[str, float]
 
 _NO_SIGNAL = (
     "the reference is zero in all elements, so that no bound could fail; give samples in which it "
@@ -34,21 +55,30 @@ _NO_SIGNAL = (
 def errors_to_remember(comparison: Comparison) -> dict[str, Any]:
     """Return the content of the baseline of a comparison."""
     _require_sound(comparison)
+    flow, stages = comparison.flow, comparison.stages
+    rows = []
+    for row in remembered(stages):
+        output = stages[row["stage"]].outputs[row["output"]]
+        limited = at_least(row, floor_db(flow, row["stage"], output.sqnr_db))
+        if name := METRICS[row["metric"]].by_sample:
+            # The sums by sample, for a paired comparison with the next build. 5 digits are exact to
+            # 0.0004 dB and keep the file readable.
+            sums = [float(f"{getattr(each, name):.5g}") for each in output.samples]
+            limited = {**limited, "samples": sums}
+        rows.append(limited)
     return {
         **build_to_remember(comparison),
-        "flow": comparison.flow,
+        "flow": flow,
         "n_samples": comparison.total.n_samples,
         "fingerprint": comparison.fingerprint,
         "margin": {
             "of": "a rebuild on the same samples",
             "bootstrap": {"resamples": RESAMPLES, "seed": SEED, "level": LEVEL},
             "paired": {"by": "sample", "level": LEVEL},
-            "floor_db": {
-                each: floor_db(comparison.flow, each, -math.inf) for each in comparison.stages
-            },
+            "floor_db": {each: floor_db(flow, each, -math.inf) for each in stages},
             "float_noise_db": FLOAT_NOISE_DB,
         },
-        "errors": [_with_samples(row, comparison.stages) for row in _rows(comparison)],
+        "errors": rows,
     }
 
 
@@ -58,44 +88,194 @@ def build_to_remember(comparison: Comparison) -> dict[str, Any]:
     return {"runtime": comparison.runtime, **target, **comparison.build()}
 
 
-def _rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return every metric of every stage with the margin that a rebuild explains."""
-    stages = comparison.stages
-    return [
-        at_least(
-            row,
-            floor_db(
-                comparison.flow, row["stage"], stages[row["stage"]].outputs[row["output"]].sqnr_db
-            ),
+def notes_on(samples: EvaluatedSamples) -> list[str]:
+    """Return notes on evaluation samples that are few, equal or constant."""
+    total, different, constant = samples
+    notes = []
+    enough = f"give {FEWEST_SAMPLES} or more that differ"
+    if different == 1 < total:
+        notes.append(
+            f"the {total} evaluation samples are one and the same: nothing is known of others; "
+            f"{enough}"
         )
-        for row in remembered(stages)
+    elif different == 1:
+        notes.append(f"1 evaluation sample: nothing is known of others; {enough}")
+    elif 0 < different < FEWEST_SAMPLES:
+        of = f" of {total} given" if total > different else ""
+        notes.append(
+            f"{different} different evaluation samples{of}: too few to hold errors sample by "
+            f"sample, so the limits are wide; {enough}"
+        )
+    if total and constant == total:
+        which = "the evaluation sample is" if total == 1 else "all evaluation samples are"
+        notes.append(
+            f"{which} constant, as a black image: every input has one value in all elements; give "
+            "samples with content"
+        )
+    return notes
+
+
+class Evaluation:
+    """Judges limits on total errors by whether an all-zero output would satisfy them."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self._flow = comparison.flow
+        self._outputs = comparison.total.outputs
+        self.notes: Sequence[str] = notes_on(comparison.evaluated)
+
+    def refusal(self, data: Mapping[str, Any]) -> Finding | None:
+        """Return why errors must not be stored, if limits would accept zeros."""
+        for name, output, bounds in self._judged(data):
+            found = broken(output, self._flow) or too_wide(output, self._flow, bounds)
+            if found is not None:
+                headline = f"errors not stored: total, output {name!r}: {found.summary}"
+                return replace(found, headline=found.headline or headline)
+        return None
+
+    def remark(self, data: Mapping[str, Any]) -> str:
+        """Name limits that wrong outputs would satisfy, and a sufficient number of samples."""
+        texts = [
+            f"output {name!r}: {metric}: {cannot_fail(output, self._flow, metric)}"
+            for name, output, bounds in self._judged(data)
+            for metric in accepted(output, bounds)
+            if metric in _REPORTED
+        ]
+        left = len(texts) - _SHOWN
+        return "; ".join([*texts[:_SHOWN], *([f"and {left} more"] if left > 0 else [])])
+
+    def _judged(self, data: Mapping[str, Any]) -> Iterator[tuple[str, OutputErrors, Limits]]:
+        """Yield the outputs for which zeros are wrong, with their total limits."""
+        for name, output in self._outputs.items():
+            bounds = {
+                row["metric"]: float(row["worst"])
+                for row in data["errors"]
+                if (row["stage"], row["output"]) == ("total", name)
+            }
+            if not is_below_a_step(output):
+                yield name, output, bounds
+
+
+def too_wide(output: OutputErrors, flow: str, bounds: Limits) -> Finding | None:
+    """
+    Return a finding if zeros satisfy the SQNR limit or all limits.
+
+    The SQNR limit alone counts if more samples would narrow it. If no number would, a single sample
+    bears the error, and the other limits have to do.
+    """
+    kept = accepted(output, bounds)
+    if "sqnr_db" not in kept:
+        return None
+    if len(kept) < len(bounds) and samples_needed(output, flow, "sqnr_db") is None:
+        return None
+    return passes_zeros(output, flow, bounds["sqnr_db"])
+
+
+def passes_zeros(output: OutputErrors, flow: str, limit_db: float) -> Finding:
+    """Return the finding on an SQNR limit that an all-zero output satisfies."""
+    n, place = len(output.samples), Place("output", output.name)
+    needed = samples_needed(output, flow, "sqnr_db")
+    zeros = (
+        f"an output of zeros would pass: the SQNR limit is {limit_db:.3g} dB (measured "
+        f"{output.sqnr_db:.3g} dB on {counted(n, 'sample')})"
+    )
+    if needed is None:
+        fix = f"no number up to {_MOST_SAMPLES} would do: {_LOCALIZE}"
+        return Finding(kind=NOT_STORED, place=place, symptom=zeros, causes=(_UNEVEN,), fix=fix)
+    few = f"{counted(n, 'sample')} {'is' if n == 1 else 'are'} too few"
+    give = f"give at least {max(needed, FEWEST_SAMPLES)}"
+    return Finding(
+        kind=NOT_STORED,
+        place=place,
+        symptom=f"{few}: {give}",
+        headline=f"{few} to remember the errors of {output.name!r}: {give}",
+        causes=(f"{zeros}; {_UNEVEN}",),
+    )
+
+
+def broken(output: OutputErrors, flow: str) -> Finding | None:
+    """Return a finding if an output's error is as large as its signal."""
+    # No number of samples results in an SQNR limit above 0 dB then: a rebuild may lose as much.
+    floor = floor_db(flow, "total", output.sqnr_db)
+    # Zeros are right without a signal, and expected for values below a step.
+    if output.chosen or not wiped(output) or is_below_a_step(output) or output.sqnr_db > floor:
+        return None
+    return Finding(
+        kind=NOT_STORED,
+        place=Place("output", output.name),
+        symptom=f"the error is as large as the signal: expected an SQNR above {floor:.3g} dB, "
+        f"which a rebuild alone may lose, got {output.sqnr_db:.3g} dB on "
+        f"{counted(len(output.samples), 'sample')}",
+        harm=USELESS,
+        causes=("the file does not compute what the reference does; more samples do not help",),
+        fix=_LOCALIZE,
+    )
+
+
+def limits_of(
+    output: OutputErrors, flow: str, times: int = 1, metrics: Collection[str] | None = None
+) -> dict[str, float]:
+    """Return the limit of each metric of an output in the stage total."""
+    floor = floor_db(flow, "total", output.sqnr_db)
+    found = {}
+    for metric, limit in limits(output, times, metrics).items():
+        numbers = {key: json_number(getattr(limit, key)) for key in ("value", "worst", "best")}
+        found[metric] = float(at_least({"metric": metric, **numbers}, floor)["worst"])
+    return found
+
+
+def samples_needed(output: OutputErrors, flow: str, metric: str) -> int | None:
+    """
+    Estimate how many samples make a limit that zeros exceed.
+
+    Repetitions of the same samples stand in for more of their kind: sums over samples then
+    spread by 1/√n, as those of other samples would.
+    """
+    number = n = len(output.samples)
+    while accepted(output, limits_of(output, flow, number // n, [metric])):
+        number *= 2
+        if number > _MOST_SAMPLES:
+            return None
+    return number
+
+
+def cannot_fail(output: OutputErrors, flow: str, metric: str) -> str:
+    """Return a text on a limit that accepts zeros, with a sufficient sample count."""
+    subject = "zeros or a guess" if metric == "top1_agreement" else "zeros"
+    needed = samples_needed(output, flow, metric)
+    do = "" if needed is None else f" ({max(needed, FEWEST_SAMPLES)} samples would do)"
+    return f"{subject} would pass{do}"
+
+
+def accepted(output: OutputErrors, given: Limits) -> list[str]:
+    """Return the metrics whose limits an all-zero output would satisfy."""
+    zeros = wiped(output)
+    return [
+        metric
+        for metric, limit in given.items()
+        if metric in zeros and accepts(metric, limit, zeros[metric])
     ]
-
-
-def _with_samples(row: dict[str, Any], stages: dict[str, StageErrors]) -> dict[str, Any]:
-    """Add the sums by sample, for a paired comparison with the next build."""
-    if not (name := METRICS[row["metric"]].by_sample):
-        return row
-    samples = stages[row["stage"]].outputs[row["output"]].samples
-    # 5 digits are exact to 0.0004 dB and keep the file readable.
-    return {**row, "samples": [float(f"{getattr(each, name):.5g}") for each in samples]}
 
 
 def budget_to_suggest(comparison: Comparison) -> tuple[Budget, list[str]]:
     """Return the budget for the stage `total` that a comparison supports, and notes."""
     _require_sound(comparison)
     flow, outputs = comparison.flow, list(comparison.total.outputs.values())
-    for output in outputs:
-        if (found := broken(output, flow)) is not None:
-            raise ValueError(_no_budget(comparison, output, found))
+
+    def refused(output: OutputErrors, why: Finding | str) -> ValueError:
+        title = f"no budget for {comparison.name}: total, output {output.name!r}: "
+        if isinstance(why, str):
+            return ValueError(f"{title}{why}")
+        return ValueError(text_of([replace(why, headline=f"{title}{why.summary}")]))
+
     of_choices = all(output.chosen for output in outputs)
     metrics = CHOICE_METRICS if of_choices else None
     limits = [limits_of(output, flow, metrics=metrics) for output in outputs]
     for output, given in zip(outputs, limits, strict=True):
-        if output.chosen or is_below_a_step(output):
-            continue
-        if (found := too_wide(output, flow, given)) is not None:
-            raise ValueError(_no_budget(comparison, output, found))
+        found = broken(output, flow)
+        if found is None and not (output.chosen or is_below_a_step(output)):
+            found = too_wide(output, flow, given)
+        if found is not None:
+            raise refused(output, found)
     bounds: dict[str, float] = {}
     notes = notes_on(comparison.evaluated)
     for metric in CHOICE_METRICS if of_choices else _wanted(outputs):
@@ -113,13 +293,12 @@ def budget_to_suggest(comparison: Comparison) -> tuple[Budget, list[str]]:
     judged = [each for each in outputs if not is_below_a_step(each)]
     if not bounds or any(len(accepted(each, bounds)) == len(bounds) for each in judged):
         if of_choices:
-            why = cannot_fail(outputs[0], flow, "top1_agreement")
-            raise ValueError(f"no budget for {_place(comparison, outputs[0])}: {why}")
+            raise refused(outputs[0], cannot_fail(outputs[0], flow, "top1_agreement"))
         output, given = min(zip(outputs, limits, strict=True), key=lambda pair: pair[1]["sqnr_db"])
-        if not wiped(output):
-            raise ValueError(f"no budget for {_place(comparison, output)}: {_NO_SIGNAL}")
-        found = passes_zeros(output, flow, given["sqnr_db"])
-        raise ValueError(_no_budget(comparison, output, found))
+        is_zero = not wiped(output)
+        raise refused(
+            output, _NO_SIGNAL if is_zero else passes_zeros(output, flow, given["sqnr_db"])
+        )
     return Budget(**bounds), notes
 
 
@@ -134,26 +313,18 @@ def _wanted(outputs: list[OutputErrors]) -> list[str]:
     return [*wanted, "top1_agreement"] if is_classified else wanted
 
 
-def _no_budget(comparison: Comparison, output: OutputErrors, found: Finding) -> str:
-    title = f"no budget for {_place(comparison, output)}: {found.summary}"
-    return text_of([replace(found, headline=title)])
-
-
-def _place(comparison: Comparison, output: OutputErrors) -> str:
-    return f"{comparison.name}: total, output {output.name!r}"
-
-
 def _require_sound(comparison: Comparison) -> None:
     for stage, errors in comparison.stages.items():
         for output in errors.outputs.values():
-            where = f"{comparison.name}: {stage}, output {output.name!r}"
+            where, place = f"{comparison.name}: {stage}, output", Place("output", output.name)
             sums = (each for sample in output.samples for each in sample)
             if output.nonfinite or not output.samples or not all(map(math.isfinite, sums)):
                 found = Finding(
                     kind=NONFINITE,
-                    place=Place("output", output.name),
-                    headline=f"{where}: expected finite values, got {output.nonfinite} of "
-                    f"{output.n_elements} elements that are not, or sums beyond float64",
+                    place=place,
+                    headline=f"{where} {output.name!r}: expected finite values, got "
+                    f"{output.nonfinite} of {output.n_elements} elements that are not, or sums "
+                    "beyond float64",
                     causes=("errors that are not numbers can be neither stored nor bounded",),
                     harm=USELESS,
                 )
@@ -161,9 +332,9 @@ def _require_sound(comparison: Comparison) -> None:
             if output.degenerate:
                 found = Finding(
                     kind=ZERO_OUTPUT,
-                    place=Place("output", output.name),
-                    headline=f"{where}: reference and actual are zero in all {output.n_elements} "
-                    "elements: nothing was tested",
+                    place=place,
+                    headline=f"{where} {output.name!r}: reference and actual are zero in all "
+                    f"{output.n_elements} elements: nothing was tested",
                     fix="give samples for which this output is not zero",
                 )
                 raise failure([found])

@@ -21,8 +21,7 @@ from torchmetrics.regression import PearsonCorrCoef
 
 from fixtures import digits
 from pytest_edgeq import Edgeq, QuantizedModel, assert_accuracy_drop
-from pytest_edgeq.check.assertions.scoring.function import CallableScorer
-from pytest_edgeq.check.assertions.scoring.metric import MetricScorer
+from pytest_edgeq.check.assertions.scoring import CallableScorer, MetricScorer
 from pytest_edgeq.numerics.paired import SEED, RightWrong
 
 

@@ -14,7 +14,7 @@ import torch
 from torchmetrics.classification import MulticlassAUROC
 
 from pytest_edgeq import Edgeq, QuantizedModel, assert_accuracy_drop
-from pytest_edgeq.check.assertions.scoring import metric
+from pytest_edgeq.check.assertions import scoring
 from pytest_edgeq.compare.executors import stream
 from pytest_edgeq.compare.failed_samples import attached_samples
 from tests.executors.conftest import AtOnce, forget
@@ -63,8 +63,8 @@ def test_scores_do_not_depend_on_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nor the samples kept; the text has all figures. Chunks of one pair and of several."""
-    monkeypatch.setattr(metric, "METRIC_RESAMPLES", 50)
-    monkeypatch.setattr(metric, "LIST_RESAMPLES", 10)
+    monkeypatch.setattr(scoring, "METRIC_RESAMPLES", 50)
+    monkeypatch.setattr(scoring, "LIST_RESAMPLES", 10)
     alone = _text(quantized, pairs, METRICS[name], None)
     monkeypatch.setattr(stream, "_SECONDS", 0.0)
     assert _text(quantized, iter(pairs), METRICS[name], threads(5)) == alone

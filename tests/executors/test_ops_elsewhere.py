@@ -14,7 +14,7 @@ import torch
 from fixtures.models import ResidualNet, seeded
 from fixtures.tflite.layered import dense, run, write
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.check.run import CheckResult, check
+from pytest_edgeq.check.gate import CheckResult, check
 from pytest_edgeq.compare.executors import stream
 from pytest_edgeq.progress import Progress
 from tests.bench.detection.edits import edited, ops_of

@@ -9,7 +9,7 @@ which is an AssertionError, too.
 from __future__ import annotations
 
 from pytest_edgeq.check.assertions.accuracy import assert_accuracy_drop
-from pytest_edgeq.check.assertions.conformance import assert_conforms
+from pytest_edgeq.check.assertions.defects import assert_conforms, assert_healthy
 from pytest_edgeq.check.assertions.dtypes import (
     assert_input_dtypes,
     assert_no_float_ops,
@@ -17,7 +17,6 @@ from pytest_edgeq.check.assertions.dtypes import (
     assert_op_dtypes,
     assert_output_dtypes,
 )
-from pytest_edgeq.check.assertions.health import assert_healthy
 from pytest_edgeq.check.assertions.numbers import assert_size, assert_within_budget
 from pytest_edgeq.check.assertions.qparams import assert_qparams
 from pytest_edgeq.check.assertions.same_codes import assert_runtimes_agree

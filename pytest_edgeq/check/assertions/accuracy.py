@@ -3,38 +3,52 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytest_edgeq.check.assertions.expect import parse_number
-from pytest_edgeq.check.assertions.scoring.both_models import (
-    PairedOutputs,
-    bound_pair,
-    run_both,
-    score,
-    scorer_for,
-)
-from pytest_edgeq.check.assertions.scoring.drop_error import drop_error
-from pytest_edgeq.check.assertions.scoring.scores import Scorer
+from pytest_edgeq.check.assertions.drop_error import drop_error
+from pytest_edgeq.check.assertions.expect import failed, parse_number
+from pytest_edgeq.check.assertions.scoring import ScoredSample, Scorer, scorer_for
 from pytest_edgeq.compare.failed_samples import FailedSamples, attach_samples
-from pytest_edgeq.compare.parallel import AtOnce, in_order, on_one_thread, state_of
+from pytest_edgeq.compare.foreign import is_keras, keras_output_names
+from pytest_edgeq.compare.measurement import check_layout
+from pytest_edgeq.compare.parallel import AtOnce, begin, in_order, on_one_thread
 from pytest_edgeq.compare.quantized import QuantizedModel
-from pytest_edgeq.compare.reference import undisturbed
+from pytest_edgeq.compare.reference import (
+    call_unflattened,
+    flatten_outputs,
+    in_file_order,
+    undisturbed,
+)
 from pytest_edgeq.compare.samples import Sample, is_tensor
 from pytest_edgeq.numerics.comparison import WorstSamples
+from pytest_edgeq.numerics.findings import NONFINITE, Finding, Place
+from pytest_edgeq.numerics.metrics import least_sqnr_db
+from pytest_edgeq.progress import Step
 from pytest_edgeq.runtimes.edge import EdgeFile
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from pytest_edgeq.compare.executors.engines import SampleExecutor
+    from pytest_edgeq.compare.executors.remote import OpenModel
+    from pytest_edgeq.compare.sample_source import SampleSource
 
-# pytest looks for it among a frame's globals, too: no frame of this module is shown.
-__tracebackhide__ = True
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _LabelledSample:
+    """A sample with its label, and its number among all samples."""
+
+    index: int
+    sample: Sample
+    label: Any
 
 
 def assert_accuracy_drop(
@@ -100,9 +114,8 @@ def assert_accuracy_drop(
     with undisturbed(model.float_model, model.name), on_one_thread():
         n_samples = _score_all(model, labelled_inputs, metric, scorer, engine, worst)
     scores = scorer.result()
-    bounds = scores.evidence.bounds
     # Written so that NaN fails it.
-    if not bounds.high <= limit:
+    if not scores.evidence.bounds.high <= limit:
         error = drop_error(scores, limit, n_samples)
         shown = FailedSamples(model, model.runtime, None, worst.result(), n_samples)
         attach_samples(error, shown)
@@ -112,16 +125,16 @@ def assert_accuracy_drop(
 def _pairs(labelled: Any, model: QuantizedModel) -> Iterator[tuple[Sample, Any]]:
     """Read pairs once, in order, holding one at a time."""
     kind = type(labelled).__name__
-    hint = "expected an iterable of pairs (sample, label)"
+    hint = "labelled_inputs: expected an iterable of pairs (sample, label), got"
     if is_tensor(labelled) or isinstance(labelled, (Mapping, str, bytes)):
-        raise TypeError(f"labelled_inputs: {hint}, got one {kind}")
+        raise TypeError(f"{hint} one {kind}")
     try:
         iterator = iter(labelled)
     except TypeError:
-        raise TypeError(f"labelled_inputs: {hint}, got {kind}") from None
+        raise TypeError(f"{hint} {kind}") from None
     index = -1
     for index, pair in enumerate(iterator):
-        yield bound_pair(model, pair, index)
+        yield _bound(model, pair, index)
     if index < 0:
         used_up = (
             ". A generator gives its samples once, and this one is used up: make it anew for each "
@@ -131,6 +144,18 @@ def _pairs(labelled: Any, model: QuantizedModel) -> Iterator[tuple[Sample, Any]]
             f"labelled_inputs: there is no sample in the {kind}"
             + (used_up if iterator is labelled else "")
         )
+
+
+def _bound(model: QuantizedModel, pair: Any, index: int) -> tuple[Sample, Any]:
+    """Return the bound sample and the label of a pair."""
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        what = f"{type(pair).__name__} of {len(pair)}" if hasattr(pair, "__len__") else pair
+        raise TypeError(
+            f"labelled_inputs, sample {index}: expected a pair (sample, label), got {what}; "
+            "zip(samples, labels) makes pairs, and a sample of several tensors is a tuple: "
+            "((x, y), label)"
+        )
+    return model.spec.bind(pair[0], f"labelled sample {index}"), pair[1]
 
 
 def _score_all(
@@ -144,42 +169,46 @@ def _score_all(
     """Score all samples, in order, and return their number."""
     pairs = _pairs(labelled, model)
     if engine is not None:
-        from pytest_edgeq.check.assertions.scoring.on_workers import score_by
         from pytest_edgeq.compare.executors.remote import Reading
 
         reading = Reading(model, labelled, pairs, lambda pair: pair[0])
         content = reading.pickled(model.runtime)
         if content is not None:
-            return score_by(engine, content, metric, reading, model.name, scorer, worst)
+
+            def merge(_: object, scored: tuple[list[Any], WorstSamples]) -> None:
+                for each in scored[0]:
+                    scorer.add(each)
+                worst.merge(scored[1])
+
+            step = Step("accuracy", model.name, None)
+            reading.measure(engine, content, AccuracyJob(reading.source, metric), merge, step)
+            return step.done
         pairs = reading.items()
     n_samples = 0
-    # Scored in this thread, since a user's metric need not be thread-safe.
-    for outcome in _paired_outputs(model, enumerate(pairs), scorer):
-        scorer.add(score(scorer, outcome, worst))
-        n_samples += 1
-    return n_samples
-
-
-def _paired_outputs(
-    model: QuantizedModel, pairs: Iterator[tuple[int, tuple[Sample, Any]]], scorer: Scorer
-) -> Iterator[PairedOutputs]:
-    """Yield every sample with both models' outputs, in order, on the model's cores."""
     is_remote = model.edge.runtimes.target_of(model.runtime) is not None
     at_once = AtOnce(model.threads, is_remote=is_remote)
+    items: Iterator[Any] = (_LabelledSample(index, *pair) for index, pair in enumerate(pairs))
 
-    def measure(edge: EdgeFile, item: tuple[int, tuple[Sample, Any]]) -> PairedOutputs:
-        return run_both(model, edge, item, scorer, at_once.cores)
+    def measure(edge: EdgeFile, pair: _LabelledSample) -> tuple[_LabelledSample, tuple[Any, Any]]:
+        return pair, _run_both(model, edge, pair, scorer, at_once.cores)
 
-    before = state_of(model) if at_once.workers > 1 else None
-    for item in itertools.islice(pairs, 1):
-        yield measure(model.edge, item)
-    if before is None or before != state_of(model):
-        for item in pairs:
-            yield measure(model.edge, item)
-        return
-    # A loader may reuse the memory of samples and labels.
-    kept = ((index, (sample.clone(), _copied(label))) for index, (sample, label) in pairs)
-    yield from in_order(kept, model.edge.clone, measure, at_once.workers)
+    # In this thread, since a user's metric need not be thread-safe.
+    def add(pair: _LabelledSample, outputs: tuple[Any, Any]) -> None:
+        nonlocal n_samples
+        scorer.add(_score(scorer, pair, outputs, worst))
+        n_samples += 1
+
+    def run(pair: Any) -> None:
+        add(*measure(model.edge, pair))
+
+    if begin(items, model, at_once.workers, run):
+        # A loader may reuse the memory of samples and labels.
+        kept = (
+            _LabelledSample(each.index, each.sample.clone(), _copied(each.label)) for each in items
+        )
+        for pair, outputs in in_order(kept, model.edge.clone, measure, at_once.workers):
+            add(pair, outputs)
+    return n_samples
 
 
 def _copied(label: Any) -> Any:
@@ -187,3 +216,137 @@ def _copied(label: Any) -> Any:
     if is_tensor(label) and not isinstance(label, np.ndarray):
         return label.detach().clone()
     return copy.deepcopy(label)
+
+
+@dataclass(frozen=True)
+class AccuracyJob:
+    """Job that scores both models on a worker."""
+
+    source: SampleSource | None
+    metric: Any
+    what: str = "the metric, or the factory of the samples,"
+
+    def runner(self, model: OpenModel) -> _AccuracyRunner:
+        """Return a runner on a model."""
+        return _AccuracyRunner(model, self.metric)
+
+    def bound(self, model: OpenModel, item: Any, index: int) -> tuple[Sample, Any]:
+        """Return sample and label of a pair of the user's factory."""
+        return _bound(model.quantized, item, index)
+
+
+class _AccuracyRunner:
+    def __init__(self, model: OpenModel, metric: Any) -> None:
+        self._model, self._edge = model.quantized, model.quantized.edge.clone()
+        self._scorer = scorer_for(metric)
+
+    def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> tuple[list[Any], WorstSamples]:
+        """Score samples."""
+        del extra
+        found: list[Any] = []
+        worst = WorstSamples()
+        for index, item in items:
+            if found and isinstance(found[-1], ScoredSample):
+                # Only the last example of all is used, which may be this chunk's last.
+                found[-1] = found[-1]._replace(example=None)
+            pair = _LabelledSample(index, *item)
+            outputs = _run_both(self._model, self._edge, pair, self._scorer, nullcontext())
+            found.append(_score(self._scorer, pair, outputs, worst))
+        return found, worst
+
+
+def _score(
+    scorer: Scorer, pair: _LabelledSample, outputs: tuple[Any, Any], worst: WorstSamples
+) -> Any:
+    """Return the score of a sample without adding it to the scorer."""
+    expected, got = ([value for _, value in flatten_outputs(each)] for each in outputs)
+    lengths = {len(leaf) for leaf in expected if leaf.ndim}
+    scored: Any = scorer.score(pair.index, outputs, pair.label, lengths)
+    sqnr_db, lost = least_sqnr_db(expected, got), scorer.lost(scored)
+    worst.offer(pair.index, sqnr_db, pair.sample.clone, lost=lost)
+    return scored
+
+
+def _run_both(
+    model: QuantizedModel,
+    edge: EdgeFile,
+    pair: _LabelledSample,
+    scorer: Scorer,
+    cores: AbstractContextManager[object],
+) -> tuple[Any, Any]:
+    """Return both models' outputs for a sample; fail if only the file's are not finite."""
+    reference = model.float_model
+    assert reference is not None, "unreachable because the caller has checked it"
+    with cores:
+        nested = call_unflattened(reference, pair.sample)
+    leaves = flatten_outputs(nested)
+    names = [border.name for border in model.edge.signature.outputs]
+    aliases = keras_output_names(reference) if is_keras(reference) else ()
+    places = [(key, np.array(place)) for place, (key, _) in enumerate(leaves)]
+    order = [int(place) for place in in_file_order(places, names, model.name, aliases)]
+    try:
+        codes = edge.run(model.input_names, pair.sample.arrays(), model.runtime)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"labelled sample {pair.index}: {error}") from None
+    given = edge.decode(codes)
+    expected = [leaves[place][1] for place in order]
+    check_layout(model, expected, given)
+    for name, want, got in zip(names, expected, given, strict=True):
+        _check_output(model.name, name, pair.index, want, got)
+    ordered = dict(zip(order, given, strict=True))
+    floats = [value for _, value in leaves]
+    first, second = (
+        _nested(nested, iter(_alike(values, floats)), scorer.wants_tensors)
+        for values in (floats, [ordered[place] for place in range(len(leaves))])
+    )
+    return first, second
+
+
+def _check_output(model: str, name: str, index: int, expected: Array, actual: Array) -> None:
+    if actual.dtype.kind != "f" or expected.dtype.kind != "f":
+        return
+    broken = int(np.count_nonzero(~np.isfinite(actual) & np.isfinite(expected)))
+    if broken:
+        place, got = Place("output", name), f"{broken} of {actual.size} NaN or infinite"
+        says = f"labelled sample {index}: expected finite values, got {got}"
+        found = Finding(
+            kind=NONFINITE,
+            place=place,
+            expected="finite values",
+            got=got,
+            symptom=says,
+            headline=f"{model}: {place}, {says}",
+            causes=("the float model is finite there, so the file is broken whatever it scores.",),
+            fix="edgeq.compare(model, samples) names the stage that first gives them",
+        )
+        raise failed(found, found.fix)
+
+
+def _alike(values: list[Array], reference: list[Array]) -> Iterator[Array]:
+    """Yield copies with the reference's dtypes, since litert-torch stores int64 as int32."""
+    for value, wanted in zip(values, reference, strict=True):
+        kinds = {value.dtype.kind, wanted.dtype.kind}
+        same = len(kinds) == 1 or kinds == {"i", "u"}
+        yield np.array(value, dtype=wanted.dtype if same else value.dtype, order="C")
+
+
+def _nested(like: Any, leaves: Iterator[Array], wants_tensors: bool) -> Any:
+    """Nest arrays as these outputs are nested, as tensors if these are."""
+    if isinstance(like, Mapping):
+        filled = {key: _nested(value, leaves, wants_tensors) for key, value in like.items()}
+        if type(like) is dict or not isinstance(like, MutableMapping):
+            return filled
+        # A model output class also has its values as attributes.
+        other: Any = copy.copy(like)
+        for key, value in filled.items():
+            other[key] = value
+        return other
+    if isinstance(like, (tuple, list)):
+        items = [_nested(value, leaves, wants_tensors) for value in like]
+        return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
+    leaf = next(leaves)
+    if wants_tensors or (is_tensor(like) and not isinstance(like, np.ndarray)):
+        import torch
+
+        return torch.from_numpy(leaf)
+    return leaf

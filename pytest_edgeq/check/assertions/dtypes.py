@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pytest_edgeq.check.assertions.expect import (
-    CUSTOM,
     Dtype,
     DtypeByName,
     Model,
@@ -22,33 +21,82 @@ from pytest_edgeq.check.assertions.expect import (
     spread,
     table,
 )
-from pytest_edgeq.check.assertions.left_in_float import Why, why_float
+from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.errors import UnmatchedError
+from pytest_edgeq.litert.rules import static_recipe_ops
 from pytest_edgeq.names import nearest
 from pytest_edgeq.numerics.findings import UNEXPECTED_COUNT, UNEXPECTED_DTYPE, Finding, Place
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.op_dtypes import SCHEMES, OpDtypes
-from pytest_edgeq.tflite.ops import QDQ
+from pytest_edgeq.tflite.ops import QDQ, facts_of
 from pytest_edgeq.tflite.roles import roles_of
 
-_ENDS_DECIDE = Why(
+
+class _Why(NamedTuple):
+    """Why ops are in float."""
+
+    cause: str
+    fix: str = ""  # how to quantize them; empty if nothing is wrong with the flow
+    by_design: bool = False
+
+
+_NOTHING_QUANTIZED = _Why(
+    "no op of this file is quantized; it is a float model. Was it built with the quantizer, and is "
+    "it the file that you mean?",
+    by_design=True,
+)
+_FLOAT_BY_DESIGN = _Why(
+    "the schemes dynamic, weight_only and float16 store small weights and compute on floats by "
+    "design; assert them with assert_op_dtypes(model, op, scheme=…), or quantize statically.",
+    by_design=True,
+)
+_ELSEWHERE = _Why(
+    "the tool that made the file has no pattern for {ops}, or their operands are in float; PT2E "
+    "finds no ADD, MUL and CONCATENATION in a model that was exported non-strictly.",
+    "configure that tool to quantize {them}.",
+)
+_BY_PT2E = _Why(
+    "the PT2E quantizer does not annotate {ops}, or their operands are in float.",
+    "{recipe}have a subclass of the quantizer annotate {them}, or take another op in the model.",
+)
+_NON_STRICT = _Why(
+    "the model was exported non-strictly, and PT2E then finds no ADD, MUL and CONCATENATION.",
+    "quantize with strict_export=True, which is the default (an exported program: export it with "
+    "strict=True); where a warning says that torch.export refuses it, quantize by a recipe "
+    "(recipe_static_wi8_ai8).",
+)
+_BY_RECIPE = _Why(
+    "no rule of the recipe takes {ops}, or ai-edge-quantizer has none for {them}.",
+    'give the recipe a rule with operation="*"; what it has no way for takes another op in the '
+    "model.",
+)
+_ON_PURPOSE = (
+    "the quantizer was told to leave {modules} in float, by a config of None or a rule of "
+    "no_quantize."
+)
+
+_ENDS_DECIDE = _Why(
     "the first and the last op decide. A model that starts with an op that stays in float takes "
     "floats, one that ends in such an op (softmax, tanh, a normalization) gives floats; the caller "
     "on the device must feed and read exactly these dtypes."
 )
-_INT32 = Why(
+_INT32 = _Why(
     "litert-torch lowers by way of JAX with 64-bit types off (enable_x64=False), so the file has "
     "int32 where the model has int64.",
     "pass int32 on the device, in which token ids and indices fit; tests pass what torch takes, "
     "int64, and quantized.run converts it.",
 )
-_UINT8 = Why(
+_UINT8 = _Why(
     "the quantizers of torch write int8. Its codes are those of uint8 less 128, with the same "
     "scale and a zero point that is 128 less, so that the caller can turn one into the other: "
     "(codes.astype('int16') - 128).astype('int8'), and + 128 the other way."
 )
+_CHOSEN = _Why(
+    "the quantizer's config, or the release that read it, chose otherwise for these ops; kernels "
+    "and delegates are picked by exactly these dtypes."
+)
+# By the expected dtype and the file's.
 _IO_CAUSES = {("int64", "int32"): _INT32, ("uint8", "int8"): _UINT8}
-"""By the expected dtype and the file's."""
 
 
 def assert_input_dtypes(model: Model, expected: DtypeByName) -> None:
@@ -86,18 +134,23 @@ def assert_output_dtypes(model: Model, expected: DtypeByName) -> None:
 def _assert_io_dtypes(
     edge: EdgeFile, expected: DtypeByName, what: Literal["input", "output"]
 ) -> None:
-    borders = _io_dtypes(edge, what)
-    names = [name for name, _ in borders]
-    wanted = [None if e is None else parse_dtype(e) for e in spread(expected, names, what)]
-    rows = [
-        (name, dtype or "any", actual)
-        for (name, actual), dtype in zip(borders, wanted, strict=True)
+    # Of several signatures, names say which.
+    several = len(edge.signatures) > 1
+    actual = [
+        (f"{signature.key}:{border.name}" if several else border.name, border.tensor.dtype)
+        for signature in edge.signatures
+        for border in getattr(signature, f"{what}s")
     ]
+    names, dtypes = [name for name, _ in actual], [dtype for _, dtype in actual]
+    wanted = ["any" if e is None else parse_dtype(e) for e in spread(expected, names, what)]
+    rows = list(zip(names, wanted, dtypes, strict=True))
     wrong = [row for row in rows if row[1] not in ("any", row[2])]
     if not wrong:
         return
-    name, dtype, actual = wrong[0]
-    place, why = Place(what, name), _IO_CAUSES.get((dtype, actual), _ENDS_DECIDE)
+    name, dtype, got = wrong[0]
+    accepted: Any = dict(actual) if len(set(names)) == len(names) else dtypes
+    accepted = dtypes[0] if len(set(dtypes)) == 1 else accepted
+    place, why = Place(what, name), _IO_CAUSES.get((dtype, got), _ENDS_DECIDE)
     # A file may have thousands: differing ones come first.
     shown = [*wrong, *(row for row in rows if row not in wrong)]
     raise failed(
@@ -105,36 +158,14 @@ def _assert_io_dtypes(
             kind=UNEXPECTED_DTYPE,
             place=place,
             expected=dtype,
-            got=actual,
-            headline=f"{place}: expected {dtype}, got {actual} "
-            f"({len(wrong)} of {len(rows)} {what}s)",
+            got=got,
+            headline=f"{place}: expected {dtype}, got {got} ({len(wrong)} of {len(rows)} {what}s)",
             evidence=table(shown, (what, "expected", "got")),
             causes=(why.cause,),
             fix=why.fix,
-            command=f"assert_{what}_dtypes(model, {_accepting(borders)})",
+            command=f"assert_{what}_dtypes(model, {accepted!r})",
         )
     )
-
-
-def _io_dtypes(edge: EdgeFile, what: str) -> list[tuple[str, str]]:
-    """Return name and dtype of the inputs or outputs of all signatures."""
-    signatures = edge.signatures
-    return [
-        (
-            f"{signature.key}:{border.name}" if len(signatures) > 1 else border.name,
-            border.tensor.dtype,
-        )
-        for signature in signatures
-        for border in getattr(signature, f"{what}s")
-    ]
-
-
-def _accepting(borders: list[tuple[str, str]]) -> str:
-    dtypes = {dtype for _, dtype in borders}
-    if len(dtypes) == 1:
-        return repr(dtypes.pop())
-    by_name = dict(borders)
-    return repr(by_name if len(by_name) == len(borders) else [dtype for _, dtype in borders])
 
 
 def assert_op_dtypes(
@@ -172,33 +203,39 @@ def assert_op_dtypes(
         AssertionError: An op differs, or none matches.
         ValueError, TypeError: Nothing is expected, or not a dtype, scheme or operator.
     """
-    expected: dict[str, Any] = {
-        "input": _dtypes("input", input),
-        "weight": None if weight is None else parse_dtype(weight),
-        "bias": None if bias is None else parse_dtype(bias),
-        "output": _dtypes("output", output),
-        "granularity": None if granularity is None else parse_granularity(granularity),
-        "scheme": None if scheme is None else _scheme(scheme),
+    if scheme is not None and scheme not in SCHEMES:
+        raise ValueError(
+            f"unknown scheme {scheme!r}{nearest(str(scheme), SCHEMES)}; valid: {', '.join(SCHEMES)}"
+        )
+    asked: dict[str, Any] = {
+        role: _parsed(role, value)
+        for role, value in (
+            ("input", input),
+            ("weight", weight),
+            ("bias", bias),
+            ("output", output),
+            ("granularity", granularity),
+            ("scheme", scheme),
+        )
+        if value is not None
     }
-    asked = {role: value for role, value in expected.items() if value is not None}
     if not asked and count is None:
         raise ValueError(
             f"assert_op_dtypes(model, {op!r}) expects nothing: give input=, weight=, bias=, "
             "output=, scheme=, granularity= or count="
         )
-    if count is not None:
-        count = parse_count("count", count)
-        if count == 0:
-            raise ValueError(
-                "count=0: nothing can be told of no op; write "
-                f"assert_op_counts(model, {{{op!r}: 0}})"
-            )
+    if count is not None and (count := parse_count("count", count)) == 0:
+        raise ValueError(
+            f"count=0: nothing can be told of no op; write assert_op_counts(model, {{{op!r}: 0}})"
+        )
     # An op of None would match every op.
     known_op(op)
     edge = edge_of(model)
     entries = select_ops(edge, op, module)
     if count is not None and len(entries) != count:
         among = f" with module={module!r}" if module is not None else ""
+        counts = sorted(edge.op_dtypes.counts().items(), key=lambda each: -each[1])
+        more = f" and {len(counts) - 8} more kinds" if len(counts) > 8 else ""
         raise failed(
             Finding(
                 kind=UNEXPECTED_COUNT,
@@ -208,7 +245,7 @@ def assert_op_dtypes(
                 evidence=table([(e.where, e.scheme) for e in entries], ("op", "scheme")),
                 causes=(
                     "the converter fuses, splits and drops ops, and a changed model has others; "
-                    f"the file has {_counted(edge)}",
+                    f"the file has {', '.join(f'{n} {name}' for name, n in counts[:8])}{more}",
                 ),
                 command=f"count={len(entries)}",
             )
@@ -223,10 +260,10 @@ def assert_op_dtypes(
     if not wrong:
         return
     entry, role, value, actual = wrong[0]
-    n_ops = len({(e.subgraph, e.index) for e, *_ in wrong})
     says = f"{role}: expected {value}, got {actual}"
-    why = _why_differs(model, edge, [e for e, *_ in wrong])
-    rows = [(e.where, *row) for e, *row in wrong]
+    n_ops = len({(e.subgraph, e.index) for e, *_ in wrong})
+    floats = [e for e, *_ in wrong if e.scheme == "float"]
+    why = _why_float(model, edge, floats) if floats else _CHOSEN
     raise failed(
         Finding(
             kind=UNEXPECTED_DTYPE,
@@ -235,7 +272,9 @@ def assert_op_dtypes(
             got=actual,
             symptom=says,
             headline=f"{entry.where} {says} ({n_ops} of {len(entries)} {op})",
-            evidence=table(rows, ("op", "field", "expected", "got")),
+            evidence=table(
+                [(e.where, *row) for e, *row in wrong], ("op", "field", "expected", "got")
+            ),
             causes=(why.cause,),
             fix=why.fix,
             command="expect what the table shows, or narrow with module='glob'; to see all ops: "
@@ -244,37 +283,16 @@ def assert_op_dtypes(
     )
 
 
-def _counted(edge: EdgeFile) -> str:
-    """Return the counts of ops, the most frequent first, as text."""
-    counts = sorted(edge.op_dtypes.counts().items(), key=lambda each: -each[1])
-    more = f" and {len(counts) - 8} more kinds" if len(counts) > 8 else ""
-    return ", ".join(f"{count} {op}" for op, count in counts[:8]) + more
-
-
-def _why_differs(model: Model, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> Why:
-    floats = [entry for entry in wrong if entry.scheme == "float"]
-    if floats:
-        return why_float(model, edge, floats)
-    return Why(
-        "the quantizer's config, or the release that read it, chose otherwise for these ops; "
-        "kernels and delegates are picked by exactly these dtypes."
-    )
-
-
-def _dtypes(role: str, expected: Any) -> Any:
-    if isinstance(expected, (tuple, list)):
+def _parsed(role: str, expected: Any) -> Any:
+    if role == "scheme":
+        return expected
+    if role == "granularity":
+        return parse_granularity(expected)
+    if role in ("input", "output") and isinstance(expected, (tuple, list)):
         if not expected:
             raise ValueError(f"{role}: an empty sequence expects nothing")
         return tuple(parse_dtype(dtype) for dtype in expected)
-    return None if expected is None else parse_dtype(expected)
-
-
-def _scheme(scheme: str) -> str:
-    if scheme not in SCHEMES:
-        raise ValueError(
-            f"unknown scheme {scheme!r}{nearest(str(scheme), SCHEMES)}; valid: {', '.join(SCHEMES)}"
-        )
-    return scheme
+    return parse_dtype(expected)
 
 
 def _meets(edge: EdgeFile, entry: OpDtypes, role: str, expected: Any) -> tuple[bool, str]:
@@ -316,32 +334,27 @@ def assert_op_counts(model: Model, expected: Mapping[str, int]) -> None:
         raise ValueError("assert_op_counts(model, {}) expects nothing; give {'CONV_2D': 4}")
     wanted = {known_op(op): parse_count(op, count) for op, count in expected.items()}
     edge = edge_of(model)
-    counts = edge.op_dtypes.counts()
     found = {
-        op: [
-            entry
-            for entry in edge.op_dtypes
-            if entry.op == op or (op == CUSTOM and entry.op.startswith(f"{CUSTOM}:"))
-        ]
-        for op in wanted
+        op: [e for e in edge.op_dtypes if op in (e.op, e.op.partition(":")[0])] for op in wanted
     }
     wrong = [(op, n, len(found[op])) for op, n in wanted.items() if len(found[op]) != n]
     if not wrong:
         return
     op, count, actual = wrong[0]
     where = [(e.where, e.scheme) for op, *_ in wrong for e in found[op]]
-    differ = f"{len(wrong)} of {len(wanted)} counts differ"
+    counts = ", ".join(f"{name} {n}" for name, n in edge.op_dtypes.counts().items())
     raise failed(
         Finding(
             kind=UNEXPECTED_COUNT,
             place=Place("op", op),
             expected=str(count),
             got=str(actual),
-            headline=f"{op}: expected {count}, got {actual} ({differ})",
+            headline=f"{op}: expected {count}, got {actual} ({len(wrong)} of {len(wanted)} counts "
+            "differ)",
             evidence=(
                 *table(wrong, ("op", "expected", "got")),
                 *(("they stand at", *table(where, ("op", "scheme"))) if where else ()),
-                f"all counts: {', '.join(f'{name} {n}' for name, n in counts.items()) or 'no op'}",
+                f"all counts: {counts or 'no op'}",
             ),
             causes=(
                 "each QUANTIZE and DEQUANTIZE is a border between integers and floats: one more of "
@@ -380,7 +393,7 @@ def assert_no_float_ops(model: Model, allow: Sequence[str] = ()) -> None:
             f"the model has no op but {edge.op_dtypes.counts() or 'none at all'}: there is nothing "
             "to check"
         )
-    floats = {entry: dtypes for entry in entries for dtypes in (_floats(edge, entry),) if dtypes}
+    floats = {entry: dtypes for entry in entries if (dtypes := _floats(edge, entry))}
     kinds = sorted({entry.op for entry in floats})
     unused = [op for op in allowed if op not in kinds]
     if unused:
@@ -396,7 +409,7 @@ def assert_no_float_ops(model: Model, allow: Sequence[str] = ()) -> None:
     if not wrong:
         return
     first, dtypes = next(iter(wrong.items()))
-    why = why_float(model, edge, list(wrong))
+    why = _why_float(model, edge, list(wrong))
     got = " and ".join(dtypes)
     rows = [(e.where, ", ".join(e.inputs), ", ".join(e.outputs), e.scheme) for e in wrong]
     raise failed(
@@ -421,3 +434,48 @@ def _floats(edge: EdgeFile, entry: OpDtypes) -> tuple[str, ...]:
     op = op_of(edge, entry)
     tensors = (edge.graph.tensor(op, index) for index in (*op.inputs, *op.outputs) if index >= 0)
     return tuple(dict.fromkeys(tensor.dtype for tensor in tensors if tensor.is_floating_point))
+
+
+def _why_float(model: Model, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> _Why:
+    """Return why ops are in float, and how to quantize them."""
+    schemes = {entry.scheme for entry in edge.op_dtypes} - {"integer"}
+    if schemes == {"float"}:
+        return _NOTHING_QUANTIZED
+    if any(entry.scheme in ("dynamic", "weight_only", "float16") for entry in wrong):
+        return _FLOAT_BY_DESIGN
+    known = model if isinstance(model, QuantizedModel) and model.origin is None else None
+    flow = "" if known is None else known.flow
+    meant = frozenset[str]() if known is None else known.left_in_float
+    on_purpose = [entry for entry in wrong if entry.module in meant]
+    # A TRANSPOSE of the converter's, of no module, follows its operand.
+    others = [
+        entry
+        for entry in wrong
+        if entry.module not in meant and not (on_purpose and entry.module is None)
+    ]
+    if not others:
+        modules = list(dict.fromkeys(str(entry.module) for entry in on_purpose))
+        return _Why(_ON_PURPOSE.format(modules=_some(modules, "modules")))
+    # In the order of the file: the first has often made the others float.
+    kinds = list(dict.fromkeys(entry.op for entry in others))
+    if flow == "recipe":
+        return _formatted(_BY_RECIPE, kinds)
+    if known is None or flow != "pt2e":
+        return _formatted(_ELSEWHERE, kinds)
+    if not known.exported_strictly and all(facts_of(kind).needs_strict for kind in kinds):
+        return _NON_STRICT
+    taken = [kind for kind in kinds if kind in static_recipe_ops()]
+    recipe = f"quantize by recipe_static_wi8_ai8, which takes {_some(taken)}; or " if taken else ""
+    return _formatted(_BY_PT2E, kinds, recipe=recipe)
+
+
+def _formatted(why: _Why, kinds: Sequence[str], **more: str) -> _Why:
+    names = {"ops": _some(kinds), "them": "them" if len(kinds) > 1 else "it", **more}
+    return _Why(why.cause.format(**names), why.fix.format(**names))
+
+
+def _some(names: Sequence[str], what: str = "kinds") -> str:
+    if len(names) > 4:
+        return f"{', '.join(names[:3])} and {len(names) - 3} other {what}"
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last

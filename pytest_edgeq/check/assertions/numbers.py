@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from pytest_edgeq.check.assertions.expect import Model, edge_of, failed, parse_number, spread, table
-from pytest_edgeq.compare.quantized import FloatSize, QuantizedModel
+from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.errors import UnmatchedError, failure
 from pytest_edgeq.numerics.budget import Budget, Violation
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import OVER_BUDGET, Finding, Place, input_findings
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB
-from pytest_edgeq.numerics.results import StageErrors
+from pytest_edgeq.numerics.results import OutputErrors, StageErrors
 
 _STAGE_MEANS = {
     "conversion": "float .tflite against torch: the converter changed what the model computes",
@@ -71,46 +71,27 @@ def assert_within_budget(
             "assert_within_budget was given no budget: assert_within_budget(comparison, "
             "Budget(sqnr_db=30)), or total=, quantization=, lowering=, conversion="
         )
-    judged = [
-        judgement
-        for stage, wanted in asked.items()
-        for judgement in _judge(comparison, stage, wanted)
-    ]
+    judged = [each for stage, wanted in asked.items() for each in _judge(comparison, stage, wanted)]
+    # No budget accepts values that are not finite, in whatever stage.
     violations = [
-        *_nonfinite(comparison),
-        *(v for judgement in judged for v in judgement.violations if v.metric != "nonfinite"),
+        violation
+        for stage, errors in comparison.stages.items()
+        for output in errors.outputs.values()
+        if output.nonfinite
+        for violation in Budget(max_abs_error=0).violations(output, stage)
     ]
+    violations += [v for each in judged for v in each.violations if v.metric != "nonfinite"]
     if violations:
         raise _over_budget(comparison, judged, violations)
 
 
-@dataclass(frozen=True, slots=True)
-class _Judgement:
+class _Judgement(NamedTuple):
     """Comparison of one budget with one stage, or with one output of it."""
 
-    stage: str
-    output: str | None
-    budget: Budget
+    where: str  # the stage, and the output if it is one
     needed: Budget | None
     violations: list[Violation]
-    sqnr_db: float
-
-    @property
-    def where(self) -> str:
-        """The stage, and the output if it is one, as texts name them."""
-        return self.stage if self.output is None else f"{self.stage}, output {self.output!r}"
-
-    @property
-    def refusal(self) -> str:
-        """Why no budget is suggested; empty if one is."""
-        if self.needed is None:
-            return "no budget accepts this measurement; the output is broken"
-        if self.sqnr_db < ONE_BIT_DB:
-            return (
-                f"less than one bit of the output is left ({self.sqnr_db:.3g} dB SQNR): it is "
-                "broken, so that no budget is given"
-            )
-        return ""
+    refusal: str  # why no budget is suggested; empty if one is
 
     @property
     def advice(self) -> str:
@@ -128,7 +109,7 @@ def _judge(comparison: Comparison, stage: str, wanted: Any) -> list[_Judgement]:
             f"budget would judge nothing; it has {', '.join(comparison.stages)}"
         )
     if isinstance(wanted, Budget):
-        return [_Judgement(stage, None, wanted, *_compare(wanted, errors, stage), errors.sqnr_db)]
+        return [_compare(wanted, errors, stage, stage)]
     if not isinstance(wanted, Mapping):
         raise TypeError(f"{stage}: expected a Budget or a dict of Budgets, got {wanted!r}")
     if not any(value is not None for value in wanted.values()):
@@ -136,33 +117,31 @@ def _judge(comparison: Comparison, stage: str, wanted: Any) -> list[_Judgement]:
     judged = []
     names = list(errors.outputs)
     for name, value in zip(names, spread(wanted, names, "output"), strict=True):
+        where = f"{stage}, output {name!r}"
         if value is None:
             continue
         if not isinstance(value, Budget):
-            raise TypeError(f"{stage}, output {name!r}: expected a Budget, got {value!r}")
-        output = errors.outputs[name]
-        held = _compare(value, output, stage)
-        judged.append(_Judgement(stage, name, value, *held, output.sqnr_db))
+            raise TypeError(f"{where}: expected a Budget, got {value!r}")
+        judged.append(_compare(value, errors.outputs[name], stage, where))
     return judged
 
 
-def _nonfinite(comparison: Comparison) -> list[Violation]:
-    """Return the non-finite values, which no budget accepts, of every stage."""
-    forgiving = Budget(max_abs_error=0)
-    return [
-        violation
-        for stage, errors in comparison.stages.items()
-        for output in errors.outputs.values()
-        if output.nonfinite
-        for violation in forgiving.violations(output, stage)
-    ]
-
-
-def _compare(budget: Budget, errors: Any, stage: str) -> tuple[Budget | None, list[Violation]]:
+def _compare(
+    budget: Budget, errors: StageErrors | OutputErrors, stage: str, where: str
+) -> _Judgement:
     try:
-        return budget.needed(errors), budget.violations(errors, stage)
+        needed, violations = budget.needed(errors), budget.violations(errors, stage)
     except ValueError as error:
         raise UnmatchedError(str(error)) from None
+    refusal = ""
+    if needed is None:
+        refusal = "no budget accepts this measurement; the output is broken"
+    elif errors.sqnr_db < ONE_BIT_DB:
+        refusal = (
+            f"less than one bit of the output is left ({errors.sqnr_db:.3g} dB SQNR): it is "
+            "broken, so that no budget is given"
+        )
+    return _Judgement(where, needed, violations, refusal)
 
 
 def _over_budget(
@@ -173,8 +152,7 @@ def _over_budget(
     stage = "" if explained else _stage_to_blame(comparison)
     # A loss by inputs unlike the calibration's shows in all layers, and no layer causes it.
     of_torch = any(each.nonfinite_reference for each in comparison.total.outputs.values())
-    can_localize = comparison.explain is not None and not (explained or of_torch)
-    if comparison.explain is not None and can_localize:
+    if comparison.explain is not None and not (explained or of_torch):
         explained = (comparison.explain(),)
     violated = [judgement for judgement in judged if judgement.violations]
     measured = str(comparison).splitlines()
@@ -183,12 +161,10 @@ def _over_budget(
         measured.append(
             f"worst samples: {', '.join(worst)}; comparison.worst_samples keeps their inputs"
         )
-    accepted = [f"{each.needed!r} ({each.where})" for each in violated if not each.refusal]
     found = replace(first, explained_by=explained, causes=(stage,) if stage else ())
     lines = [f"{first.title}{f' (and {len(others)} more)' if others else ''}"]
     lines += [f"  {each.title}" for each in others[:5]]
-    if len(others) > 5:
-        lines.append(f"  … and {len(others) - 5} more")
+    lines += [f"  … and {len(others) - 5} more"] if len(others) > 5 else []
     lines += found.reasons
     if not (explained or of_torch):
         found = replace(found, fix="find the layer: print(edgeq.localize(model, samples))")
@@ -197,6 +173,7 @@ def _over_budget(
     behind = [line for each in explained for line in each.evidence]
     text = "\n".join([*lines, *([""] if behind else []), *behind])
     refused = [each.advice for each in violated if each.refusal]
+    accepted = [f"{each.needed!r} ({each.where})" for each in violated if not each.refusal]
     found = replace(found, evidence=(*refused, *measured), command="; ".join(accepted))
     return failure([found, *others], text)
 
@@ -255,7 +232,13 @@ def assert_size(model: Model, max_bytes: int | None = None, max_ratio: float | N
     if max_bytes is not None and size > max_bytes:
         wrong.append((f"at most {max_bytes:,} bytes", f"{size:,}"))
     if max_ratio is not None:
-        base, what = _float_size(model)
+        known = model.float_size if isinstance(model, QuantizedModel) else None
+        if known is None:
+            raise ValueError(
+                "max_ratio: the size of the float model is not known here; give max_bytes, or a "
+                "model from edgeq.quantize or edgeq.load(tflite, reference=model)"
+            )
+        base, what = known
         if size > max_ratio * base:
             expected = f"at most {max_ratio:g} of {what} ({base:,} bytes)"
             wrong.append((expected, f"{size / base:.3g} ({size:,} bytes)"))
@@ -291,13 +274,3 @@ def assert_size(model: Model, max_bytes: int | None = None, max_ratio: float | N
             command=f"max_bytes={size}",
         )
     )
-
-
-def _float_size(model: Model) -> FloatSize:
-    known = model.float_size if isinstance(model, QuantizedModel) else None
-    if known is None:
-        raise ValueError(
-            "max_ratio: the size of the float model is not known here; give max_bytes, or a model "
-            "from edgeq.quantize or edgeq.load(tflite, reference=model)"
-        )
-    return known

@@ -90,23 +90,31 @@ def assert_qparams(
         )
     checks: list[_Check] = []
     if symmetric is not None:
-        checks.append(_symmetric(symmetric))
+        if not isinstance(symmetric, (bool, np.bool_)):
+            raise TypeError(f"symmetric: expected True or False, got {symmetric!r}")
+        expected = "zero point 0" if symmetric else "a zero point other than 0"
+        checks.append(
+            ("symmetric", expected, lambda o: o.zeros * bool(o.zero_points.any() == symmetric))
+        )
     if zero_point is not None:
         wanted = parse_count("zero_point", zero_point, least=-(2**31))
         checks.append(
-            _Check(
-                "zero_point",
-                str(wanted),
-                lambda o: None if (o.zero_points == wanted).all() else o.zeros,
-            )
+            ("zero_point", str(wanted), lambda o: o.zeros * bool((o.zero_points != wanted).any()))
         )
     if granularity is not None:
         name = parse_granularity(granularity)
         checks.append(
-            _Check("granularity", name, lambda o: None if name in o.names else " or ".join(o.names))
+            (
+                "granularity",
+                name,
+                lambda o: (" or ".join(o.names) or "none") * (name not in o.names),
+            )
         )
     if scale_range is not None:
-        checks.append(_in_range(*_bounds(scale_range)))
+        low, high = _bounds(scale_range)
+        checks.append(
+            ("scale_range", f"{low:.6g} … {high:.6g}", lambda o: _out_of_range(o, low, high))
+        )
     if not checks and shared_with is None:
         raise ValueError(
             "assert_qparams expects nothing: give symmetric=, zero_point=, granularity=, "
@@ -122,21 +130,22 @@ def assert_qparams(
                 f"shared_with={shared_with!r} matches {chosen[0].where} itself and no other op: "
                 "there is nothing to share with"
             )
-        checks.append(_shared(others[0]))
-    ways = [] if op is not None else ["op='CONV_2D'"]
-    ways += [] if module is not None else ["module='glob'"]
-    _require(chosen, checks, role, f"to narrow: {', '.join(ways)}; " if ways else "")
+        first = others[0]
+        expected = f"{first.description} as {first.where}"
+        checks.append(("shared_with", expected, lambda o: _unshared(first, o)))
+    narrow = {"op='CONV_2D'": op, "module='glob'": module}
+    _require(chosen, checks, role, [way for way, given in narrow.items() if given is None])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _CheckedOperand:
+class _Operand:
     """An operand of one op; `tensor` is None if it is missing."""
 
     op: OpDtypes
     tensor: Tensor | None
     scales: npt.NDArray[np.float32]
     zero_points: npt.NDArray[np.int64]
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of its granularity
 
     @property
     def where(self) -> str:
@@ -151,30 +160,16 @@ class _CheckedOperand:
         return f"{self.tensor.dtype}, {_several('scale', self.scales)}, {self.zeros}"
 
     @property
-    def reach(self) -> str:
-        """The range of its codes if all have one scale; else empty."""
-        if self.tensor is None or len(self.scales) != 1 or len(self.zero_points) != 1:
-            return ""
-        ends = np.array(code_range(self.tensor.dtype)) - self.zero_points[0]
-        low, high = ends * float(self.scales[0])
-        return f", range [{low:.3g}, {high:.3g}]"
-
-    @property
     def zeros(self) -> str:
         """Its zero points in few words."""
         return _several("zero point", self.zero_points)
 
 
-@dataclass(frozen=True, slots=True)
-class _Check:
-    """An expectation of an operand; `wrong` returns its actual value unless it is met."""
-
-    name: str
-    expected: str
-    wrong: Callable[[_CheckedOperand], str | None]
+_Check = tuple[str, str, Callable[[_Operand], str]]
+"""An expectation: its name, what is expected, and the actual value of an operand if it is wrong."""
 
 
-def _require(chosen: list[_CheckedOperand], checks: list[_Check], role: str, narrow: str) -> None:
+def _require(chosen: list[_Operand], checks: list[_Check], role: str, narrow: list[str]) -> None:
     wrong = []
     # With shared_with an operand may be chosen twice.
     for operand in {(o.where, id(o.tensor)): o for o in chosen}.values():
@@ -184,10 +179,11 @@ def _require(chosen: list[_CheckedOperand], checks: list[_Check], role: str, nar
             has = operand.tensor.dtype if not operand.tensor.is_quantized else "no scales"
             wrong.append((operand.op, "quantized", "a scale", has))
         else:
-            for check in checks:
-                actual = check.wrong(operand)
-                if actual is not None:
-                    wrong.append((operand.op, check.name, check.expected, actual))
+            wrong += [
+                (operand.op, name, expected, actual)
+                for name, expected, check in checks
+                if (actual := check(operand))
+            ]
     if not wrong:
         return
     op, name, expected, actual = wrong[0]
@@ -205,42 +201,37 @@ def _require(chosen: list[_CheckedOperand], checks: list[_Check], role: str, nar
         causes=tuple(f"{each}: {_WHY[each]}" for each in dict.fromkeys(row[1] for row in rows)),
         command="expect what the file has.",
     )
-    raise failed(found, f"{narrow if n_ops > 1 else ''}update: {found.command}")
+    narrowed = f"to narrow: {', '.join(narrow)}; " if narrow and n_ops > 1 else ""
+    raise failed(found, f"{narrowed}update: {found.command}")
 
 
-def _operands(
-    edge: EdgeFile, op: str | None, module: str | None, role: str
-) -> list[_CheckedOperand]:
+def _operands(edge: EdgeFile, op: str | None, module: str | None, role: str) -> list[_Operand]:
     found = []
     for entry in select_ops(edge, op, module):
         if op is None and entry.op in QDQ:
             continue
         raw = op_of(edge, entry)
-        tensors = _tensors(edge, raw, role)
+        roles = roles_of(edge.graph, raw)
+        tensors = {
+            "weight": [stored.tensor for stored in roles.weights],
+            "bias": [stored.tensor for stored in roles.biases],
+            "input": list(roles.inputs),
+            "output": list(roles.outputs),
+        }[role]
         for tensor in tensors:
             scales = edge.graph.scales(raw.subgraph, tensor)
             zero_points = _zero_points(edge, raw, tensor)
             names = granularities(edge, raw, tensor)
-            found.append(_CheckedOperand(entry, tensor, scales, zero_points, names))
+            found.append(_Operand(entry, tensor, scales, zero_points, names))
         # An op whose weight is computed at run time is no error.
         wanted = op is not None and role != "bias" and not facts_of(op).computed_weight
         if wanted and not tensors:
             none = np.empty(0)
-            found.append(_CheckedOperand(entry, None, none.astype("f4"), none.astype("i8"), ()))
+            found.append(_Operand(entry, None, none.astype("f4"), none.astype("i8"), ()))
     if not any(operand.tensor is not None for operand in found):
         narrowed = f" in {module!r}" if module is not None else ""
         raise UnmatchedError(f"no {op or 'op'}{narrowed} has a {role}: there is nothing to check")
     return found
-
-
-def _tensors(edge: EdgeFile, op: Op, role: str) -> list[Tensor]:
-    roles = roles_of(edge.graph, op)
-    return {
-        "weight": [stored.tensor for stored in roles.weights],
-        "bias": [stored.tensor for stored in roles.biases],
-        "input": list(roles.inputs),
-        "output": list(roles.outputs),
-    }[role]
 
 
 def _zero_points(edge: EdgeFile, op: Op, tensor: Tensor) -> npt.NDArray[np.int64]:
@@ -267,16 +258,6 @@ def _several(what: str, values: npt.NDArray[Any]) -> str:
     return f"{len(values)} {what}s {least:.6g} … {most:.6g}"
 
 
-def _symmetric(expected: Any) -> _Check:
-    if not isinstance(expected, (bool, np.bool_)):
-        raise TypeError(f"symmetric: expected True or False, got {expected!r}")
-    return _Check(
-        "symmetric",
-        "zero point 0" if expected else "a zero point other than 0",
-        lambda o: o.zeros if bool(o.zero_points.any()) == expected else None,
-    )
-
-
 def _bounds(bounds: Any) -> tuple[float, float]:
     if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
         raise TypeError(f"scale_range: expected (least, greatest), got {bounds!r}")
@@ -286,36 +267,35 @@ def _bounds(bounds: Any) -> tuple[float, float]:
     return low, high
 
 
-def _in_range(low: float, high: float) -> _Check:
-    def wrong(operand: _CheckedOperand) -> str | None:
-        scales = operand.scales.astype(np.float64)
-        # Written so that NaN fails it.
-        inside = (low <= scales) & (scales <= high) & (scales > 0)
-        if inside.all():
-            return None
-        several = operand.reach
-        if len(scales) > 1:
-            several = f" ({int((~inside).sum())} of {len(scales)} outside)"
-        return _several("scale", scales) + several
+def _out_of_range(operand: _Operand, low: float, high: float) -> str:
+    """Return the scales unless all are within bounds and above 0, and what they reach."""
+    scales = operand.scales.astype(np.float64)
+    # Written so that NaN fails it.
+    inside = (low <= scales) & (scales <= high) & (scales > 0)
+    if inside.all():
+        return ""
+    reach = ""
+    if len(scales) > 1:
+        reach = f" ({int((~inside).sum())} of {len(scales)} outside)"
+    elif operand.tensor is not None and len(scales) == len(operand.zero_points) == 1:
+        ends = np.array(code_range(operand.tensor.dtype)) - operand.zero_points[0]
+        least, most = ends * scales[0]
+        reach = f", range [{least:.3g}, {most:.3g}]"
+    return _several("scale", scales) + reach
 
-    return _Check("scale_range", f"{low:.6g} … {high:.6g}", wrong)
 
-
-def _shared(first: _CheckedOperand) -> _Check:
-    def wrong(operand: _CheckedOperand) -> str | None:
-        one, two = first.tensor, operand.tensor
-        assert two is not None, "unreachable because missing operands are reported before"
-        same = (
-            one is not None
-            and one.dtype == two.dtype
-            and np.array_equal(first.scales, operand.scales)
-            and np.array_equal(first.zero_points, operand.zero_points)
-        )
-        if same:
-            return None
-        if one is not None and len(first.scales) == len(operand.scales) > 1:
-            n = int(np.sum(first.scales != operand.scales))
-            return f"{operand.description} ({n} of {len(first.scales)} scales differ)"
-        return operand.description
-
-    return _Check("shared_with", f"{first.description} as {first.where}", wrong)
+def _unshared(first: _Operand, operand: _Operand) -> str:
+    """Return an operand's parameters unless they are those of the first."""
+    one, two = first.tensor, operand.tensor
+    assert two is not None, "unreachable because missing operands are reported before"
+    if (
+        one is not None
+        and one.dtype == two.dtype
+        and np.array_equal(first.scales, operand.scales)
+        and np.array_equal(first.zero_points, operand.zero_points)
+    ):
+        return ""
+    if one is not None and len(first.scales) == len(operand.scales) > 1:
+        n = int(np.sum(first.scales != operand.scales))
+        return f"{operand.description} ({n} of {len(first.scales)} scales differ)"
+    return operand.description

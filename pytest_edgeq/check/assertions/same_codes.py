@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.check.agreement.kernels_apart import first_differing_op
 from pytest_edgeq.check.assertions.expect import Model, edge_of, failed, parse_number, table
+from pytest_edgeq.check.op_pairs import first_differing_op
 from pytest_edgeq.compare.failed_samples import FailedSamples, attach_samples
 from pytest_edgeq.compare.parallel import MOST_AHEAD, in_order
 from pytest_edgeq.compare.quantized import QuantizedModel
@@ -24,9 +24,6 @@ from pytest_edgeq.numerics.metrics import least_sqnr_db
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.end_quantization import quantized_output
 from pytest_edgeq.tflite.subgraph import SignatureTensor, Tensor
-
-# pytest looks for it among a frame's globals, too: no frame of this module is shown.
-__tracebackhide__ = True
 
 Array = npt.NDArray[Any]
 
@@ -67,55 +64,49 @@ def assert_runtimes_agree(
     edge = edge_of(model)
     for runtime in names:
         edge.runtimes.check(runtime)
-    code_tensors = [
-        quantized_output(edge.graph, edge.signature, each) for each in edge.signature.outputs
-    ]
-    for border, tensor in zip(edge.signature.outputs, code_tensors, strict=True):
+    outputs = edge.signature.outputs
+    tensors = [quantized_output(edge.graph, edge.signature, each) for each in outputs]
+    for border, tensor in zip(outputs, tensors, strict=True):
         if not tensor.dtype.startswith(("int", "uint", "bool")):
             raise UnmatchedError(
                 f"output {border.name!r} is {border.tensor.dtype} and has no LSB: compare such a "
                 "model on each runtime with edgeq.compare(model, inputs, runtime=…) and a Budget"
             )
-    if isinstance(model, QuantizedModel):
-        spec = model.spec
-    else:
-        spec = SampleSpec.of_signature(edge.signature)
-    inputs_of_sample = tuple(each.name for each in spec.inputs)
+    known = model if isinstance(model, QuantizedModel) else None
+    spec = SampleSpec.of_signature(edge.signature) if known is None else known.spec
+    input_names = tuple(each.name for each in spec.inputs)
     edge.restart()
-    first = names[0]
-    pairs = [
-        _CodePair(border, first, other, tensor)
-        for other in names[1:]
-        for border, tensor in zip(edge.signature.outputs, code_tensors, strict=True)
-    ]
-    worst = {other: WorstSamples() for other in names[1:]}
+    first, *others = names
+    pairs = {
+        other: [_CodePair(*each, first, other) for each in zip(outputs, tensors, strict=True)]
+        for other in others
+    }
+    worst = {other: WorstSamples() for other in others}
     n_samples = 0
     samples = read_samples(inputs, spec, "evaluation")
-    for index, (sample, codes) in enumerate(_run_all(edge, names, inputs_of_sample, samples)):
-        for position, pair in enumerate(pairs):
-            at = position % len(edge.signature.outputs)
-            pair.update(index, codes[pair.first][at], codes[pair.other][at])
-        for other, kept in worst.items():
-            expected, got = edge.decode(codes[first]), edge.decode(codes[other])
-            kept.offer(index, least_sqnr_db(expected, got), sample.clone)
+    for index, (sample, codes) in enumerate(_run_all(edge, names, input_names, samples)):
+        expected = edge.decode(codes[first])
+        for other in others:
+            for pair, one, two in zip(pairs[other], codes[first], codes[other], strict=True):
+                pair.update(index, one, two)
+            sqnr_db = least_sqnr_db(expected, edge.decode(codes[other]))
+            worst[other].offer(index, sqnr_db, sample.clone)
         n_samples += 1
-    empty = [pair for pair in pairs if not pair.n_codes]
-    if not pairs or empty:
+    every = [pair for other in others for pair in pairs[other]]
+    empty = [pair for pair in every if not pair.n_codes]
+    if not every or empty:
         raise UnmatchedError(
             f"output {empty[0].border.name!r} had no element in any sample: nothing was compared"
             if empty
             else "the model has no outputs: there is nothing to compare"
         )
-    wrong = [pair for pair in pairs if not pair.worst <= (bound if pair.is_scaled else 0)]
+    wrong = [pair for pair in every if not pair.worst <= (bound if pair.is_scaled else 0)]
     if wrong:
-        first_wrong = wrong[0]
-        inputs_there = worst[first_wrong.other].result()[0].inputs.arrays()
-        why = _kernels_text(edge, first_wrong, edge.encode(inputs_of_sample, inputs_there))
-        error = _runtimes_differ(wrong, len(pairs), bound, why)
-        if isinstance(model, QuantizedModel):
-            other = wrong[0].other
-            shown = FailedSamples(model, other, first, worst[other].result(), n_samples)
-            attach_samples(error, shown)
+        shown = worst[wrong[0].other].result()
+        codes_there = edge.encode(input_names, shown[0].inputs.arrays())
+        error = _runtimes_differ(edge, wrong, len(every), bound, codes_there)
+        if known is not None:
+            attach_samples(error, FailedSamples(known, wrong[0].other, first, shown, n_samples))
         raise error
 
 
@@ -141,9 +132,9 @@ class _CodePair:
     """One output on two runtimes, over all samples."""
 
     border: SignatureTensor
+    tensor: Tensor  # with the codes: behind a DEQUANTIZE, that op's input
     first: str
     other: str
-    tensor: Tensor  # with the codes: behind a DEQUANTIZE, that op's input
     worst: float = 0.0
     at: str = ""
     n_differ: int = 0
@@ -154,7 +145,7 @@ class _CodePair:
         """Whether codes have a scale; classes and indices have none."""
         return self.tensor.is_quantized
 
-    def update(self, sample: int, one: np.ndarray[Any, Any], two: np.ndarray[Any, Any]) -> None:
+    def update(self, sample: int, one: Array, two: Array) -> None:
         """Compare the codes of one sample."""
         self.n_codes += max(one.size, two.size)
         if one.shape != two.shape:
@@ -178,31 +169,26 @@ class _CodePair:
             self.at = f"sample {sample}, index {where}: {one[index]} and {two[index]}"
 
 
-def _kernels_text(edge: EdgeFile, pair: _CodePair, inputs: Mapping[str, Array]) -> str:
-    """Return the cause of different codes, with the op if it is known."""
-    if any(edge.runtimes.target_of(name) is not None for name in (pair.first, pair.other)):
-        text = first_differing_op(SingleOps(edge), pair.first, pair.other, inputs)
-        if text:
-            return text
-    return (
-        "kernels round differently by 1 LSB an op, and it adds up with depth; far more than that "
-        "is a kernel that computes something else."
-    )
-
-
 def _runtimes_differ(
-    wrong: list[_CodePair], n_pairs: int, bound: float, why: str
+    edge: EdgeFile, wrong: list[_CodePair], n_pairs: int, bound: float, inputs: Mapping[str, Array]
 ) -> AssertionError:
     first = wrong[0]
     expected = f"at most {bound:g} LSB" if first.is_scaled else "equal values"
     scaled = [pair.worst for pair in wrong if pair.is_scaled]
-    causes, accepts = [why], ""
+    why, command = "", ""
+    if any(edge.runtimes.target_of(name) is not None for name in (first.first, first.other)):
+        why = first_differing_op(SingleOps(edge), first.first, first.other, inputs)
+    causes = [
+        why
+        or "kernels round differently by 1 LSB an op, and it adds up with depth; far more than "
+        "that is a kernel that computes something else."
+    ]
     if math.inf in (pair.worst for pair in wrong):
         causes.append("no bound accepts other shapes: one of the runtimes is wrong")
     elif len(scaled) < len(wrong):
         causes.append("a class or an index has no step to forgive: its scores are as good as tied")
     else:
-        accepts = f"max_lsb_error={max(scaled):g}"
+        command = f"max_lsb_error={max(scaled):g}"
     place, between = Place("output", first.border.name), f"{first.first} and {first.other}"
     rows = [
         (
@@ -224,6 +210,6 @@ def _runtimes_differ(
         headline=f"{place}, {between}: {says} ({len(wrong)} of {n_pairs} pairs)",
         evidence=table(rows, ("output", "runtimes", "worst", "codes that differ", "worst at")),
         causes=tuple(causes),
-        command=accepts and f"{accepts}, if depth explains it",
+        command=command and f"{command}, if depth explains it",
     )
-    return failed(found, *([f"update, if depth explains it: {accepts}"] if accepts else []))
+    return failed(found, *([f"update, if depth explains it: {command}"] if command else []))

@@ -41,7 +41,7 @@ def measure(name: str) -> None:
     """Print the line of one network."""
     import torch
 
-    import pytest_edgeq.check.run  # noqa: F401  # imports are not counted
+    import pytest_edgeq.check.gate  # noqa: F401  # imports are not counted
     from pytest_edgeq import Edgeq
 
     warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Compare one output of an op that was run alone on two runtimes."""
+"""Compare outputs of ops that were run alone on two runtimes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.errors import CopyError, UnrunnableError
+from pytest_edgeq.localize.single_ops import OpGroup, SingleOps
+from pytest_edgeq.numerics.target_machine import TargetMachine
 from pytest_edgeq.runtimes.bounds import (
     float_bound,
     float_conditioning,
@@ -18,19 +21,22 @@ from pytest_edgeq.runtimes.bounds import (
     rounding_bound,
 )
 from pytest_edgeq.runtimes.bounds.floats import reduction_length
+from pytest_edgeq.runtimes.workers.remote_worker import facts
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op
 
 Array = npt.NDArray[Any]
 
+# Maximum of float32, which kernels that clamp return for infinity.
 GREATEST = float(np.finfo(np.float32).max)
-"""Maximum of float32, which kernels that clamp return for infinity."""
-
 # Of Hoeffding's bound, P(share ≥ p + d) ≤ exp(−2nd²): once in a million by chance.
 _CHANCE = math.log(1e6) / 2
+
+_NEAR_TIES = "as rounding parts those near ties only"
 
 
 @dataclass(slots=True, eq=False)
@@ -103,63 +109,53 @@ class Pair:
 
     def _float_allowance(self, values: Mapping[int, Array]) -> tuple[float, float]:
         """Return the tolerances of sound float kernels: for float32 rounding, and in total."""
+        graph, op = self.graph, self.op
+        data = hybrid_position(graph, op)
         if self.factors is None:
-            graph, op = self.graph, self.op
-            is_hybrid = hybrid_position(graph, op) is not None
-            weights = _weight_sum(graph, op) if is_hybrid else 0.0
+            weights = 0.0 if data is None else _weight_sum(graph, op)
             self.factors = 2 * float_bound(graph, op), float_reach(graph, op), weights
         bound, reach, weights = self.factors
         floats = [np.abs(v) for v in values.values() if np.issubdtype(v.dtype, np.floating)]
         greatest = max((float(v[v < GREATEST].max(initial=0.0)) for v in floats), default=0.0)
-        given = [values[place] for place in self.op.inputs if place in values]
-        bound += 2 * float_conditioning(self.op, given)
-        noise = bound * max(greatest, reach)
-        data = hybrid_position(self.graph, self.op)
+        given = [values[place] for place in op.inputs if place in values]
+        noise = (bound + 2 * float_conditioning(op, given)) * max(greatest, reach)
         if data is None:
             return noise, noise
         # Each kernel rounds its input to codes by its own rule, by half a code at most.
-        code = float(np.abs(values[self.op.inputs[data]]).max(initial=0.0)) / 127
+        code = float(np.abs(values[op.inputs[data]]).max(initial=0.0)) / 127
         return noise, noise + code * weights
 
     def problem(self) -> str:
         """Return a text on the defect; empty if rounding explains it."""
         differ = f"{self.n_differ} of {self.n_codes} that differ"
         if not self.worst <= self.bound:
-            if self.is_float:
-                return (
-                    f"expected values at most {self.allowed:.3g} apart, as float kernels round, "
-                    f"got {self.difference:.3g} ({differ}; {self.at})"
-                )
             if not self.bound:
                 return f"expected equal values, got {differ}, by up to {self.worst:.3g} ({self.at})"
-            return (
-                f"expected codes at most {self.bound:g} apart, got {self.worst:.3g} ({differ}; "
-                f"{self.at})"
-            )
+            what, got = f"codes at most {self.bound:g} apart", self.worst
+            if self.is_float:
+                what = f"values at most {self.allowed:.3g} apart, as float kernels round"
+                got = self.difference
+            return f"expected {what}, got {got:.3g} ({differ}; {self.at})"
+        lower, higher = self.n_moved
         moved = max(self.n_moved) if self.is_float else sum(self.n_moved)
-        if _exceeds_chance(moved, self.n_inside * self.share, self.n_inside):
-            expected = (
-                f"expected at most {self.share:.0%} of the differences to go one way, as rounding "
-                "is by chance"
-                if self.is_float
-                else f"expected at most {self.share:.0%} of the codes to differ, as rounding parts "
-                "those near ties only"
-            )
-            return f"{expected}, got {moved} of {self.n_inside}{self._ways} ({self.at})"
-        return ""
+        if not _exceeds_chance(moved, self.n_inside * self.share, self.n_inside):
+            return ""
+        if self.is_float:
+            what = "differences to go one way, as rounding is by chance"
+            ways = f", {'lower' if lower > higher else 'higher'}"
+        else:
+            what = f"codes to differ, {_NEAR_TIES}"
+            ways = f", {lower} of them lower and {higher} higher"
+            if not (lower and higher):
+                ways = f", all {'lower' if lower else 'higher'}"
+        return (
+            f"expected at most {self.share:.0%} of the {what}, got {moved} of {self.n_inside}"
+            f"{ways} ({self.at})"
+        )
 
     def _where(self, sample: int, place: str, actual: object, base: object) -> str:
         one, other = self.names
         return f"sample {sample}{place}: {one} {actual}, {other} {base}"
-
-    @property
-    def _ways(self) -> str:
-        lower, higher = self.n_moved
-        if self.is_float:
-            return f", {'lower' if lower > higher else 'higher'}"
-        if lower and higher:
-            return f", {lower} of them lower and {higher} higher"
-        return f", all {'lower' if lower else 'higher'}"
 
 
 def _exceeds_chance(count: int, expected: float, n: int) -> bool:
@@ -173,16 +169,15 @@ def problem_together(pairs: Iterable[Pair]) -> str:
     In a small model no single op has enough codes to reveal a runtime that shifts each by one.
     """
     judged = [pair for pair in pairs if not pair.is_float and pair.bound]
-    moved = sum(sum(pair.n_moved) for pair in judged)
+    lower, higher = (sum(pair.n_moved[way] for pair in judged) for way in (0, 1))
     n_inside = sum(pair.n_inside for pair in judged)
     expected = sum(pair.n_inside * pair.share for pair in judged)
-    if not _exceeds_chance(moved, expected, n_inside):
+    if not _exceeds_chance(lower + higher, expected, n_inside):
         return ""
-    lower, higher = (sum(pair.n_moved[way] for pair in judged) for way in (0, 1))
     return (
         f"expected at most {expected / n_inside:.0%} of the codes of {len(judged)} ops to differ, "
-        f"as rounding parts those near ties only, got {moved} of {n_inside}, {lower} of them lower "
-        f"and {higher} higher"
+        f"{_NEAR_TIES}, got {lower + higher} of {n_inside}, {lower} of them lower and {higher} "
+        "higher"
     )
 
 
@@ -220,3 +215,69 @@ def _weight_sum(graph: OpGraph, op: Op) -> float:
     [weight] = roles_of(graph, op).weights
     greatest = float(np.abs(read_constant(graph, op, weight).floats).max(initial=0.0))
     return greatest * reduction_length(graph, op)
+
+
+def first_differing_op(ops: SingleOps, one: str, other: str, inputs: Mapping[str, Array]) -> str:
+    """Describe the first op whose codes differ when two runtimes run it alone, if any."""
+    try:
+        found = _first_difference(ops, one, other, inputs)
+    except (UnrunnableError, CopyError, ValueError):  # the difference itself is already reported
+        return ""
+    if found is None:
+        return ""
+    group, op, tensor, (n_differ, n_codes, worst) = found
+    edge, runtimes = ops.edge, ops.edge.runtimes
+    kernels = {runtimes.kernels_of(each) for each in (one, other)}
+    text = (
+        f"{entry_of(edge.graph, op, edge.modules).where}, run alone on the same inputs, differs in "
+        f"{n_differ} of {n_codes} codes, by up to {worst:.3g}:\n  "
+        f"{_who(kernels, [runtimes.machine_of(each) for each in (one, other)])}"
+    )
+    if kernels == {"xnnpack"} or runtimes.target_of(one) is runtimes.target_of(other):
+        return text
+    names = [
+        "xnnpack" if runtimes.target_of(each) is None else each.partition(":")[0]
+        for each in (one, other)
+    ]
+    codes = [group.run(name)[op.index, tensor] for name in names]
+    same = "gives the same" if _difference(*codes) is None else "does not give the same"
+    return f"{text}; XNNPACK {same} on both"
+
+
+def _first_difference(
+    ops: SingleOps, one: str, other: str, inputs: Mapping[str, Array]
+) -> tuple[OpGroup, Op, int, tuple[int, int, float]] | None:
+    """Return the first op that differs, its group and output, and how far the output differs."""
+    for group in ops.groups(inputs):
+        outputs = [group.run(each) for each in (one, other)]
+        for op, tensor in group.cut.outputs:
+            if ops.edge.graph.tensor(op, tensor).is_floating_point:
+                continue  # float32 rounds everywhere
+            found = _difference(*(each[op.index, tensor] for each in outputs))
+            if found is not None:
+                return group, op, tensor, found
+    return None
+
+
+def _difference(mine: Array, theirs: Array) -> tuple[int, int, float] | None:
+    """Return how many codes differ, of how many, and by how much."""
+    if mine.shape != theirs.shape:
+        return None  # not a rounding difference
+    steps = np.abs(mine.astype(np.float64) - theirs.astype(np.float64))
+    steps = np.where(np.isnan(steps), 0.0, steps)
+    count = int(np.count_nonzero(steps))
+    return (count, steps.size, float(steps.max())) if count else None
+
+
+def _who(kernels: set[str], targets: list[TargetMachine | None]) -> str:
+    """Return in words which kernels round differently: by release, AVX2 or machine."""
+    machines = [each or TargetMachine.of("", facts()) for each in targets]
+    releases = list(dict.fromkeys(f"{each.package} {each.release}" for each in machines))
+    if len(releases) > 1:
+        return f"kernels of {' and '.join(releases)} round this op otherwise"
+    with_avx2 = [machine for machine in machines if "AVX2" in machine.features]
+    # Measured: without AVX2 (Nehalem, emulated) builtin computes ARM's codes, with it others.
+    if kernels == {"builtin"} and len(with_avx2) == 1:
+        return "x86 with AVX2 rounds this op otherwise"
+    named = " and ".join(dict.fromkeys(machine.machine for machine in machines))
+    return f"kernels of {named} round this op otherwise"

@@ -1,31 +1,170 @@
-"""Score by a torchmetrics Metric."""
+"""Score two models on the same samples, by a function or by a torchmetrics Metric."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.check.assertions.scoring.scores import Floats, Scores
 from pytest_edgeq.compare.samples import as_array, is_tensor
-from pytest_edgeq.numerics.paired import SEED, Resampled, bootstrap_bounds
+from pytest_edgeq.numerics.paired import (
+    SEED,
+    Resampled,
+    RightWrong,
+    acceleration_of_mean,
+    bootstrap_bounds,
+    resampled_means,
+)
 
-# pytest looks for it among a frame's globals, too: no frame of this module is shown.
-__tracebackhide__ = True
+Floats = npt.NDArray[np.float64]
 
+RESAMPLES = 2000  # for means; the error of a 95 % bound is then some 4 % of the standard error
+# For a Metric of sums; each needs two `compute()`, some tenths of a millisecond.
 METRIC_RESAMPLES = 1000
-"""For a Metric of sums; each needs two `compute()`, some tenths of a millisecond."""
-
-LIST_RESAMPLES = 200
-"""For a Metric of lists; each needs two `compute()` over all samples."""
-
+LIST_RESAMPLES = 200  # for a Metric of lists; each needs two `compute()` over all samples
+# Maximum size of a Metric's sums; all copies need 2 × 1,000 × 20,000 × 8 bytes = 320 MB.
 MOST_NUMBERS = 20_000
-"""Maximum size of a Metric's sums; all copies need 2 × 1,000 × 20,000 × 8 bytes = 320 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Scores of both models, and the confidence of their difference."""
+
+    name: str
+    float_score: float  # of the reference
+    edge_score: float  # of the file
+    evidence: RightWrong | Resampled  # the drop, counted so that more is worse, with its bounds
+    higher_is_better: bool  # else the drop is a rise
+    worst: tuple[tuple[int, float, float], ...]  # up to five samples that lost most
+    detail: str  # how the bounds were found, for texts
+
+
+def scorer_for(metric: Any) -> Scorer:
+    """Return the scorer for a callable or a Metric."""
+    if isinstance(metric, type) or not callable(metric):
+        way_out = (
+            f"type: make one, {metric.__name__}(…)"
+            if isinstance(metric, type)
+            else f"{type(metric).__name__} {metric!r}"
+        )
+        raise TypeError(
+            "metric: expected a callable metric(outputs, label) that gives a bool or a number, or "
+            f"a torchmetrics Metric, got a {way_out}"
+        )
+    if all(hasattr(metric, name) for name in ("update", "compute", "reset")):
+        return MetricScorer(metric)
+    return CallableScorer(metric)
+
+
+class CallableScorer:
+    """Scores by `metric(outputs, label)`: higher is better."""
+
+    wants_tensors = False
+
+    def __init__(self, metric: Callable[[Any, Any], Any]) -> None:
+        self._metric: Any = metric
+        while isinstance(metric, functools.partial):
+            metric = metric.func
+        name = str(getattr(metric, "__name__", type(metric).__name__))
+        self.name = "the score" if name == "<lambda>" else name
+        self._scores = array("d"), array("d")
+        self._index = array("q")
+
+    def score(
+        self, index: int, outputs: tuple[Any, Any], label: Any, batch: set[int]
+    ) -> tuple[int, list[Floats]]:
+        """Return the index and both models' scores, of the sample or of each item."""
+        scores = [
+            _checked(self._metric(given, label), f"{self.name}, sample {index}, {side}", batch)
+            for side, given in zip(("float", "edge"), outputs, strict=True)
+        ]
+        if len(scores[0]) != len(scores[1]):
+            raise ValueError(
+                f"{self.name}, sample {index}: expected as many scores for both models, got "
+                f"{len(scores[0])} for float and {len(scores[1])} for edge"
+            )
+        return index, scores
+
+    def lost(self, scored: tuple[int, list[Floats]]) -> float:
+        """Return the greatest loss of an item of the sample; 0 if none."""
+        before, after = scored[1]
+        return float(np.max(before - after, initial=0.0))
+
+    def add(self, scored: tuple[int, list[Floats]]) -> None:
+        """Add the scores of the next sample."""
+        index, scores = scored
+        for kept, given in zip(self._scores, scores, strict=True):
+            kept.extend(given)
+        self._index.extend([index] * len(scores[0]))
+
+    def result(self) -> Scores:
+        """Return exact bounds for scores of 0 and 1, else bootstrap bounds."""
+        before, after = (np.frombuffer(scores, np.float64) for scores in self._scores)
+        lost = before - after
+        order = np.argsort(-lost, kind="stable")[:5]
+        worst = tuple(
+            (self._index[i], float(before[i]), float(after[i])) for i in order if lost[i] > 0
+        )
+        evidence: RightWrong | Resampled
+        if np.isin(before, (0, 1)).all() and np.isin(after, (0, 1)).all():
+            if not before.any():
+                raise ValueError(
+                    f"{self.name}: the float model has none of {len(before)} samples right, so no "
+                    "drop can be seen: do labels and outputs belong together (order of classes, "
+                    "shapes, preprocessing)?"
+                )
+            n_lost, n_gained = int(np.count_nonzero(lost > 0)), int(np.count_nonzero(lost < 0))
+            evidence = RightWrong(len(lost), n_lost, n_gained)
+            detail = "exact bounds of paired shares"
+        else:
+            evidence = self._bootstrap(before, after)
+            detail = f"paired bootstrap, {RESAMPLES} resamples"
+        means = float(before.mean()), float(after.mean())
+        return Scores(self.name, *means, evidence, True, worst, detail)
+
+    def _bootstrap(self, before: Floats, after: Floats) -> Resampled:
+        lost = before - after
+        seen = np.concatenate([before, after])
+        per_sample = float(np.abs(lost).max()) or float(seen.max() - seen.min())
+        if not per_sample:
+            raise ValueError(
+                f"{self.name}: gives {seen[0]:g} for every sample of both models, so no drop can "
+                "be seen: does it look at the outputs?"
+            )
+        drop = float(lost.mean())
+        means = resampled_means(lost, RESAMPLES)
+        spread = bootstrap_bounds(drop, means, acceleration_of_mean(lost))
+        return Resampled(len(lost), drop, spread, per_sample)
+
+
+def _checked(score: Any, where: str, batch: set[int]) -> Floats:
+    """Return one score, or one per item, as float64."""
+    if is_tensor(score) or isinstance(score, Real) or hasattr(score, "__array__"):
+        values = as_array(score) if is_tensor(score) else np.asarray(score)
+    else:
+        raise TypeError(
+            f"{where}: expected a bool or a number, or a tensor of one for each item of the batch, "
+            f"got {score!r}"
+        )
+    if values.dtype.kind not in "biuf":
+        raise TypeError(f"{where}: expected a bool or a number, got {score!r}")
+    if values.size != 1 and (values.ndim != 1 or len(values) not in batch or not values.size):
+        raise ValueError(
+            f"{where}: expected one score, or one for each item of the batch, got shape "
+            f"{list(values.shape)}: reduce what belongs to one item, for instance by .mean()"
+        )
+    floats = values.reshape(-1).astype(np.float64)
+    if not np.isfinite(floats).all():
+        raise ValueError(f"{where}: expected a finite score, got {floats.tolist()}")
+    return floats
 
 
 class ScoredSample(NamedTuple):
@@ -82,12 +221,12 @@ class MetricScorer:
         self._example: tuple[Any, Any] | None = None
 
     def _check_states(self, reductions: dict[str, Any]) -> None:
-        odd = [name for name in self._sums if _word(reductions.get(name)) != "dim_zero_sum"]
-        odd += [
-            name
-            for name in self._lists
-            if _word(reductions.get(name)) not in ("dim_zero_cat", "None")
-        ]
+        def reduction(name: str) -> str:
+            found = reductions.get(name)
+            return getattr(found, "__name__", str(found))
+
+        odd = [name for name in self._sums if reduction(name) != "dim_zero_sum"]
+        odd += [name for name in self._lists if reduction(name) not in ("dim_zero_cat", "None")]
         if odd or not self._defaults:
             what = (
                 f"its state {odd[0]!r} is neither summed nor a list" if odd else "it has no state"
@@ -115,7 +254,12 @@ class MetricScorer:
                     "batch dimension that the outputs have. Of several outputs choose one in a "
                     "subclass of the Metric, or score by a callable metric(outputs, label)"
                 ) from error
-            added.append(self._state())
+            rows = [
+                as_array(getattr(self._metric, name) - self._defaults[name]) for name in self._sums
+            ]
+            sums = np.concatenate([np.zeros(0), *(row.astype(np.float64).ravel() for row in rows)])
+            # Copies, since the next reset clears the lists.
+            added.append((sums, [list(getattr(self._metric, name)) for name in self._lists]))
         return ScoredSample((added[0], added[1]), (outputs[0], target))
 
     def lost(self, scored: ScoredSample) -> float:
@@ -127,25 +271,14 @@ class MetricScorer:
         """Draw the next sample for each resample, and add its states."""
         weights = np.concatenate([[1], self._random.poisson(1.0, len(self._times) - 1)])
         self._times += weights
-        for side, (row, items) in enumerate(scored.added):
+        self._weights += [weights.astype(np.uint8)] if self._lists else []
+        for totals, kept, (row, items) in zip(self._totals, self._items, scored.added, strict=True):
             at = np.flatnonzero(row)
-            self._totals[side][:, at] += weights[:, None] * row[at]
-            if self._lists:
-                self._items[side].append(items)
-        if self._lists:
-            self._weights.append(weights.astype(np.uint8))
-        self._n_changed += not _same(*scored.added)
+            totals[:, at] += weights[:, None] * row[at]
+            kept += [items] if self._lists else []
+        (one, items), (two, others) = scored.added
+        self._n_changed += not (np.array_equal(one, two) and _equal(items, others))
         self._example = scored.example
-
-    def _state(self) -> tuple[Floats, list[list[Any]]]:
-        """Return the last sample's summands (flat) and list items."""
-        rows = [
-            as_array(getattr(self._metric, name) - self._defaults[name]).astype(np.float64).ravel()
-            for name in self._sums
-        ]
-        # Copies, since the next reset clears the lists.
-        items = [list(getattr(self._metric, name)) for name in self._lists]
-        return np.concatenate([np.zeros(0), *rows]), items
 
     def result(self) -> Scores:
         """Return the bounds by a bootstrap over the samples."""
@@ -182,9 +315,8 @@ class MetricScorer:
         with warnings.catch_warnings():
             # A resample may lack a class, for which a Metric warns; the original samples have it.
             warnings.simplefilter("ignore")
-            for row in range(1, len(self._times)):
-                if self._times[row]:
-                    drops[row - 1] = self._sign * (self._score(0, row) - self._score(1, row))
+            for row in map(int, np.flatnonzero(self._times[1:])):
+                drops[row] = self._sign * (self._score(0, row + 1) - self._score(1, row + 1))
         drops[~np.isfinite(drops)] = np.nan
         return drops
 
@@ -221,8 +353,7 @@ class MetricScorer:
         return float(value)
 
 
-def _word(reduction: Any) -> str:
-    return getattr(reduction, "__name__", str(reduction))
+Scorer: TypeAlias = "CallableScorer | MetricScorer"
 
 
 def _target(label: Any) -> Any:
@@ -242,15 +373,10 @@ def _described(value: Any) -> str:
     return type(value).__name__
 
 
-def _same(one: tuple[Floats, list[list[Any]]], two: tuple[Floats, list[list[Any]]]) -> bool:
-    """Whether a sample adds the same to both models' states."""
-    return np.array_equal(one[0], two[0]) and all(
-        _equal_items(left, right) for left, right in zip(one[1], two[1], strict=True)
-    )
-
-
-def _equal_items(left: Sequence[Any], right: Sequence[Any]) -> bool:
-    return len(left) == len(right) and all(
-        np.array_equal(as_array(a), as_array(b)) if is_tensor(a) and is_tensor(b) else a is b
-        for a, b in zip(left, right, strict=True)
-    )
+def _equal(left: Any, right: Any) -> bool:
+    """Whether two items of lists, or lists of such, are equal."""
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(_equal, left, right))
+    if is_tensor(left) and is_tensor(right):
+        return np.array_equal(as_array(left), as_array(right))
+    return left is right

@@ -1,0 +1,109 @@
+"""Assert that a comparison, or a file, shows no defect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pytest_edgeq.check.assertions.expect import Model, edge_of, known_op, table
+from pytest_edgeq.compare.file_health import conformance_findings
+from pytest_edgeq.errors import UnmatchedError, failure, warn_user
+from pytest_edgeq.names import nearest
+from pytest_edgeq.numerics.comparison import Comparison
+from pytest_edgeq.numerics.findings import ordered
+from pytest_edgeq.tflite.conformance import RULE_NAMES
+
+
+def assert_healthy(comparison: Comparison, allow: Sequence[str] = ()) -> None:
+    """
+    Assert that a comparison shows no defect, whatever its errors are.
+
+    Defects are outputs that are constant or not finite, ranges that clip their values, scales that
+    were never calibrated, evaluated samples that were used for calibration, and more.
+
+    Args:
+        comparison: From `edgeq.compare`.
+        allow: Kinds of findings to ignore, such as `"clipped_output"`.
+
+    Raises:
+        AssertionError: Lists the findings, the most harmful first; or an entry of `allow` matches
+            none.
+        TypeError: Not a comparison, or `allow` is no sequence.
+    """
+    if not isinstance(comparison, Comparison):
+        raise TypeError(
+            f"expected the result of edgeq.compare(model, inputs), got {type(comparison).__name__}"
+        )
+    _require_names(allow)
+    kinds = sorted({each.kind for each in comparison.health})
+    _require_needed(allow, kinds, "finding")
+    wrong = [each for each in ordered(comparison.health) if each.kind not in allow]
+    if not wrong:
+        return
+    reported: set[str] = set()
+    shown = []
+    for each in wrong:
+        causes = tuple(cause for cause in each.causes if cause not in reported)
+        fix = "" if each.fix in reported else each.fix
+        shown.append(replace(each, headline=f"{each.kind}: {each.title}", causes=causes, fix=fix))
+        reported |= {*each.causes, each.fix}
+    first, *others = shown
+    title, *lines = first.lines
+    if others:
+        title += f" [1 of {len(wrong)} findings on {comparison.name}]"
+    lines = [title, *lines, *(line for each in others for line in ("", *each.lines))]
+    raise failure(wrong, "\n".join([*lines, f"update: allow={tuple(kinds)!r}"]))
+
+
+def assert_conforms(model: Model, allow: Sequence[str] = ()) -> None:
+    """
+    Assert that each op is quantized as TFLite's kernels require; nothing is run.
+
+    The rules are those of TFLite's quantization specification
+    (https://ai.google.dev/edge/litert/models/quantization_spec) that some kernel relies on:
+    `same_scale` (ops that do not rescale), `output_scale` (LOGISTIC, SOFTMAX and others),
+    `weight_zero_point`, `int16_zero_point`, `power_of_two` (of int16), `bias_scale`,
+    `channel_axis` and `dtypes` (of the operands of one op). A weight zero point that the CPU
+    kernels compute and accelerators may refuse is a warning.
+
+    Args:
+        model: QuantizedModel, path or bytes.
+        allow: Operators, and names of rules, to ignore.
+
+    Raises:
+        AssertionError: An op does not conform, or an entry of `allow` was not needed.
+        ValueError, TypeError: Neither an operator of TFLite nor a rule.
+    """
+    _require_names(allow)
+    allowed = {each if each in RULE_NAMES else known_op(each) for each in allow}
+    edge = edge_of(model)
+    warnings = conformance_findings(edge, warnings=True)
+    findings = (*conformance_findings(edge), *warnings)
+    known = sorted({name for each in findings for name in (each.kind, each.place.name)})
+    _require_needed(allow, known, "op that does not conform")
+    left = [each for each in findings if not {each.kind, each.place.name} & allowed]
+    for each in left:
+        if each in warnings:
+            warn_user(f"{each.kind}: {each.sentence}")
+    wrong = [each for each in left if each not in warnings]
+    if not wrong:
+        return
+    first, ops = wrong[0], len({each.place for each in wrong})
+    headline = f"{first.kind}: {first.title} ({ops} of {len(edge.op_dtypes)} ops do not conform)"
+    rows = [(str(each.place), each.kind, each.symptom) for each in wrong]
+    evidence = table(rows, ("op", "rule", "what")) if len(rows) > 1 else ()
+    raise failure([replace(first, headline=headline, evidence=evidence)])
+
+
+def _require_names(allow: Sequence[str]) -> None:
+    if isinstance(allow, str):
+        raise TypeError(f"allow: expected a sequence, got {allow!r}; write ({allow!r},)")
+
+
+def _require_needed(allow: Sequence[str], known: Sequence[str], what: str) -> None:
+    for each in allow:
+        if each not in known:
+            raise UnmatchedError(
+                f"allow={each!r} matches no {what}{nearest(each, known)}; take it out, or it will "
+                "hide the next one"
+            )
