@@ -12,7 +12,7 @@ import pytest
 
 from fixtures.tflite.writer import FileWriter, one_op
 from tests.cli.conftest import CONVERTED, Check, Run, without_torch
-from tests.report.records import model, record, run_test
+from tests.report.runs import event, layers, model, outcome, run_of
 from tests.tflite.one_op_files import layer
 
 SIDE = {"dtype": "int8", "scales": [0.5], "zero_points": [3]}
@@ -194,29 +194,14 @@ def test_node_data_for_model_explorer(run: Run, tmp_path: Path) -> None:
     assert sorted(each.stem for each in (tmp_path / "bare").iterdir()) == ["dtypes", "scheme"]
 
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    rows = [
-        {
-            "index": 0,
-            "op": "FULLY_CONNECTED",
-            "module": None,
-            "verdict": "sound",
-            "matched": True,
-            "local_sqnr_db": 40.5,
-            "cumulative_sqnr_db": 40.5,
-            "local_lsb_error": 1.0,
-            "cumulative_lsb_error": 1.0,
-            "clipped": 0.0,
-        }
-    ]
-    layers = {"cause": "", "coverage": 1.0, "culprit": None, "rows": rows}
-    event = {"event": "localize", "model": "a", "seconds": 1.0, "error": None, "layers": layers}
-    tests = [run_test("test_x.py::test_a", "a", events=[event])]
-    record({"a": model("Net", sha256=digest)}, tests).write(tmp_path / "run.json")
+    measured = event("localize", "a", layers=layers(model(ops=4)["ops"]))
+    tests = [outcome("test_x.py::test_a", ["a"], measured)]
+    run_of({"a": model(sha256=digest)}, tests).write(tmp_path / "run.json")
     arguments = ("--model-explorer", tmp_path / "measured", "--record", tmp_path / "run.json")
     done = run("show", path, *arguments)
     assert done.exit_code == 0
     text = (tmp_path / "measured" / "local_sqnr_db.json").read_text("utf-8")
-    assert "40.5" in text
+    assert "43" in text
 
     other = run("show", CONVERTED / "attention.int8.tflite", *arguments)
     assert other.exit_code == 2

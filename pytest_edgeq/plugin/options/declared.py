@@ -35,7 +35,7 @@ class Option:
     default: str | int  # the ini default
     metavar: str  # what `--help` shows for the value
     help: str  # one sentence for `--help`
-    # makes the value from the text, or raises pytest.UsageError with the valid values
+    # makes the value from the text, or raises ValueError with the valid values
     resolve: Callable[[str, values.OptionSource], Any]
     bare: str | None = None  # what the flag means without a value; None if it needs one
     # whether the ini value is a list of lines, and the flag may be repeated
@@ -317,7 +317,8 @@ def _resolved(
     if option.stem == "snapshot_dir":
         # Relative to the root folder wherever it is written, as the paths below it are.
         place = dataclasses.replace(place, folder=config.rootpath)
-    return option.resolve(text, place)
+    with place.errors():
+        return option.resolve(text, place)
 
 
 def resolve(config: pytest.Config, runtimes: Runtimes) -> Settings:
