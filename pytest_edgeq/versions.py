@@ -37,11 +37,7 @@ TRIED: Mapping[str, tuple[str, ...]] = {
 
 @functools.cache
 def version_of(distribution: str) -> str | None:
-    """
-    Return the installed version of a distribution; None if it is not installed.
-
-    It is read once a process: to parse the metadata of all takes as long as the rest of a header.
-    """
+    """Return the installed version of a distribution, read once; None if it is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

@@ -15,13 +15,9 @@ ROOT = Path(__file__).parents[1]
 
 Files = str | Path | Mapping[str, str | bytes]
 
-# Other people's plugins make a run inside of a test slow, and pytest-randomly its order random,
-# which is what some tests are about. pytest's own for exceptions in finalizers collects garbage
-# five times in the end: 2 s among the objects of torch and jax.
-_WITHOUT = (
-    *("anyio", "datadir", "hypothesispytest", "jaxtyping", "randomly", "regressions", "syrupy"),
-    *("timeout", "unraisableexception"),
-)
+# Other people's plugins, and the search for them, take half of the time of a run. pytest's own for
+# exceptions in finalizers collects garbage five times in the end: 2 s among the objects of torch.
+_PLUGINS = ("-p edgeq", "-p xdist", "-p no:unraisableexception")
 
 
 class Project:
@@ -39,8 +35,9 @@ class Project:
         self._pytester = pytester
         for variable in CI_VARIABLES:
             monkeypatch.delenv(variable, raising=False)
-        options = (*(f"-p no:{name}" for name in _WITHOUT), f"-o pythonpath={ROOT}", *options)
+        options = (*_PLUGINS, f"-o pythonpath={ROOT}", *options)
         monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(options))
+        monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
     def write(self, files: Files) -> None:
         """Copy a folder, or write files by name, `.py` without a suffix; a text is `test_x.py`."""

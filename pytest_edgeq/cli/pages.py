@@ -19,14 +19,7 @@ _ORDER: Final = ("index", "tutorial", "how-to", "reference", "explanation")
 
 
 class Page(NamedTuple):
-    """
-    A page.
-
-    Attributes:
-        name: What to ask for it by.
-        title: Its first heading.
-        path: The Markdown file.
-    """
+    """A page by its name, with its first heading and its Markdown file."""
 
     name: str
     title: str
@@ -39,12 +32,7 @@ def pages() -> tuple[Page, ...]:
 
 
 def find_page(name: str) -> Page:
-    """
-    Return the page of this name, or of a unique last part of a name.
-
-    Raises:
-        ValueError: There is none, or more than one; names the nearest, and lists all.
-    """
+    """Return the page of this name, or of a unique last part of a name."""
     known = {page.name: page for page in pages()}
     if name in known:
         return known[name]

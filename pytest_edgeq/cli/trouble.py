@@ -31,12 +31,7 @@ class TroubleError(click.ClickException):
 
 @contextlib.contextmanager
 def in_sentences() -> Iterator[None]:
-    """
-    Show errors on files, samples and settings as their text, without a traceback.
-
-    Raises:
-        TroubleError: In place of any of them.
-    """
+    """Show errors on files, samples and settings as their text, without a traceback."""
     try:
         with naming_missing_libraries():
             yield

@@ -28,12 +28,7 @@ class Marks:
 
 
 def resolve_marks(marks: Iterable[pytest.Mark], rootdir: Path, runtimes: Runtimes) -> Marks:
-    """
-    Merge the markers `edgeq` on a test; the closest one wins for each keyword.
-
-    Raises:
-        pytest.UsageError: A keyword or a value is not valid.
-    """
+    """Merge the markers `edgeq` on a test; the closest one wins for each keyword."""
     valid = [field.name for field in dataclasses.fields(Marks)]
     said: dict[str, Any] = {}
     for mark in marks:
@@ -62,12 +57,7 @@ def resolve_marks(marks: Iterable[pytest.Mark], rootdir: Path, runtimes: Runtime
 def check_quantizers_are_used(
     marks: Iterable[pytest.Mark], fixtures: Sequence[str], of_case: Iterable[pytest.Mark]
 ) -> None:
-    """
-    Check that a test that is itself marked with quantizers runs under them.
-
-    Raises:
-        pytest.UsageError: It does not use `edgeq_quantizer`, or has run through its values by then.
-    """
+    """Check that a test that is itself marked with quantizers runs under them."""
     if "edgeq_quantizer" not in fixtures and any(map(_sets_quantizers, marks)):
         raise pytest.UsageError(
             "the marker edgeq(quantizers=…) has no effect: expected a test that uses the fixture "

@@ -23,12 +23,7 @@ _INTERVAL = 0.1  # seconds between two updates
 
 
 def progress_of(config: pytest.Config) -> Progress:
-    """
-    Return the progress display of this run, while pytest is being configured.
-
-    Nothing is shown in CI, in a worker of pytest-xdist, where pytest writes to no terminal or
-    another plugin writes in its place, and beside live logs.
-    """
+    """Return the progress display of this run; it shows nothing where it would be in the way."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if (
         type(reporter) is not pytest.TerminalReporter
@@ -58,11 +53,7 @@ def _has_live_logs(config: pytest.Config) -> bool:
 
 
 class _TerminalProgress(Progress):
-    """
-    Writes the innermost step that is running.
-
-    Not by rich, whose live displays own the line that the cursor is on: here that is pytest's.
-    """
+    """Writes the innermost step; rich's live displays own the line that is pytest's here."""
 
     def __init__(self, terminal: int, config: pytest.Config) -> None:
         self._terminal = terminal

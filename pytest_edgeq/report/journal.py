@@ -61,12 +61,7 @@ def booking(
 
 
 class Journal:
-    """
-    Collects the calls of one process for the report of the running test.
-
-    Attributes:
-        calls: Those kept, in order.
-    """
+    """Collects the calls of one process for the report of the running test."""
 
     def __init__(self, *, details: bool = False, keeps_calls: bool = False) -> None:
         self.details = details

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fixtures.tflite.writer import FileWriter, one_op
-from tests.cli.conftest import CONVERTED, Check, Run, without_torch
+from tests.cli.conftest import CONVERTED, Check, Run
 from tests.report.runs import event, layers, model, outcome, run_of
 from tests.tflite.one_op_files import layer
 
@@ -176,14 +176,6 @@ def test_what_is_no_file(tmp_path: Path, run: Run) -> None:
         assert sentence in done.stderr
         assert len(done.stderr.splitlines()) == 1
     assert run("show", near).exit_code == 0
-
-
-def test_it_needs_no_torch() -> None:
-    """In a process where torch, the converter and pytest cannot be imported."""
-    done = without_torch("show", CONVERTED / "attention.int8.tflite")
-
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "ops: 27 of 51 in float (27 float, 24 int8)" in done.stdout
 
 
 def test_node_data_for_model_explorer(run: Run, tmp_path: Path) -> None:

@@ -122,8 +122,7 @@ def test_n(quantized, n):
 
 NESTED = {nested!r}
 """.replace(
-    "{nested!r}",
-    repr(str(ROOT / "fixtures/tflite/converted/nested.recipe_static_wi8_ai8.tflite")),
+    "{nested!r}", repr(str(ROOT / "fixtures/tflite/converted/nested.recipe_static_wi8_ai8.tflite"))
 )
 
 CONFTEST = """

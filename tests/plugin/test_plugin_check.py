@@ -113,10 +113,10 @@ def test_several_models_are_told_apart_by_name(gate: Gate) -> None:
 
 def test_nothing_unsound_is_remembered(gate: Gate) -> None:
     """No command is given that would make a memory of a defect, and none makes one."""
-    shows = "E *no baseline is stored yet: *; update it once the other findings are fixed"
-    gate(value="x - y", failed=1, shows=shows, hides="*fails below*")
-    shows = "E *no baseline was stored: a model must be sound first"
-    gate("--edgeq-update", value="x - y", failed=1, shows=shows)
+    told = "E *no baseline is stored yet: *; update it once the other findings are fixed"
+    gate(value="x - y", failed=1, shows=told, hides="*fails below*")
+    told = "E *no baseline was stored: a model must be sound first"
+    gate("--edgeq-update", value="x - y", failed=1, shows=told)
     assert not (gate.project.path / "__edgeq__").exists()
 
     gate("--edgeq-update", passed=1)

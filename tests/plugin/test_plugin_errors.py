@@ -105,7 +105,6 @@ def test_errors_are_remembered_held_and_accepted(
 ) -> None:
     """A model that was bad is stored, is tightened when it is good, and then is an error."""
     file = project.path / "__edgeq__" / "test_x" / "test_errors.errors.json"
-    one = {"deselected": 2}
 
     monkeypatch.setenv("FACTOR", "1.01")
     shows = [
@@ -113,14 +112,14 @@ def test_errors_are_remembered_held_and_accepted(
         'E *AssertionError: no baseline is stored yet: errors "errors" (output *',
         "Error: 1 check has no baseline yet: *--edgeq-update=new",
     ]
-    project.run(*ERRORS, failed=1, **one, shows=shows)
-    project.run(*ERRORS, "--edgeq-update=new", passed=1, **one)
+    project.run(*ERRORS, failed=1, deselected=2, shows=shows)
+    project.run(*ERRORS, "--edgeq-update=new", passed=1, deselected=2)
     bad = file.read_bytes()
-    project.run(*ERRORS, passed=1, **one)
+    project.run(*ERRORS, passed=1, deselected=2)
 
     monkeypatch.setenv("FACTOR", "1.0")
     loose = "Info: *test_errors.errors.json is loose: total, *=tighten *"
-    project.run(*ERRORS, passed=1, **one, shows=loose)
+    project.run(*ERRORS, passed=1, deselected=2, shows=loose)
     assert file.read_bytes() == bad
     is_slow = bool(workers)
     shows = ["1 baseline was tightened:", "*.errors.json: output 't2': sqnr * dB, fails below *"]
@@ -128,7 +127,7 @@ def test_errors_are_remembered_held_and_accepted(
     good = file.read_bytes()
     assert good != bad
     # Sound kernels differ by single codes; those of a worse model are told of.
-    project.run(*ERRORS, "--edgeq-runtime=reference", passed=1, **one)
+    project.run(*ERRORS, "--edgeq-runtime=reference", passed=1, deselected=2)
 
     monkeypatch.setenv("FACTOR", "1.01")
     shows = [
@@ -143,7 +142,7 @@ def test_errors_are_remembered_held_and_accepted(
     monkeypatch.setenv("FACTOR", "1.0")
     monkeypatch.setenv("START", "1")
     shows = ["E *AssertionError: the evaluation samples are not the baseline's: expected 32 *"]
-    project.run(*ERRORS, failed=1, **one, shows=shows)
+    project.run(*ERRORS, failed=1, deselected=2, shows=shows)
     assert file.read_bytes() == good
 
 

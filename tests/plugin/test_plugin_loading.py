@@ -21,8 +21,7 @@ def test_the_plugin_imports_nothing_heavy(
     project: Project, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
     """A test that does not use the fixture pays for no framework; the memory comes with a run."""
-    # Other plugins may import what they like.
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p edgeq")  # other plugins may import what they like
     absent = (*HEAVY, "torchao", "ai_edge_torch", "jax", *CHARTS, *(LATE if options else ()))
     conftest = f"""
         import sys
@@ -33,7 +32,7 @@ def test_the_plugin_imports_nothing_heavy(
     """
     files = {"conftest": conftest, "test_x": "def test_plain(): pass"}
     shows = ["edgeq: runtime=*", "heavy: []"]
-    project.run("-p", "pytest_edgeq.plugin", *options, files=files, process=True, shows=shows)
+    project.run(*options, files=files, process=True, shows=shows)
 
 
 @pytest.mark.slow
@@ -96,8 +95,9 @@ def test_header_shows_settings_and_versions(
     )
 
 
-def test_the_plugin_can_be_turned_off(project: Project) -> None:
+def test_the_plugin_can_be_turned_off(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """With `-p no:edgeq` there is neither header nor option nor fixture."""
+    monkeypatch.delenv("PYTEST_ADDOPTS")
     test = "def test_plain(edgeq): pass"
     shows, hides = "*fixture 'edgeq' not found", "edgeq: runtime=*"
     project.run("-p", "no:edgeq", files=test, errors=1, shows=shows, hides=hides)

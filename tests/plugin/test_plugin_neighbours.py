@@ -34,7 +34,8 @@ def test_the_map_works_with_other_snapshot_plugins(
     project: Project, monkeypatch: pytest.MonkeyPatch, test: str, store: str
 ) -> None:
     """It is stored and compared by the neighbours, with our plugin loaded."""
-    monkeypatch.delenv("PYTEST_ADDOPTS")  # which leaves them out
+    for variable in ("PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD"):  # which leave them out
+        monkeypatch.delenv(variable)
     head = f"OP_MAP = {OP_MAP!r}\n"
     ignore = ("-W", "ignore")
     project.run(*ignore, files=f"{head}\n{test}\n", process=True, ret=1)

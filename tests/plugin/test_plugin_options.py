@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 
 import pytest
 
+from pytest_edgeq import Edgeq
 from pytest_edgeq.names import PRESETS, RUNTIMES, quantizer_ids, unknown_preset
+from pytest_edgeq.plugin.options.declared import OPTIONS
 from pytest_edgeq.plugin.options.values import ci_variable
 from tests.projects import Project
 
@@ -190,6 +193,18 @@ def test_options_reach_edgeq(project: Project) -> None:
         "--edgeq-seed=4", files={"conftest": STUB, "pytest.ini": ini, "test_x": test}, passed=1
     )
     project.run("--edgeq-seed=4", "--edgeq-localize=off", passed=1)
+
+
+def test_keywords_of_edgeq_are_options() -> None:
+    """But for what the plugin gives, and with their names and defaults."""
+    given = {"directory", "memory", "runtimes", "cache_log", "progress", "journal"}
+    keywords = inspect.signature(Edgeq).parameters
+    options = {option.stem: option.default for option in OPTIONS}
+    assert keywords.keys() - given <= options.keys()
+    # None and () are what 0 and nothing say in an option; these tests have a cache of their own.
+    other = {"threads", "check_targets", "cache_dir"}
+    for name in keywords.keys() - given - other:
+        assert (keywords[name].default or "") == (options[name] or ""), name
 
 
 def test_the_runtime_is_that_of_the_test_that_runs(project: Project) -> None:

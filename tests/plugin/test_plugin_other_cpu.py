@@ -48,7 +48,8 @@ def test_the_other_kernels_round_otherwise() -> None:
 
 def test_figures_hold_with_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test that compares figures passes once more, with the plugins that this suite needs."""
-    monkeypatch.delenv("PYTEST_ADDOPTS")
+    for variable in ("PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD"):
+        monkeypatch.delenv(variable)
     command = [sys.executable, "-m", "pytest", "-q", "-m", "figures and not slow", "--tb=short"]
     if directory := shared_cache():
         command.append(f"--edgeq-cache-dir={directory}")

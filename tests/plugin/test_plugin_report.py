@@ -192,7 +192,7 @@ def test_a_test_that_is_run_again_keeps_what_its_wider_fixtures_did() -> None:
         recorder.add(PhaseReport("a.py::test", "", "setup", "passed", 1, booked(*set_up)))
         recorder.add(PhaseReport("a.py::test", "", "call", outcome, 1, booked("compare")))
         recorder.add(PhaseReport("a.py::test", "", "teardown", "passed", 1))
-    (test,) = recorder.run(obsolete=(), pruned=()).tests
+    (test,) = recorder.run().tests
     assert [each["event"] for each in test["events"]] == ["quantize", "load", "quantize", "compare"]
     assert test["outcome"] == "passed"
 

@@ -115,8 +115,8 @@ def test_marked(edgeq, model):
 def simulated(project: Project) -> Project:
     """A suite whose runtime is a process of its own."""
     file = (make.CONVERTED / "nested.int8.tflite").read_bytes()
-    files = {"simulator": SIMULATOR, "test_it": TESTS, "conftest": CONFTEST, "nested.tflite": file}
-    project.write(files)
+    project.write({"simulator": SIMULATOR, "test_it": TESTS, "conftest": CONFTEST})
+    project.write({"nested.tflite": file})
     project.path.joinpath("log").mkdir()
     return project
 

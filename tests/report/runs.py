@@ -167,11 +167,7 @@ def comparison(
         floats = rng.normal(0, 2, count)
         simulated = quantized(floats)
         edge = quantized(simulated + rng.normal(0, noise * (i + 1), count))
-        points[name] = {
-            "float": plain(floats),
-            "simulated": plain(simulated),
-            "edge": plain(edge),
-        }
+        points[name] = {"float": plain(floats), "simulated": plain(simulated), "edge": plain(edge)}
         stages["quantization"][name] = errors(name, floats, simulated)
         stages["lowering"][name] = errors(name, simulated, edge)
         stages["total"][name] = errors(name, floats, edge)

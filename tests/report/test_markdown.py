@@ -6,13 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_edgeq.numerics.findings import (
-    CLIPPED_OUTPUT,
-    NO_BASELINE,
-    Finding,
-    Place,
-    text_of,
-)
+from pytest_edgeq.numerics.findings import CLIPPED_OUTPUT, NO_BASELINE, Finding, Place, text_of
 from pytest_edgeq.report.markdown import LIMIT, annotation_lines, markdown_page
 from pytest_edgeq.report.model_rows import table_lines
 from pytest_edgeq.report.run import Run

@@ -12,13 +12,7 @@ from typing import Any, Final, Literal
 import pytest
 
 from pytest_edgeq.compare.parallel import available_cores
-from pytest_edgeq.names import (
-    CACHE_MODES,
-    DEFAULT_PRESET,
-    DEFAULT_RUNTIME,
-    ISOLATE_MODES,
-    RUNTIMES,
-)
+from pytest_edgeq.names import CACHE_MODES, DEFAULT_PRESET, DEFAULT_RUNTIME, ISOLATE_MODES, RUNTIMES
 from pytest_edgeq.plugin.options import values
 from pytest_edgeq.plugin.options.values import OptionSource
 from pytest_edgeq.runtimes.registry import Runtimes
@@ -281,16 +275,7 @@ def _ini(config: pytest.Config, option: Option) -> str:
 
 
 def target_options(config: pytest.Config) -> tuple[dict[str, tuple[str, ...]], int]:
-    """
-    Return the targets of a run, which name runtimes, and their time limit.
-
-    Returns:
-        The words of each command by name, those of the command line in place of the ini's of the
-        same names; and seconds.
-
-    Raises:
-        pytest.UsageError: One cannot be read.
-    """
+    """Return the targets of ini and command line, which name runtimes, and their time limit."""
     declared = {option.stem: option for option in OPTIONS}
     option, timeout = declared["targets"], declared["target_timeout"]
     found = dict(_resolved(config, option, "ini", Runtimes()))
@@ -322,12 +307,7 @@ def _resolved(
 
 
 def resolve(config: pytest.Config, runtimes: Runtimes) -> Settings:
-    """
-    Make the settings of a run from its command line and ini file.
-
-    Raises:
-        pytest.UsageError: A value is not valid, or an update was asked for on CI.
-    """
+    """Make the settings of a run from its command line and ini file."""
     values: dict[str, Any] = {}
     given = set()
     for option in OPTIONS:

@@ -26,11 +26,7 @@ CI_VARIABLES: Final = (
 
 
 def ci_variable(environment: Mapping[str, str] = os.environ) -> str | None:
-    """
-    Return the environment variable that marks this run as CI, or None.
-
-    Empty, `0` and `false` count as not set.
-    """
+    """Return the variable that marks this run as CI; empty, `0` and `false` count as not set."""
     for name in CI_VARIABLES:
         if environment.get(name, "").strip().lower() not in ("", "0", "false"):
             return name
