@@ -112,8 +112,8 @@ def grouped(refusals: Iterable[UnrunnableError]) -> list[Finding]:
     found = []
     for (text, broken), known in names.items():
         *first, last = known
-        names = f"{', '.join(first)} and {last} runtimes" if first else f"{last} runtime"
-        title, *lines = f"the {names} {text}".splitlines()
+        who = f"{', '.join(first)} and {last} runtimes" if first else f"{last} runtime"
+        title, *lines = f"the {who} {text}".splitlines()
         found.append(
             Finding(
                 kind=CANNOT_RUN,
