@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -16,6 +15,7 @@ import pytest
 from pytest_edgeq.report.run import read_run
 from tests.plugin.test_plugin_report import validated
 from tests.projects import ROOT, Project
+from tests.report.test_bundle import shown
 
 PROJECT = """
 import os
@@ -174,22 +174,6 @@ def bundles(folder: Path) -> dict[str, Path]:
     return {path.name.split("-")[1]: path for path in sorted(folder.iterdir())}
 
 
-def shown_elsewhere(bundle: Path, elsewhere: Path) -> str:
-    """Run the script of a copy of a bundle, by itself and without environment; give its text."""
-    copy = Path(shutil.copytree(bundle, elsewhere / bundle.name))
-    done = subprocess.run(
-        [sys.executable, "-I", str(copy / "reproduce.py")],
-        capture_output=True,
-        encoding="utf-8",
-        env={"PATH": os.environ["PATH"]},
-        cwd=elsewhere,
-        check=False,
-        timeout=100,
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
-    return done.stdout
-
-
 def contents(bundle: Path) -> dict[str, bytes]:
     """Return the content of every file of a bundle, those inside of archives, too."""
     found = {}
@@ -225,7 +209,10 @@ def test_failures_are_shown_without_pytest(
     assert recorded == set(named.values())
 
     elsewhere = tmp_path_factory.mktemp("elsewhere")
-    texts = {name: shown_elsewhere(bundle, elsewhere) for name, bundle in found.items()}
+    texts = {}
+    for name, bundle in found.items():
+        status, texts[name] = shown(Path(shutil.copytree(bundle, elsewhere / bundle.name)))
+        assert status == 1
     budget = texts["test_budget"]
     assert "sqnr_db: expected at least 30, got " in budget
     assert re.search(r"SQNR dB: (\d\.\d\d) \(recorded: \1\)", budget)

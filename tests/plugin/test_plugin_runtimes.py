@@ -14,28 +14,8 @@ from tests.waiting import wait_until
 
 # What stands on the other side: a device, here a process with an interpreter of its own.
 SIMULATOR = """
-import io
-import struct
+import pickle
 import sys
-
-import numpy as np
-
-
-def send(stream, arrays):
-    content = io.BytesIO()
-    np.savez(content, **arrays)
-    stream.write(struct.pack("<Q", content.tell()) + content.getvalue())
-    stream.flush()
-
-
-def receive(stream):
-    head = stream.read(8)
-    if len(head) < 8:
-        raise EOFError("the other side has hung up")
-    (size,) = struct.unpack("<Q", head)
-    with np.load(io.BytesIO(stream.read(size))) as arrays:
-        return dict(arrays)
-
 
 if __name__ == "__main__":
     from ai_edge_litert.interpreter import Interpreter
@@ -43,18 +23,22 @@ if __name__ == "__main__":
     run = Interpreter(sys.argv[1]).get_signature_runner(sys.argv[2])
     while True:
         try:
-            inputs = receive(sys.stdin.buffer)
+            inputs = pickle.load(sys.stdin.buffer)
         except EOFError:
             break
-        send(sys.stdout.buffer, run(**inputs))
+        pickle.dump(run(**inputs), sys.stdout.buffer)
+        sys.stdout.buffer.flush()
 """
 
 CONFTEST = '''
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import simulator
+
+LOG = Path(__file__).parent / "log"
 
 
 class Simulated:
@@ -66,8 +50,9 @@ class Simulated:
         LOG.joinpath(str(self.process.pid)).touch()
 
     def __call__(self, inputs):
-        simulator.send(self.process.stdin, inputs)
-        return simulator.receive(self.process.stdout)
+        pickle.dump(inputs, self.process.stdin)
+        self.process.stdin.flush()
+        return pickle.load(self.process.stdout)
 
     def close(self):
         self.process.stdin.close()
@@ -78,9 +63,6 @@ class Simulated:
 
 def pytest_edgeq_runtimes(config):
     return {"simulator": Simulated}
-
-
-LOG = Path(__file__).parent / "log"
 '''
 
 TESTS = """
@@ -178,10 +160,10 @@ def test_a_marker_alone_names_it(simulated: Project) -> None:
         (
             "sys.exit(3)",
             "E *the simulator runtime cannot run the .tflite file: the runner raised EOFError: "
-            "the other side has hung up",
+            "Ran out of input",
         ),
         (
-            "send(sys.stdout.buffer, {k: v.astype('f4') for k, v in run(**inputs).items()})",
+            "pickle.dump({k: v.astype('f4') for k, v in run(**inputs).items()}, sys.stdout.buffer)",
             "E *simulator runtime * output 'output_0': expected int8 ?2, 2?, the runner gave "
             "float32*",
         ),
@@ -192,7 +174,7 @@ def test_a_process_that_fails_is_an_error_that_names_it(
     simulated: Project, result: str, said: str
 ) -> None:
     """Not a hang, and not a pass."""
-    simulator = SIMULATOR.replace("send(sys.stdout.buffer, run(**inputs))", result)
+    simulator = SIMULATOR.replace("pickle.dump(run(**inputs), sys.stdout.buffer)", result)
     assert simulator != SIMULATOR
     options = ("-p", "no:xdist", "-k", "agrees")
     files = {"simulator": simulator}
