@@ -43,8 +43,7 @@ NEEDS_REPORT = (
     "pip install 'pytest-edgeq[report]'"
 )
 
-LONGEST_NAME = 200
-"""Characters of a name in texts; a path of modules is rarely as long."""
+LONGEST_NAME = 200  # characters in texts; a path of modules is rarely as long
 
 
 def printable(line: str) -> str:

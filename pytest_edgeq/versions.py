@@ -31,8 +31,7 @@ TRIED: Mapping[str, tuple[str, ...]] = {
     "ai-edge-litert": ("2.3",),
     "ai-edge-quantizer": ("0.10",),
     "litert-quantizer": ("0.11",),
-}
-"""Releases that pytest-edgeq was run with, by their first two numbers."""
+}  # releases that pytest-edgeq was run with, by their first two numbers
 
 
 @functools.cache

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_edgeq.compare.parallel import available_cores
 from pytest_edgeq.errors import findings_of
 from pytest_edgeq.names import quantizer_ids
 from pytest_edgeq.plugin import collection
@@ -114,7 +115,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[progress_key] = progress_of(config)
     config.stash[cache_messages_key] = []
     kept = settings.artifacts
-    details = settings.wants_details or writes_html(config)
+    # Views show outputs and samples of comparisons, not their errors alone.
+    details = any((settings.json, settings.html, writes_html(config)))
     config.stash[journal_key] = Journal(details=details, keeps_calls=kept is not None)
     config.stash[artifacts_key] = None if kept is None else Artifacts(config, kept)
     config.stash[collected_key] = []
@@ -204,7 +206,7 @@ def _target_headers(config: pytest.Config) -> list[str]:
 
 def _cores(config: pytest.Config) -> int:
     """Return the number of cores that this process may use."""
-    return config.stash[settings_key].cores(_workers(config))
+    return config.stash[settings_key].threads or max(1, available_cores() // _workers(config))
 
 
 def _workers(config: pytest.Config) -> int:
@@ -285,7 +287,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     config = metafunc.config
     marks = _marks(metafunc.definition)
     if "edgeq_quantizer" in metafunc.fixturenames and not _parametrized(metafunc):
-        quantizers = config.stash[settings_key].effective_quantizers(marks.quantizers)
+        quantizers = marks.quantizers
+        if quantizers is None:
+            quantizers = config.stash[settings_key].quantizers
         metafunc.parametrize(
             "edgeq_quantizer", quantizers, ids=quantizer_ids(quantizers), indirect=True
         )
@@ -333,9 +337,9 @@ def _refusing(item: pytest.Item) -> Generator[None]:
 
 def _runtime(config: pytest.Config) -> str:
     """Return the runtime of the running test."""
-    item = config.stash[running_key]
+    item, settings = config.stash[running_key], config.stash[settings_key]
     marked = None if item is None else _marks(item).runtime
-    return config.stash[settings_key].effective_runtime(marked)
+    return settings.runtime if marked is None or "runtime" in settings.on_command_line else marked
 
 
 @pytest.hookimpl(wrapper=True)

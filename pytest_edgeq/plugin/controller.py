@@ -79,7 +79,7 @@ class Controller:
             self._outcome = self._judge_baselines(session, self._log)
         settings = self._config.stash[settings_key]
         # A later step of CI needs its file, even if no test could be collected.
-        if self._log is not None or settings.writes_views:
+        if self._log or any((settings.json, settings.markdown, settings.html)):
             self._run = self._finished_run()
             self._messages = write_views(self._run, settings)
         fails = bool(self._messages) or (self._outcome is not None and self._outcome.fails)

@@ -27,7 +27,9 @@ def progress_of(config: pytest.Config) -> Progress:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if (
         type(reporter) is not pytest.TerminalReporter
-        or not (_is_terminal(reporter) and os.isatty(1))
+        # A property in pytest 8, a method in pytest 9.
+        or not (reporter.isatty() if callable(reporter.isatty) else reporter.isatty)
+        or not os.isatty(1)
         or hasattr(config, "workerinput")
         or ci_variable() is not None
         or os.environ.get("TERM") == "dumb"
@@ -38,12 +40,6 @@ def progress_of(config: pytest.Config) -> Progress:
     terminal = os.dup(1)
     config.add_cleanup(lambda: os.close(terminal))
     return _TerminalProgress(terminal, config)
-
-
-def _is_terminal(reporter: pytest.TerminalReporter) -> bool:
-    # A property in pytest 8, a method in pytest 9.
-    answer: object = reporter.isatty
-    return bool(answer() if callable(answer) else answer)
 
 
 def _has_live_logs(config: pytest.Config) -> bool:

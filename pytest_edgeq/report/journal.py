@@ -117,8 +117,7 @@ class Journal:
         return taken
 
 
-PREFIX = "edgeq."
-"""Of the name of every property."""
+PREFIX = "edgeq."  # of the name of every property
 
 _METRICS = ("sqnr_db", "max_lsb_error", "max_abs_error", "cosine_similarity", "top1_agreement")
 

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.runtimes.edge import EdgeFile
 
 FORMAT = "pytest-edgeq run"
-VERSION = 1
-"""Of the schema in `run.schema.json`: a reader of version n refuses what is newer."""
+VERSION = 1  # of the schema in `run.schema.json`: a reader refuses what is newer
 
 
 class TestFailure(TypedDict):

@@ -193,20 +193,3 @@ def test_what_is_wrong_with_an_entry_and_why_there_is_none_is_told(suite: Projec
     line = "Info: Net: not kept in the conversion cache: train= may do something else each time"
     suite.run("test_x.py", files=test, passed=1, hides=f"{line}*")
     suite.run("test_x.py", "-v", "-n", "1", process=True, shows=line)
-
-
-@pytest.mark.slow
-def test_a_changed_model_with_equal_weights_is_built_anew(suite: Project) -> None:
-    """Its code is edited between two runs; the records are those of the new model."""
-    options = ("-k", "not 12 and (pt2e or dynamic)", "--edgeq-update=new")
-    suite.run(*options, passed=2, deselected=4)
-    first = _remembered(suite.path), _told(suite.path)
-    for after in ("(torch.relu(self.conv(x)) * 1.5)", "torch.sigmoid(self.conv(x))"):
-        edited = MODEL.replace("torch.relu(self.conv(x))", after)
-        assert edited != MODEL
-        runs = []
-        for mode in ("on", "off"):
-            cache = f"--edgeq-cache={mode}"
-            suite.run(*options, cache, files={"net": edited}, passed=2, deselected=4)
-            runs.append((_remembered(suite.path), _told(suite.path)))
-        assert runs[0] == runs[1] != first

@@ -11,7 +11,6 @@ from typing import Any, Final, Literal
 
 import pytest
 
-from pytest_edgeq.compare.parallel import available_cores
 from pytest_edgeq.names import CACHE_MODES, DEFAULT_PRESET, DEFAULT_RUNTIME, ISOLATE_MODES, RUNTIMES
 from pytest_edgeq.plugin.options import values
 from pytest_edgeq.plugin.options.values import OptionSource
@@ -203,30 +202,6 @@ class Settings:
         "pytest-edgeq[report].",
         values.html,
     )
-
-    @property
-    def wants_details(self) -> bool:
-        """Whether a view shows outputs and samples of comparisons, not their errors alone."""
-        return self.json is not None or self.html is not None
-
-    @property
-    def writes_views(self) -> bool:
-        """Whether a view of the run is written to a file of its own."""
-        return any(path is not None for path in (self.json, self.markdown, self.html))
-
-    def cores(self, workers: int) -> int:
-        """Return the number of cores for one of several workers on this machine."""
-        return self.threads or max(1, available_cores() // workers)
-
-    def effective_runtime(self, marked: str | None) -> str:
-        """Return the runtime, by precedence: command line, marker, ini."""
-        if marked is None or "runtime" in self.on_command_line:
-            return self.runtime
-        return marked
-
-    def effective_quantizers(self, marked: tuple[object, ...] | None) -> tuple[object, ...]:
-        """Return the quantizers, by precedence: marker, command line, ini."""
-        return self.quantizers if marked is None else marked
 
 
 OPTIONS: Final = tuple(
