@@ -28,11 +28,7 @@ _ATTRIBUTE = "edgeq_findings"
 
 
 def failure(findings: Iterable[Finding], text: str | None = None) -> AssertionError:
-    """
-    Return an AssertionError with these findings.
-
-    It is no class of its own: pytest's summary would show the class before the first line.
-    """
+    """Return an AssertionError of these findings, of no class that pytest's summary would show."""
     found = tuple(findings)
     error = AssertionError(text_of(found) if text is None else text)
     attach(error, found)
@@ -115,12 +111,13 @@ def grouped(refusals: Iterable[UnrunnableError]) -> list[Finding]:
         known += [] if each.runtime in known else [each.runtime]
     found = []
     for (text, broken), known in names.items():
-        title, *lines = f"the {_listed(known)} {text}".splitlines()
-        place = Place("runtime", ", ".join(known))
+        *first, last = known
+        who = f"{', '.join(first)} and {last} runtimes" if first else f"{last} runtime"
+        title, *lines = f"the {who} {text}".splitlines()
         found.append(
             Finding(
                 kind=CANNOT_RUN,
-                place=place,
+                place=Place("runtime", ", ".join(known)),
                 headline=title,
                 evidence=tuple(lines),
                 explained_by=() if broken is None else (broken,),
@@ -128,11 +125,6 @@ def grouped(refusals: Iterable[UnrunnableError]) -> list[Finding]:
             )
         )
     return found
-
-
-def _listed(names: list[str]) -> str:
-    *first, last = names
-    return f"{', '.join(first)} and {last} runtimes" if first else f"{last} runtime"
 
 
 class Warned(NamedTuple):
@@ -173,10 +165,6 @@ def _distinct(caught: list[warnings.WarningMessage]) -> list[Warned]:
 def warn_user(message: str) -> None:
     """Warn at the line that called into this package."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
+    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] == "pytest_edgeq":
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
-
-
-def _is_ours(module: str) -> bool:
-    return module.split(".")[0] == "pytest_edgeq"

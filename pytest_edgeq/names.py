@@ -43,29 +43,18 @@ NEEDS_REPORT = (
     "pip install 'pytest-edgeq[report]'"
 )
 
-LONGEST_NAME = 200
-"""Characters of a name in texts; a path of modules is rarely as long."""
+LONGEST_NAME = 200  # characters in texts; a path of modules is rarely as long
 
 
 def printable(line: str) -> str:
-    r"""
-    Return a line with unprintable characters as Python's escapes, such as `\x1b`.
-
-    Names are shown on terminals, in XML and in logs of CI, where an escape sequence would be
-    obeyed, a control character would damage the file and a line break would forge a line.
-    """
+    """Return a line with escapes of what a terminal, XML or a log would obey or break at."""
     if line.isprintable():
         return line
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in line)
 
 
 def readable(name: str) -> str:
-    """
-    Return a name in printable form, cut if it is too long.
-
-    Names that differ stay different: one that is cut ends in a part of its hash. A readable name is
-    returned as it is.
-    """
+    """Return a name in printable form; one that is too long ends in a part of its hash."""
     shown = printable(name)
     if len(shown) <= LONGEST_NAME:
         return shown
@@ -96,12 +85,7 @@ def hint(found: Iterable[str]) -> str:
 
 
 def unknown_preset(name: str) -> str:
-    """
-    Say that no preset has this name, and which ones there are.
-
-    Returns:
-        A text whose first line names the nearest presets, if any, and whose second lists all.
-    """
+    """Return a text whose first line names the nearest presets, and whose second all."""
     return (
         f"unknown quantizer preset {name!r}{nearest(name, PRESETS)}\n"
         f"  presets: {', '.join(PRESETS)}"

@@ -10,13 +10,7 @@ _Sample = TypeVar("_Sample")
 
 
 class Step:
-    """
-    A step that is running.
-
-    Attributes:
-        done: Number of samples read so far; by an executor measured so far.
-        in_flight: Number of chunks that an executor has; None without one.
-    """
+    """A step that is running; `in_flight` are the chunks that an executor has, None without one."""
 
     def __init__(self, what: str, model: str, total: int | None) -> None:
         self.what = what

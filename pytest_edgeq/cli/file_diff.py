@@ -35,12 +35,7 @@ class Change:
 
 
 class FileDiff:
-    """
-    Two files, op by op as baselines are aligned.
-
-    Raises:
-        ValueError: A constant lies in a file of its own, which is not read.
-    """
+    """Two files, op by op as baselines are aligned."""
 
     def __init__(self, old: EdgeFile, new: EdgeFile) -> None:
         self.rows = old.op_dtypes.to_dict(), new.op_dtypes.to_dict()

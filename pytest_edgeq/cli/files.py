@@ -22,12 +22,7 @@ PATH = click.Path(path_type=Path)
 
 
 def open_file(path: Path, runtimes: Runtimes | None = None) -> EdgeFile:
-    """
-    Open a file.
-
-    Raises:
-        OSError, ValueError: As `open_tflite` says.
-    """
+    """Open a file."""
     from pytest_edgeq.runtimes.edge import EdgeFile
     from pytest_edgeq.runtimes.registry import BUILT_IN
 
@@ -36,13 +31,7 @@ def open_file(path: Path, runtimes: Runtimes | None = None) -> EdgeFile:
 
 @contextlib.contextmanager
 def project_runtimes(name: str) -> Iterator[Runtimes]:
-    """
-    Provide the runtimes that include this one; end a target that was started.
-
-    Raises:
-        ValueError: There is no such runtime.
-        RuntimeError: pytest does not read the project's ini.
-    """
+    """Provide the runtimes that include this one; end a target that was started."""
     from pytest_edgeq.runtimes.registry import Runtimes
 
     if name in RUNTIMES:

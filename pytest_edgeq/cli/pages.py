@@ -12,21 +12,13 @@ from typing import Final, NamedTuple
 
 from pytest_edgeq.names import nearest
 
-FOLDER: Final = Path(__file__).parents[1] / "docs"
-"""The source folder for Sphinx."""
+FOLDER: Final = Path(__file__).parents[1] / "docs"  # the source folder for Sphinx
 
 _ORDER: Final = ("index", "tutorial", "how-to", "reference", "explanation")
 
 
 class Page(NamedTuple):
-    """
-    A page.
-
-    Attributes:
-        name: What to ask for it by.
-        title: Its first heading.
-        path: The Markdown file.
-    """
+    """A page by its name, with its first heading and its Markdown file."""
 
     name: str
     title: str
@@ -35,16 +27,16 @@ class Page(NamedTuple):
 
 def pages() -> tuple[Page, ...]:
     """Return every page, in the order in which they are to be read."""
-    return tuple(sorted(map(_read, FOLDER.rglob("*.md")), key=_place))
+    found = []
+    for path in FOLDER.rglob("*.md"):
+        name = path.relative_to(FOLDER).with_suffix("").as_posix()
+        title = path.read_text("utf-8").partition("\n")[0]
+        found.append(Page(name, title.removeprefix("# "), path))
+    return tuple(sorted(found, key=_place))
 
 
 def find_page(name: str) -> Page:
-    """
-    Return the page of this name, or of a unique last part of a name.
-
-    Raises:
-        ValueError: There is none, or more than one; names the nearest, and lists all.
-    """
+    """Return the page of this name, or of a unique last part of a name."""
     known = {page.name: page for page in pages()}
     if name in known:
         return known[name]
@@ -53,12 +45,6 @@ def find_page(name: str) -> Page:
         return found[0]
     hint = nearest(name, [page.name for page in found] or known)
     raise ValueError(f"there is no page {name!r}{hint}\n  pages: {', '.join(known)}")
-
-
-def _read(path: Path) -> Page:
-    name = path.relative_to(FOLDER).with_suffix("").as_posix()
-    title = path.read_text("utf-8").partition("\n")[0]
-    return Page(name, title.removeprefix("# "), path)
 
 
 def _place(page: Page) -> tuple[int, bool, str]:

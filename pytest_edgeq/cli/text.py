@@ -14,9 +14,7 @@ from pytest_edgeq.numerics.findings import aligned
 if TYPE_CHECKING:
     from pytest_edgeq.numerics.results import OutputErrors, StageErrors
 
-WIDTH = 100
-"""Columns that texts keep to where their words allow it."""
-
+WIDTH = 100  # columns that texts keep to where their words allow it
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document instead of text."
@@ -50,26 +48,18 @@ def wrapped(line: str) -> list[str]:
     """Wrap a line to `WIDTH` columns; later lines are indented by four more."""
     if len(line) <= WIDTH:
         return [line]
-    indent = line[: len(line) - len(line.lstrip())]
-    return textwrap.wrap(
-        line,
-        WIDTH,
-        subsequent_indent=f"{indent}    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return _wrap(line, "", line[: len(line) - len(line.lstrip())] + "    ")
 
 
 def hanging(text: str) -> list[str]:
     """Return a paragraph indented by two columns, its second and later lines by four."""
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent="  ",
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return _wrap(text, "  ", "    ")
+
+
+def _wrap(text: str, first: str, later: str) -> list[str]:
+    wrapper = textwrap.TextWrapper(WIDTH, first, later)
+    wrapper.break_long_words = wrapper.break_on_hyphens = False
+    return wrapper.wrap(text)
 
 
 def metric_tables(stage: StageErrors) -> list[str]:

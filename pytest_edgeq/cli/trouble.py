@@ -31,17 +31,15 @@ class TroubleError(click.ClickException):
 
 @contextlib.contextmanager
 def in_sentences() -> Iterator[None]:
-    """
-    Show errors on files, samples and settings as their text, without a traceback.
-
-    Raises:
-        TroubleError: In place of any of them.
-    """
+    """Show errors on files, samples and settings as their text, without a traceback."""
     try:
         with naming_missing_libraries():
             yield
     except (OSError, ValueError, TypeError, RuntimeError, ModuleNotFoundError) as error:
-        raise TroubleError(_sentence(error)) from error
+        text = str(error)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
+            text = f"{error.filename}: {error.strerror}"  # str has the number of the error, too
+        raise TroubleError(text) from error
 
 
 def output_lost(error: OSError) -> NoReturn:
@@ -54,9 +52,3 @@ def output_lost(error: OSError) -> NoReturn:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     click.echo(f"Error: {error.filename or 'standard output'}: {error.strerror}", err=True)
     sys.exit(TroubleError.exit_code)
-
-
-def _sentence(error: Exception) -> str:
-    if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"  # str has the number of the error, too
-    return str(error)

@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_edgeq.compare.parallel import available_cores
 from pytest_edgeq.errors import findings_of
 from pytest_edgeq.names import quantizer_ids
 from pytest_edgeq.plugin import collection
 from pytest_edgeq.plugin.artifacts import Artifacts, artifacts_key
 from pytest_edgeq.plugin.controller import Controller
 from pytest_edgeq.plugin.html_extras import add_extras, writes_html
-from pytest_edgeq.plugin.library_output import LibraryOutput
+from pytest_edgeq.plugin.library_output import separated
 from pytest_edgeq.plugin.markers import MARKER, Marks, check_quantizers_are_used, resolve_marks
 from pytest_edgeq.plugin.options.declared import Settings, add_options, resolve, target_options
 from pytest_edgeq.plugin.state import (
@@ -62,8 +63,6 @@ if TYPE_CHECKING:
 
 # Distributions that the header names even if they are missing.
 _NEEDED = ("torch", "torchao", "litert-torch", "ai-edge-litert")
-
-# --- options and the header of the run ----------------------------------------------------------
 
 
 class HookSpecs:
@@ -106,32 +105,24 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(runtimes.close)
     config.stash[running_key] = None
     cache_dir = config.stash[cache_dir_key] = _cache_dir(config, settings)
-    memory = config.stash[isolate_memory_key] = (
-        default_memory(_workers(config))
-        if settings.isolate_memory is None
-        else settings.isolate_memory
-    )
-    isolation = IsolationSettings(
-        settings.isolate,
-        settings.isolate_timeout,
-        memory,
-        cache_dir,
-        controller=os.getppid() if hasattr(config, "workerinput") else None,
-    )
-    config.add_cleanup(begin_isolation(isolation))
+    memory = settings.isolate_memory
+    memory = default_memory(_workers(config)) if memory is None else memory
+    config.stash[isolate_memory_key] = memory
+    is_worker = hasattr(config, "workerinput")
+    controller = os.getppid() if is_worker else None
+    isolation = settings.isolate, settings.isolate_timeout, memory, cache_dir
+    config.add_cleanup(begin_isolation(IsolationSettings(*isolation, controller=controller)))
     config.stash[progress_key] = progress_of(config)
     config.stash[cache_messages_key] = []
     kept = settings.artifacts
-    config.stash[journal_key] = Journal(
-        details=settings.wants_details or writes_html(config), keeps_calls=kept is not None
-    )
+    # Views show outputs and samples of comparisons, not their errors alone.
+    details = any((settings.json, settings.html, writes_html(config)))
+    config.stash[journal_key] = Journal(details=details, keeps_calls=kept is not None)
     config.stash[artifacts_key] = None if kept is None else Artifacts(config, kept)
     config.stash[collected_key] = []
     config.stash[absent_key] = {}
     config.pluginmanager.register(collection, "edgeq-collection")
-    output = LibraryOutput(is_verbose=config.get_verbosity() > 0)
-    config.pluginmanager.register(output, "edgeq-library-output")
-    if not hasattr(config, "workerinput"):
+    if not is_worker:
         config.pluginmanager.register(Controller(config), "edgeq-controller")
 
 
@@ -195,8 +186,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     ]
     new = [f"not tried with {', '.join(names)}"] if (names := untried(versions).values()) else []
     lines = [" ".join(words), ", ".join(releases), *new, _cache_header(config)]
-    lines += _target_headers(config)
-    return [f"edgeq: {line}" for line in lines]
+    return [f"edgeq: {line}" for line in (*lines, *_target_headers(config))]
 
 
 def _target_headers(config: pytest.Config) -> list[str]:
@@ -216,7 +206,7 @@ def _target_headers(config: pytest.Config) -> list[str]:
 
 def _cores(config: pytest.Config) -> int:
     """Return the number of cores that this process may use."""
-    return config.stash[settings_key].cores(_workers(config))
+    return config.stash[settings_key].threads or max(1, available_cores() // _workers(config))
 
 
 def _workers(config: pytest.Config) -> int:
@@ -233,14 +223,10 @@ def _cache_header(config: pytest.Config) -> str:
     from pytest_edgeq.quantize.cache.directory import size_of
 
     count, size = size_of(directory)
-    path = directory
-    if directory.is_relative_to(config.rootpath):
-        path = directory.relative_to(config.rootpath)
+    is_below = directory.is_relative_to(config.rootpath)
+    path = directory.relative_to(config.rootpath) if is_below else directory
     entries = "1 entry" if count == 1 else f"{count} entries"
     return f"conversion cache: {path} ({mode}, {entries}, {size / 1e6:.1f} MB)"
-
-
-# --- fixtures -----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
@@ -301,7 +287,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     config = metafunc.config
     marks = _marks(metafunc.definition)
     if "edgeq_quantizer" in metafunc.fixturenames and not _parametrized(metafunc):
-        quantizers = config.stash[settings_key].effective_quantizers(marks.quantizers)
+        quantizers = marks.quantizers
+        if quantizers is None:
+            quantizers = config.stash[settings_key].quantizers
         metafunc.parametrize(
             "edgeq_quantizer", quantizers, ids=quantizer_ids(quantizers), indirect=True
         )
@@ -349,19 +337,15 @@ def _refusing(item: pytest.Item) -> Generator[None]:
 
 def _runtime(config: pytest.Config) -> str:
     """Return the runtime of the running test."""
-    item = config.stash[running_key]
+    item, settings = config.stash[running_key], config.stash[settings_key]
     marked = None if item is None else _marks(item).runtime
-    return config.stash[settings_key].effective_runtime(marked)
-
-
-# --- the running test ---------------------------------------------------------------------------
+    return settings.runtime if marked is None or "runtime" in settings.on_command_line else marked
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
     """Record measurements during setup for this test."""
-    artifacts = item.config.stash[artifacts_key]
-    if artifacts is not None:
+    if (artifacts := item.config.stash[artifacts_key]) is not None:
         artifacts.begin(item)
     _marks(item)
     with _running(item, "setup"):
@@ -393,9 +377,6 @@ def _running(item: pytest.Item, phase: Phase) -> Iterator[None]:
         stash[running_key] = None
 
 
-# --- reports ------------------------------------------------------------------------------------
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -408,12 +389,15 @@ def pytest_runtest_makereport(
         message = call.excinfo.exconly()
         fold(call.excinfo.value)
         hidden = not shows_all(config) and hide_library_frames(call.excinfo)
+    # Refusals of torch, the converter or the kernels, as documented in `Edgeq`.
+    is_refused = call.excinfo is not None and issubclass(call.excinfo.type, RuntimeError)
     report = yield
+    is_shown = is_refused or config.get_verbosity() > 0
+    report.sections = separated(report.sections, is_shown=is_shown)
     if call.excinfo is not None and message is not None:
         report.__dict__["edgeq_message"] = message
-        report.__dict__["edgeq_findings"] = [
-            each.to_dict() for each in findings_of(call.excinfo.value)
-        ]
+        found = findings_of(call.excinfo.value)
+        report.__dict__["edgeq_findings"] = [each.to_dict() for each in found]
     if hidden:
         report.sections.append(("edgeq", "the library's own error is shown by --tb=long"))
     messages = config.stash[cache_messages_key]
@@ -435,9 +419,9 @@ def pytest_runtest_makereport(
         report.__dict__["edgeq_journal"] = taken
         if writes_html(config):
             add_extras(report, taken)
-        found = list(properties_of(taken).items())
-        item.user_properties += found  # for the reports of later phases
-        report.user_properties += found
+        figures = list(properties_of(taken).items())
+        item.user_properties += figures  # for the reports of later phases
+        report.user_properties += figures
     if (artifacts := config.stash[artifacts_key]) is not None:
         error = None if call.excinfo is None else call.excinfo.value
         artifacts.take(item, report, error)

@@ -62,7 +62,7 @@ class Artifacts:
         recorder = RunRecorder()
         for phase in self._phases:
             recorder.add(phase)
-        run = recorder.run(obsolete=(), pruned=())
+        run = recorder.run()
         failures = [each.failure for each in self._phases if each.failure is not None]
         folder = self._folder(item)
         shown = shown_path(folder, self._rootdir)

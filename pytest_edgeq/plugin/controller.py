@@ -79,7 +79,7 @@ class Controller:
             self._outcome = self._judge_baselines(session, self._log)
         settings = self._config.stash[settings_key]
         # A later step of CI needs its file, even if no test could be collected.
-        if self._log is not None or settings.writes_views:
+        if self._log or any((settings.json, settings.markdown, settings.html)):
             self._run = self._finished_run()
             self._messages = write_views(self._run, settings)
         fails = bool(self._messages) or (self._outcome is not None and self._outcome.fails)
@@ -108,13 +108,9 @@ class Controller:
 
     def _finished_run(self) -> Run:
         shown = memory_of(self._config).layout.shown
-        left = [] if self._outcome is None else self._outcome.left
-        pruned = [] if self._outcome is None else self._outcome.pruned
-        return self._the_recorder.run(
-            obsolete=map(shown, left),
-            pruned=map(shown, pruned),
-            targets=self._targets.values(),
-        )
+        left, pruned = ([], []) if (o := self._outcome) is None else (o.left, o.pruned)
+        targets = self._targets.values()
+        return self._the_recorder.run(map(shown, left), map(shown, pruned), targets)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the models, and new, different and obsolete baselines."""
@@ -205,8 +201,7 @@ def shown_path(path: Path, rootdir: Path) -> str:
     return (path.relative_to(rootdir) if path.is_relative_to(rootdir) else path).as_posix()
 
 
-SUMMARY = "GITHUB_STEP_SUMMARY"
-"""The environment variable that names the file of a step's summary."""
+SUMMARY = "GITHUB_STEP_SUMMARY"  # the environment variable that names its file
 
 
 def write_views(run: Run, settings: Settings) -> list[str]:

@@ -9,9 +9,7 @@ that no output of the test can be lost, and `-s` shows all of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Sequence
-
-import pytest
+from collections.abc import Sequence
 
 from pytest_edgeq.numerics.findings import counted
 
@@ -34,45 +32,24 @@ _LOGGED = re.compile(
 _CAPTURED = "Captured stderr "
 
 
-class LibraryOutput:
-    """Report hook that moves the libraries' log to a section of its own."""
-
-    def __init__(self, *, is_verbose: bool) -> None:
-        self._is_verbose = is_verbose
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_makereport(
-        self, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Separate the log, and show it for a library's own failure."""
-        # Refusals of torch, the converter or the kernels, as documented in `Edgeq`.
-        is_refused = call.excinfo is not None and issubclass(call.excinfo.type, RuntimeError)
-        report = yield
-        report.sections = self._separated(report.sections, is_shown=is_refused)
-        return report
-
-    def _separated(
-        self, sections: Sequence[tuple[str, str]], *, is_shown: bool
-    ) -> list[tuple[str, str]]:
-        separated = []
-        for title, content in sections:
-            captured = title.startswith(_CAPTURED)
-            rest, logged = split_output(content) if captured else (content, [])
-            if rest or not logged:
-                separated.append((title, rest))
-            if logged:
-                # pytest selects sections by the words `stderr` and `teardown` in the title.
-                header = f"edgeq: stderr of the libraries, {title.removeprefix(_CAPTURED)}"
-                count = f"{counted(len(logged), 'line')}, shown by -v"
-                shown = is_shown or self._is_verbose
-                separated.append((header, "".join(logged) if shown else count))
-        return separated
+def separated(sections: Sequence[tuple[str, str]], *, is_shown: bool) -> list[tuple[str, str]]:
+    """Return the sections of a report, with the libraries' log in sections of its own."""
+    found = []
+    for title, content in sections:
+        captured = title.startswith(_CAPTURED)
+        rest, logged = split_output(content) if captured else (content, [])
+        if rest or not logged:
+            found.append((title, rest))
+        if logged:
+            # pytest selects sections by the words `stderr` and `teardown` in the title.
+            header = f"edgeq: stderr of the libraries, {title.removeprefix(_CAPTURED)}"
+            count = f"{counted(len(logged), 'line')}, shown by -v"
+            found.append((header, "".join(logged) if is_shown else count))
+    return found
 
 
 def split_output(content: str) -> tuple[str, list[str]]:
     """Return captured output without the libraries' log, and the lines of the log."""
-    rest: list[str] = []
-    logged: list[str] = []
-    for line in content.splitlines(keepends=True):
-        (logged if _LOGGED.match(line) else rest).append(line)
-    return "".join(rest), logged
+    lines = content.splitlines(keepends=True)
+    rest = (line for line in lines if not _LOGGED.match(line))
+    return "".join(rest), [line for line in lines if _LOGGED.match(line)]

@@ -13,24 +13,9 @@ from pytest_edgeq.names import DEFAULT_PRESET, DEFAULT_RUNTIME, nearest
 from pytest_edgeq.plugin.options.values import OptionSource, quantizer_of, runtime_of
 from pytest_edgeq.runtimes.registry import Runtimes
 
-_MARKER_IS_KEYWORD_ONLY: Final = (
-    "the marker edgeq takes keyword arguments only, got {args}: "
-    'write @pytest.mark.edgeq(quantizers=["{preset}"], runtime="{runtime}")'
-)
-
-
-_QUANTIZERS_ARE_UNUSED: Final = (
-    "the marker edgeq(quantizers=…) has no effect: expected a test that uses the fixture "
-    "edgeq_quantizer, got the fixtures {fixtures}; it would run once, under the default quantizer\n"
-    "fix: add the argument edgeq_quantizer and hand it on, "
-    "edgeq.quantize(…, quantizer=edgeq_quantizer), or leave quantizers=… out of the marker"
-)
-
-_QUANTIZERS_OF_A_CASE: Final = (
-    "the marker edgeq(quantizers=…) has no effect in pytest.param(…, marks=…): all cases of a test "
-    "run under the same quantizers\n"
-    "fix: mark the test function, or give the quantizer of each case: "
-    '@pytest.mark.parametrize("…, edgeq_quantizer", [(…, "pt2e_static_int8"), …])'
+MARKER: Final = (
+    "edgeq(*, quantizers=[…], runtime=None): run the test once under each of these quantizers "
+    "(for tests that ask for edgeq_quantizer), on this runtime. --edgeq-runtime wins over runtime."
 )
 
 
@@ -42,29 +27,16 @@ class Marks:
     runtime: str | None = None
 
 
-MARKER: Final = (
-    "edgeq(*, quantizers=[…], runtime=None): run the test once under each of these quantizers "
-    "(for tests that ask for edgeq_quantizer), on this runtime. --edgeq-runtime wins over runtime."
-)
-
-
 def resolve_marks(marks: Iterable[pytest.Mark], rootdir: Path, runtimes: Runtimes) -> Marks:
-    """
-    Merge the markers `edgeq` on a test; the closest one wins for each keyword.
-
-    Raises:
-        pytest.UsageError: A keyword or a value is not valid.
-    """
+    """Merge the markers `edgeq` on a test; the closest one wins for each keyword."""
     valid = [field.name for field in dataclasses.fields(Marks)]
     said: dict[str, Any] = {}
     for mark in marks:
         if mark.args:
             raise pytest.UsageError(
-                _MARKER_IS_KEYWORD_ONLY.format(
-                    args=", ".join(map(repr, mark.args)),
-                    preset=DEFAULT_PRESET,
-                    runtime=DEFAULT_RUNTIME,
-                )
+                "the marker edgeq takes keyword arguments only, got "
+                f"{', '.join(map(repr, mark.args))}: write "
+                f'@pytest.mark.edgeq(quantizers=["{DEFAULT_PRESET}"], runtime="{DEFAULT_RUNTIME}")'
             )
         for keyword, value in mark.kwargs.items():
             if keyword not in valid:
@@ -74,47 +46,47 @@ def resolve_marks(marks: Iterable[pytest.Mark], rootdir: Path, runtimes: Runtime
                 )
             if value is not None:
                 said.setdefault(keyword, value)
-    if "quantizers" in said:
-        said["quantizers"] = _marked_quantizers(said["quantizers"], rootdir)
-    if "runtime" in said:
-        runtime_of(said["runtime"], OptionSource("the marker edgeq(runtime=…)", rootdir, runtimes))
+    for keyword, resolve in (("quantizers", _marked_quantizers), ("runtime", runtime_of)):
+        if keyword in said:
+            place = OptionSource(f"the marker edgeq({keyword}=…)", rootdir, runtimes)
+            with place.errors():
+                said[keyword] = resolve(said[keyword], place)
     return Marks(**said)
 
 
 def check_quantizers_are_used(
     marks: Iterable[pytest.Mark], fixtures: Sequence[str], of_case: Iterable[pytest.Mark]
 ) -> None:
-    """
-    Check that a test that is itself marked with quantizers runs under them.
-
-    Raises:
-        pytest.UsageError: It does not use `edgeq_quantizer`, or has run through its values by then.
-    """
+    """Check that a test that is itself marked with quantizers runs under them."""
     if "edgeq_quantizer" not in fixtures and any(map(_sets_quantizers, marks)):
-        names = ", ".join(fixtures) or "none"
-        raise pytest.UsageError(_QUANTIZERS_ARE_UNUSED.format(fixtures=names))
+        raise pytest.UsageError(
+            "the marker edgeq(quantizers=…) has no effect: expected a test that uses the fixture "
+            f"edgeq_quantizer, got the fixtures {', '.join(fixtures) or 'none'}; it would run "
+            "once, under the default quantizer\n"
+            "fix: add the argument edgeq_quantizer and hand it on, edgeq.quantize(…, "
+            "quantizer=edgeq_quantizer), or leave quantizers=… out of the marker"
+        )
     if any(map(_sets_quantizers, of_case)):
-        raise pytest.UsageError(_QUANTIZERS_OF_A_CASE)
+        raise pytest.UsageError(
+            "the marker edgeq(quantizers=…) has no effect in pytest.param(…, marks=…): all cases "
+            "of a test run under the same quantizers\n"
+            "fix: mark the test function, or give the quantizer of each case: "
+            '@pytest.mark.parametrize("…, edgeq_quantizer", [(…, "pt2e_static_int8"), …])'
+        )
 
 
 def _sets_quantizers(mark: pytest.Mark) -> bool:
     return mark.name == "edgeq" and mark.kwargs.get("quantizers") is not None
 
 
-def _marked_quantizers(value: object, rootdir: Path) -> tuple[object, ...]:
-    place = OptionSource("the marker edgeq(quantizers=…)", rootdir)
+def _marked_quantizers(value: Any, place: OptionSource) -> tuple[object, ...]:
     if not isinstance(value, (list, tuple)):
-        raise pytest.UsageError(
-            f"{place.where}: expected a list of quantizers, got {value!r}; write [{value!r}]"
-        )
+        raise ValueError(f"expected a list of quantizers, got {value!r}; write [{value!r}]")  # noqa: TRY004
     if not value:
-        raise pytest.UsageError(
-            f"{place.where}: the list is empty, so the test would be skipped without a word"
-        )
+        raise ValueError("the list is empty, so the test would be skipped without a word")
     if all(isinstance(part, dict) for part in value):
-        raise pytest.UsageError(
-            f"{place.where}: a list of dicts is one recipe; for a list of quantizers write "
-            "quantizers=[recipe]"
+        raise ValueError(
+            "a list of dicts is one recipe; for a list of quantizers write quantizers=[recipe]"
         )
     return tuple(
         quantizer_of(str(part), place) if isinstance(part, (str, Path)) else part for part in value

@@ -21,12 +21,7 @@ class _Reader:
 
 
 def project_targets() -> tuple[dict[str, tuple[str, ...]], int]:
-    """
-    Return the targets of the project in the working directory.
-
-    Raises:
-        RuntimeError: pytest refuses the ini; the reason is on stderr.
-    """
+    """Return the targets of the project in the working directory."""
     reader = _Reader()
     code = pytest.main(["-p", "no:cacheprovider"], plugins=[reader])
     if reader.found is None:

@@ -23,16 +23,13 @@ _INTERVAL = 0.1  # seconds between two updates
 
 
 def progress_of(config: pytest.Config) -> Progress:
-    """
-    Return the progress display of this run, while pytest is being configured.
-
-    Nothing is shown in CI, in a worker of pytest-xdist, where pytest writes to no terminal or
-    another plugin writes in its place, and beside live logs.
-    """
+    """Return the progress display of this run; it shows nothing where it would be in the way."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if (
         type(reporter) is not pytest.TerminalReporter
-        or not (_is_terminal(reporter) and os.isatty(1))
+        # A property in pytest 8, a method in pytest 9.
+        or not (reporter.isatty() if callable(reporter.isatty) else reporter.isatty)
+        or not os.isatty(1)
         or hasattr(config, "workerinput")
         or ci_variable() is not None
         or os.environ.get("TERM") == "dumb"
@@ -45,12 +42,6 @@ def progress_of(config: pytest.Config) -> Progress:
     return _TerminalProgress(terminal, config)
 
 
-def _is_terminal(reporter: pytest.TerminalReporter) -> bool:
-    # A property in pytest 8, a method in pytest 9.
-    answer: object = reporter.isatty
-    return bool(answer() if callable(answer) else answer)
-
-
 def _has_live_logs(config: pytest.Config) -> bool:
     if not config.pluginmanager.hasplugin("logging-plugin"):
         return False
@@ -58,11 +49,7 @@ def _has_live_logs(config: pytest.Config) -> bool:
 
 
 class _TerminalProgress(Progress):
-    """
-    Writes the innermost step that is running.
-
-    Not by rich, whose live displays own the line that the cursor is on: here that is pytest's.
-    """
+    """Writes the innermost step; rich's live displays own the line that is pytest's here."""
 
     def __init__(self, terminal: int, config: pytest.Config) -> None:
         self._terminal = terminal

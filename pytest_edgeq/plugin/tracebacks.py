@@ -26,14 +26,7 @@ def is_own_error(excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
 
 
 def hide_library_frames(excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
-    """
-    Remove the frames and causes of an error of this package from its traceback.
-
-    An export that fails has a chain of 190 lines of torch before the message with the fix.
-
-    Returns:
-        Whether another library's error was hidden.
-    """
+    """Remove our frames and causes from a traceback; return whether another library's error was."""
     entries = _entries(excinfo.tb)
     is_own = [_is_own(Path(entry.tb_frame.f_code.co_filename)) for entry in entries]
     first = is_own.index(True)
@@ -59,8 +52,7 @@ def _is_own(path: Path) -> bool:
     return path.is_relative_to(_PACKAGE) and not path.is_relative_to(_PLUGIN)
 
 
-WIDTH = 160
-"""Greatest length of a line, in characters."""
+WIDTH = 160  # characters of a line
 
 _PASTED = ("update:", "file:")  # lines that hold a command or a path are never folded
 

@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -28,11 +28,12 @@ from pytest_edgeq.report.model_explorer import write_node_data
 
 if TYPE_CHECKING:
     from pytest_edgeq.compare.failed_samples import FailedSamples
-    from pytest_edgeq.compare.measurement import SampleOutputs
     from pytest_edgeq.compare.quantized import QuantizedModel
     from pytest_edgeq.localize.rows import LayerErrors
     from pytest_edgeq.numerics.comparison import WorstSample
     from pytest_edgeq.report.run import Run
+
+Array = npt.NDArray[Any]
 
 _FREE = frozenset({"cause", "change", "error", "findings", "message", "note", "records"})
 """Fields of texts that hold whatever an error says."""
@@ -50,10 +51,8 @@ def portable(data: Any, rootdir: Path) -> Any:
     """
     Return a copy of JSON-able data without absolute paths and, in texts of errors, environment.
 
-    A path below the root directory becomes relative to it, one below the home directory starts with
-    `~`, of any other the last part is left. A path of which this machine lacks the first folder is
-    none: tensors of a file made from ONNX are called `/conv/Conv_output_0`. The value of an
-    environment variable becomes the variable's name, as `$NAME`.
+    A path of which this machine lacks the first folder is none: tensors of a file made from ONNX
+    are called `/conv/Conv_output_0`. The value of an environment variable becomes `$NAME`.
     """
     return _portable(data, _known_folders(rootdir), is_free=isinstance(data, str))
 
@@ -105,8 +104,7 @@ def _without_environment(text: str) -> str:
     return text
 
 
-_SIDES = {"float": "expected", "edge": "got"}
-"""File names of outputs by side; a side that is not listed keeps its own name."""
+_SIDES = {"float": "expected", "edge": "got"}  # file names of outputs; others keep their own
 
 _TEXTS = ("name", "note", "blame")  # fields of a case that may hold paths
 _LONGEST = 60  # characters of a test's id in the name of its bundle
@@ -116,11 +114,9 @@ _LONGEST = 60  # characters of a test's id in the name of its bundle
 class Evidence:
     """The models and comparisons of a failed test."""
 
-    models: Sequence[QuantizedModel]  # the models, each as often as it was used
-    # what its comparisons and the failed assertion measured, in order
-    samples: Sequence[FailedSamples]
-    # what localizing measured, each with its model, in order
-    layers: Sequence[tuple[QuantizedModel, LayerErrors]]
+    models: Sequence[QuantizedModel]  # each as often as it was used
+    samples: Sequence[FailedSamples]  # of its comparisons and the failed assertion, in order
+    layers: Sequence[tuple[QuantizedModel, LayerErrors]]  # of localizing, in order
 
     @property
     def is_empty(self) -> bool:
@@ -142,16 +138,7 @@ def remove_bundle(folder: Path) -> None:
 
 
 def write_bundle(folder: Path, evidence: Evidence, run: Run, failure: str, rootdir: Path) -> None:
-    """
-    Replace a bundle atomically.
-
-    The samples are run again, which gives what the comparison measured: the file and its references
-    are the same ones. Those of a file that keeps state are run in their order, from a fresh start.
-
-    Raises:
-        OSError: The folder cannot be written, or a model's file is gone.
-        ValueError: A model's file was written anew.
-    """
+    """Replace a bundle atomically; samples are run again, in order, which repeats the figures."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _replaced(folder) as place:
         writer = _Writer(place, evidence)
@@ -196,17 +183,12 @@ def _pairs(evidence: Evidence) -> list[tuple[QuantizedModel, FailedSamples | Non
     ]
     seen = {_entry(model) for model, _ in pairs}
     for model in evidence.models:
-        for view in _views(model):
+        is_one = len(model.edge.signatures) == 1
+        for view in [model] if is_one else map(model.signature, model.signatures):
             if _entry(view) not in seen:
                 seen.add(_entry(view))
                 pairs.append((view, None))
     return pairs
-
-
-def _views(model: QuantizedModel) -> Iterable[QuantizedModel]:
-    if len(model.edge.signatures) == 1:
-        return [model]
-    return [model.signature(key) for key in model.signatures]
 
 
 def _entry(model: QuantizedModel) -> tuple[str, int]:
@@ -240,16 +222,9 @@ class _Writer:
             "kernels": model.edge.runtimes.kernels_of(runtime),
             "expected_by": None if samples is None else samples.expected_by,
             "is_stateful": model.edge.is_stateful,
-            **{
-                side: {io_entry.name: io_entry.tensor.index for io_entry in entries}
-                for side, entries in sides.items()
-            },
+            **{side: {e.name: e.tensor.index for e in entries} for side, entries in sides.items()},
             "moved": {
-                side: {
-                    io_entry.name: axes
-                    for io_entry in entries
-                    if (axes := layouts.axes(io_entry)) is not None
-                }
+                side: {each.name: axes for each in entries if (axes := layouts.axes(each))}
                 for side, entries in sides.items()
             },
             "ops": [
@@ -303,10 +278,7 @@ class _Writer:
         return {"samples": {**kept, "of": samples.n_samples}}
 
     def _arrays(
-        self,
-        stem: str,
-        samples: Sequence[WorstSample],
-        arrays: Sequence[Mapping[str, npt.NDArray[Any]]],
+        self, stem: str, samples: Sequence[WorstSample], arrays: Sequence[Mapping[str, Array]]
     ) -> str:
         """Write arrays by `<sample>/<name>`, and return the name of the file."""
         named = {
@@ -321,10 +293,14 @@ class _Writer:
 
 def _outputs(
     samples: FailedSamples, worst: Sequence[WorstSample]
-) -> dict[str, list[Sequence[npt.NDArray[Any]]]]:
+) -> dict[str, list[Sequence[Array]]]:
     """Run samples again, and return their outputs in float by side."""
     if samples.expected_by is None:
-        outcomes = _measured(samples.model, samples.runtime, worst)
+        from pytest_edgeq.compare.comparer import Comparer
+        from pytest_edgeq.compare.parallel import on_one_thread
+
+        with on_one_thread(), Comparer(samples.model, samples.runtime) as comparer:
+            outcomes = [comparer.update(each.inputs) for each in worst]
         return {
             _SIDES.get(side, side): [each.values[side] for each in outcomes]
             for side in outcomes[0].values
@@ -335,19 +311,9 @@ def _outputs(
     }
 
 
-def _measured(
-    model: QuantizedModel, runtime: str, worst: Sequence[WorstSample]
-) -> list[SampleOutputs]:
-    from pytest_edgeq.compare.comparer import Comparer
-    from pytest_edgeq.compare.parallel import on_one_thread
-
-    with on_one_thread(), Comparer(model, runtime) as comparer:
-        return [comparer.update(each.inputs) for each in worst]
-
-
 def _computed(
     model: QuantizedModel, runtime: str, worst: Sequence[WorstSample]
-) -> list[Sequence[npt.NDArray[Any]]]:
+) -> list[Sequence[Array]]:
     edge = model.edge
     edge.restart()
     return [

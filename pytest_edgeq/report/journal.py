@@ -61,12 +61,7 @@ def booking(
 
 
 class Journal:
-    """
-    Collects the calls of one process for the report of the running test.
-
-    Attributes:
-        calls: Those kept, in order.
-    """
+    """Collects the calls of one process for the report of the running test."""
 
     def __init__(self, *, details: bool = False, keeps_calls: bool = False) -> None:
         self.details = details
@@ -122,8 +117,7 @@ class Journal:
         return taken
 
 
-PREFIX = "edgeq."
-"""Of the name of every property."""
+PREFIX = "edgeq."  # of the name of every property
 
 _METRICS = ("sqnr_db", "max_lsb_error", "max_abs_error", "cosine_similarity", "top1_agreement")
 

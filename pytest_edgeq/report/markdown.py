@@ -12,8 +12,7 @@ from pytest_edgeq.numerics.findings import Finding, counted, text_of
 from pytest_edgeq.report.model_rows import HEADINGS, LEFT_ALIGNED, ModelRow, cells, model_rows
 from pytest_edgeq.report.run import Run, findings_in
 
-LIMIT = 65_000
-"""Characters of a page: GitHub refuses a comment of more than 65,536."""
+LIMIT = 65_000  # characters of a page: GitHub refuses a comment of more than 65,536
 
 _VERDICT = HEADINGS.index("verdict")
 
@@ -129,8 +128,7 @@ def _baselines(run: Run) -> Iterator[str]:
         yield f"\n- obsolete: `{path}` (delete it with `pytest --edgeq-update=prune`)"
 
 
-_LIMIT = 4_000
-"""Characters of a message: GitHub shows a few lines, and the log has the whole."""
+_LIMIT = 4_000  # characters of a message: GitHub shows a few lines, and the log has the whole
 
 
 def annotation_lines(run: Run, rootdir: Path, workspace: Path | None) -> list[str]:
@@ -146,11 +144,8 @@ def annotation_lines(run: Run, rootdir: Path, workspace: Path | None) -> list[st
             continue
         options = {"title": test["test"]}
         if failure["path"] is not None:
-            options = {
-                "file": _in_workspace(rootdir / failure["path"], workspace),
-                "line": str(failure["line"]),
-                **options,
-            }
+            path = Path(os.path.relpath(rootdir / failure["path"], workspace or Path.cwd()))
+            options = {"file": path.as_posix(), "line": str(failure["line"]), **options}
         properties = ",".join(f"{name}={_option(value)}" for name, value in options.items())
         lines.append(f"::error {properties}::{_message(_text(failure))}")
     return lines
@@ -165,11 +160,6 @@ def _text(failure: Mapping[str, Any]) -> str:
         for each in findings_in(failure)
         for line in (each.title, *each.reasons, *each.acceptance)
     )
-
-
-def _in_workspace(path: Path, workspace: Path | None) -> str:
-    folder = Path.cwd() if workspace is None else workspace
-    return Path(os.path.relpath(path, folder)).as_posix()
 
 
 def _message(text: str) -> str:

@@ -38,15 +38,7 @@ _SCHEMES = {
 
 
 def write_node_data(edge: EdgeFile, directory: Path, layers: Layers | None = None) -> list[Path]:
-    """
-    Write the node data of a file, a document for each figure; the directory is made.
-
-    Returns:
-        The documents, to be opened in Model Explorer together with the file.
-
-    Raises:
-        OSError: The directory or a document cannot be written.
-    """
+    """Write the node data of a file, a document for each figure, and return their paths."""
     directory.mkdir(parents=True, exist_ok=True)
     written = []
     for figure, graphs in node_data(edge, layers).items():

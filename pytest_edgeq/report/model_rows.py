@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_edgeq.numerics.findings import aligned
@@ -25,12 +25,10 @@ class ModelRow:
     quantizer: str  # the quantizer, or the flow of a loaded file
     is_replaced: bool  # whether the file is another one than the flow made
     size_bytes: int  # size of the file
-    # its size divided by that of the model in float; None if that is not known
-    share_of_float: float | None
+    share_of_float: float | None  # its size divided by the float model's; None if unknown
     quantized_ops: int  # number of ops that compute in a quantized scheme
     float_ops: int  # number of ops that compute in float
-    # least SQNR by stage, over the comparisons of the run; empty if there was none
-    sqnr_db: Mapping[str, float]
+    sqnr_db: Mapping[str, float]  # least by stage, over the comparisons of the run
     top1: float | None  # least top-1 agreement, from 0 to 1; None without classes
     samples: int  # greatest number of samples of a comparison
     verdict: Verdict  # `failed` if any test failed that used the model
@@ -87,7 +85,11 @@ def _row(run: Run, key: str) -> ModelRow:
         sqnr_db={stage: _least(values) for stage, values in stages.items()},
         top1=_least(top1) if top1 else None,
         samples=samples,
-        verdict=_verdict(outcomes),
+        verdict="failed"
+        if "failed" in outcomes
+        else "passed"
+        if "passed" in outcomes
+        else "skipped",
         failed=outcomes.count("failed"),
         tests=len(tests),
         seconds=sum(event["seconds"] for event in run.events_of(key)),
@@ -100,40 +102,15 @@ def _least(values: list[float]) -> float:
     return math.nan if any(map(math.isnan, values)) else min(values)
 
 
-def _verdict(outcomes: Iterable[str]) -> Verdict:
-    if "failed" in outcomes:
-        return "failed"
-    return "passed" if "passed" in outcomes else "skipped"
-
-
 def _kinds(steps: list[Mapping[str, Any]], *, is_cached: bool) -> tuple[str, ...]:
     return tuple(dict.fromkeys(s["kind"] for s in steps if s["is_cached"] == is_cached))
 
 
 HEADINGS = (
-    "model",
-    "quantizer",
-    "KB",
-    "share",
-    "float ops",
-    "SQNR dB",
-    "quant.",
-    "lower.",
-    "top-1",
-    "verdict",
-    "s",
-    "cached",
+    *("model", "quantizer", "KB", "share", "float ops", "SQNR dB", "quant.", "lower.", "top-1"),
+    *("verdict", "s", "cached"),
 )
-"""
-Of the columns that `cells` gives.
-
-`share` is the file's size divided by the float model's; `SQNR dB` that of the stage total, beside
-it those of quantization and lowering (conversion in a flow without lowering); `s` are seconds;
-`cached` are the steps of the conversion that were read from the cache.
-"""
-
-LEFT_ALIGNED = frozenset({0, 1, 9, 11})
-"""Columns of text."""
+LEFT_ALIGNED = frozenset({0, 1, 9, 11})  # columns of text
 
 
 def cells(row: ModelRow) -> tuple[str, ...]:
@@ -173,11 +150,8 @@ def table_lines(run: Run) -> list[tuple[str, bool]]:
         return []
     texts = [HEADINGS, *map(cells, rows)]
     # A column in which no row has anything is left out.
-    shown = [
-        i
-        for i in range(len(HEADINGS))
-        if i < 2 or any(row[i] not in ("–", "") for row in texts[1:])
-    ]
+    columns = enumerate(zip(*texts[1:], strict=True))
+    shown = [i for i, column in columns if i < 2 or not {"–", ""}.issuperset(column)]
     lines = aligned(
         [[row[i] for i in shown] for row in texts],
         numeric=[at for at, i in enumerate(shown) if i not in LEFT_ALIGNED],

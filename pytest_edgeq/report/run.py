@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.runtimes.edge import EdgeFile
 
 FORMAT = "pytest-edgeq run"
-VERSION = 1
-"""Of the schema in `run.schema.json`: a reader of version n refuses what is newer."""
+VERSION = 1  # of the schema in `run.schema.json`: a reader refuses what is newer
 
 
 class TestFailure(TypedDict):
@@ -33,13 +32,10 @@ class TestFailure(TypedDict):
 
     phase: str  # `setup`, `call`, `teardown`, or `crash` of the process that ran it
     message: str  # the text of the error
-    # the file in which it was raised, relative to rootdir where it can be; None if unknown
-    path: str | None
+    path: str | None  # of the file that raised it, relative to rootdir where it can be
     line: int | None  # line in that file, from 1
     records: list[dict[str, Any]]  # of the findings that the error carries
-    # folder of what was kept to show it, relative to rootdir where it can be; None where nothing
-    # was
-    bundle: str | None
+    bundle: str | None  # folder of what was kept to show it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,12 +67,7 @@ class _Test:
     set_up: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def again(self) -> _Test:
-        """
-        Return the record of the next run of the same test.
-
-        Fixtures of a wider scope than the test are not set up again, so what they did is kept. What
-        is set up again is recorded again.
-        """
+        """Return the record of the next run of the same test; what is set up again is new."""
         return _Test(self.nodeid, events=list(self.set_up), set_up=list(self.set_up))
 
     @property
@@ -131,10 +122,9 @@ def _not_repeated(
     # Fixtures of a wider scope are set up first: of equal events the last ones are repeated.
     for event in reversed(list(earlier)):
         kind = (event["event"], event["model"])
-        if repeated[kind]:
-            repeated[kind] -= 1
-        else:
+        if not repeated[kind]:
             kept.append(event)
+        repeated[kind] -= bool(repeated[kind])
     return kept[::-1]
 
 
@@ -217,9 +207,8 @@ class RunRecorder:
 
     def run(
         self,
-        *,
-        obsolete: Iterable[str],
-        pruned: Iterable[str],
+        obsolete: Iterable[str] = (),
+        pruned: Iterable[str] = (),
         targets: Iterable[Mapping[str, Any]] = (),
     ) -> Run:
         """Return the record."""
@@ -253,21 +242,12 @@ def findings_in(part: Mapping[str, Any]) -> list[Finding]:
 
 
 def read_run(path: Path) -> Run:
-    """
-    Read the record of a run.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is no record, or one of a newer version.
-    """
+    """Read the record of a run; refuse what is none, or of a newer version."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
-    except ValueError as error:
-        raise ValueError(f"{path}: expected the JSON of --edgeq-json, got {error}") from None
-    except RecursionError:
-        raise ValueError(
-            f"{path}: expected the JSON of --edgeq-json, got one that is nested too deeply"
-        ) from None
+    except (ValueError, RecursionError) as error:
+        what = error if isinstance(error, ValueError) else "one that is nested too deeply"
+        raise ValueError(f"{path}: expected the JSON of --edgeq-json, got {what}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(
             f"{path}: expected the JSON of --edgeq-json, got another document "
@@ -301,13 +281,7 @@ def _no_number(name: str) -> None:
 
 @contextlib.contextmanager
 def showing(path: Path) -> Iterator[Run]:
-    """
-    Read the record of a run that is then shown.
-
-    Raises:
-        OSError: It cannot be read, or a view of it cannot be written.
-        ValueError: It is no record, one of a newer version, or damaged.
-    """
+    """Read the record of a run that is then shown; one that is not whole is refused."""
     run = read_run(path)
     try:
         for test in run.tests:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_edgeq.quantize.cache.directory import Store
-from tests.cli.conftest import Run, module, without_torch
+from tests.cli.conftest import Run
 
 
 def refuse(text: str) -> None:
@@ -107,12 +107,3 @@ def test_yes_to_nothing(run: Run) -> None:
 
     assert done.exit_code == 2
     assert "--yes confirms `edgeq cache clear`" in done.stderr
-
-
-def test_in_processes_of_their_own(store: Store) -> None:
-    """By `python -m pytest_edgeq`, and where torch cannot be imported."""
-    done, bare = module("cache"), without_torch("cache")
-
-    assert (done.returncode, done.stderr) == (0, "")
-    assert bare.stdout == done.stdout
-    assert done.stdout.startswith(".pytest_cache/d/edgeq: 2 entries")

@@ -15,7 +15,7 @@ from fixtures.tflite.kinds import free_shapes
 from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq.numerics.metrics import sqnr_db
 from pytest_edgeq.runtimes.edge import EdgeFile
-from tests.cli.conftest import CONVERTED, Check, Run, module, without_torch
+from tests.cli.conftest import CONVERTED, Check, Run
 from tests.isolate.runners import segfault_at_run
 
 FLOAT = CONVERTED / "attention.float.tflite"
@@ -251,18 +251,6 @@ def test_files_and_budgets_that_do_not_fit(saved: Callable[..., Path], run: Run)
         done = run("compare", *arguments, "--inputs", path)
         assert (done.exit_code, done.stdout) == (2, "")
         assert sentence in " ".join(done.stderr.split())
-
-
-def test_in_processes_of_their_own(saved: Callable[..., Path]) -> None:
-    """By `python -m pytest_edgeq`, and where torch cannot be imported."""
-    arguments = ("compare", str(FLOAT), str(INT8), "--inputs", str(saved(args_0=values(*SHAPE))))
-
-    done, bare = module(*arguments), without_torch(*arguments)
-
-    assert (done.returncode, bare.returncode) == (0, 0)
-    assert "sqnr_db" in done.stdout
-    assert bare.stdout == done.stdout
-    assert "Traceback" not in bare.stderr
 
 
 def test_a_file_whose_kernels_crash(saved: Callable[..., Path], run: Run, tmp_path: Path) -> None:

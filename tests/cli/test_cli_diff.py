@@ -12,7 +12,7 @@ import pytest
 from ai_edge_litert import schema_py_generated as schema
 
 from fixtures.tflite.writer import pack, unpack
-from tests.cli.conftest import CONVERTED, Check, Run, module, without_torch
+from tests.cli.conftest import CONVERTED, Check, Run
 
 OLD = CONVERTED / "local.int8.tflite"
 
@@ -148,13 +148,3 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, run: Run) -> None:
 
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr == f"Error: no .tflite file at {tmp_path / 'gone.tflite'}\n"
-
-
-def test_in_processes_of_their_own() -> None:
-    """By `python -m pytest_edgeq`, and where torch cannot be imported."""
-    pair = (str(OLD), str(CONVERTED / "local.float.tflite"))
-
-    done, bare = module("diff", *pair), without_torch("diff", *pair)
-
-    assert (done.returncode, done.stderr) == (1, "")
-    assert (bare.returncode, bare.stdout) == (1, done.stdout)

@@ -9,13 +9,17 @@ from importlib import import_module, metadata
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 
 from pytest_edgeq.cli import edgeq
+from pytest_edgeq.cli.pages import pages
 from tests.cli.conftest import CONVERTED, Run, module, without_torch
 
 ROOT = Path(__file__).parents[2]
 SOUND = str(CONVERTED / "nested.int8.tflite")
+ATTENTION = str(CONVERTED / "attention.int8.tflite")
+Patch = pytest.MonkeyPatch
 COMMANDS = edgeq.list_commands(click.Context(edgeq))
 
 
@@ -95,8 +99,27 @@ def test_the_shell_completes_commands() -> None:
     assert words.stdout.splitlines()[:2] == ["plain", "show"]
 
 
-def test_help_and_completion_need_no_torch() -> None:
-    """Every command is imported to list it."""
-    done = without_torch("--help")
+@pytest.mark.parametrize(
+    ("arguments", "code", "printed"),
+    [
+        (["--help"], 0, "Exit codes of every command:"),
+        (["show", ATTENTION], 0, "ops: 27 of 51 in float (27 float, 24 int8)"),
+        (["diff", ATTENTION, SOUND], 1, "options, wiring, parameters and constants ("),
+        (["compare", ATTENTION, ATTENTION, "--inputs", "x.npz"], 0, "sqnr_db"),
+        (["cache"], 0, ": no cache yet"),
+        (["docs"], 0, f"{pages()[0].name} "),
+    ],
+    ids=lambda each: each[0] if isinstance(each, list) else "",
+)
+def test_commands_need_no_torch(
+    arguments: list[str], code: int, printed: str, run: Run, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """In a process where torch, the converter and pytest are missing; they print the same."""
+    monkeypatch.chdir(tmp_path)
+    np.savez("x.npz", args_0=np.ones((1, 5, 8), np.float32))
 
-    assert (done.returncode, done.stderr) == (0, "")
+    done = without_torch(*arguments)
+
+    assert (done.returncode, "Error" in done.stderr) == (code, False), done.stderr
+    assert printed in done.stdout
+    assert arguments == ["--help"] or done.stdout == run(*arguments).stdout

@@ -188,16 +188,6 @@ def test_shapes_that_are_none(shape: str, sentence: str, here: Path, run: Run) -
     assert sentence in done.stderr
 
 
-def test_a_model_that_fails_on_its_inputs(here: Path, run: Run) -> None:
-    """A test of it could not pass: none is written."""
-    done = run("init", "my_factories:Twice", "--shape", "1,3", "--shape", "4,5")
-
-    assert done.exit_code == 2
-    assert "Twice.forward(" in done.stderr
-    assert "fails on inputs of float32 [1, 3], float32 [4, 5]: RuntimeError: " in done.stderr
-    assert not (here / "test_model_quant.py").exists()
-
-
 def test_a_folder_that_is_missing(here: Path, run: Run) -> None:
     """Before anything is imported."""
     done = run("init", "my_factories:residual", "--output", here / "tests" / "test_it.py")

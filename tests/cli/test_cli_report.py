@@ -10,17 +10,17 @@ import pytest
 from pytest_edgeq.report.markdown import markdown_page
 from pytest_edgeq.report.run import Run as Record
 from tests.cli.conftest import Run, without_torch
-from tests.report.records import compared, model, record, run_test
+from tests.report.runs import compared, model, outcome, run_of
 
 
 @pytest.fixture
 def broken() -> Record:
     """A record with one test that passed and one that failed."""
     tests = [
-        run_test("test_x.py::test_a", "a", events=[compared("a", total=31.8)]),
-        run_test("test_x.py::test_b", "b", failure="sqnr_db: expected 30, got 3\ncause: it clips"),
+        outcome("test_x.py::test_a", ["a"], compared("a", total=31.8)),
+        outcome("test_x.py::test_b", ["b"], failure="sqnr_db: expected 30, got 3\ncause: it clips"),
     ]
-    return record({"a": model("Sound"), "b": model("Broken")}, tests)
+    return run_of({"a": model("Sound"), "b": model("Broken")}, tests)
 
 
 def test_the_table_and_the_failures(run: Run, broken: Record, tmp_path: Path) -> None:
@@ -50,8 +50,9 @@ def test_the_page_with_charts(
 
 def test_a_run_without_failures(broken: Record, tmp_path: Path) -> None:
     """Exit code 0; neither torch nor pytest is needed."""
-    tests = [run_test("test_x.py::test_a", "a")]
-    record({"a": model("Sound")}, tests).write(tmp_path / "run.json")
+    run_of({"a": model("Sound")}, [outcome("test_x.py::test_a", ["a"])]).write(
+        tmp_path / "run.json"
+    )
     done = without_torch("report", tmp_path / "run.json")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == "1 test, 0 failed"

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from fixtures.tflite.writer import FileWriter, one_op
-from tests.cli.conftest import CONVERTED, Check, Run, without_torch
-from tests.report.records import model, record, run_test
+from tests.cli.conftest import CONVERTED, Check, Run
+from tests.report.runs import event, layers, model, outcome, run_of
 from tests.tflite.one_op_files import layer
 
 SIDE = {"dtype": "int8", "scales": [0.5], "zero_points": [3]}
@@ -178,14 +178,6 @@ def test_what_is_no_file(tmp_path: Path, run: Run) -> None:
     assert run("show", near).exit_code == 0
 
 
-def test_it_needs_no_torch() -> None:
-    """In a process where torch, the converter and pytest cannot be imported."""
-    done = without_torch("show", CONVERTED / "attention.int8.tflite")
-
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "ops: 27 of 51 in float (27 float, 24 int8)" in done.stdout
-
-
 def test_node_data_for_model_explorer(run: Run, tmp_path: Path) -> None:
     """Of the file alone dtypes and schemes; with a record what that run measured of the ops."""
     path = CONVERTED / "nested.recipe_static_wi8_ai8.tflite"
@@ -194,29 +186,14 @@ def test_node_data_for_model_explorer(run: Run, tmp_path: Path) -> None:
     assert sorted(each.stem for each in (tmp_path / "bare").iterdir()) == ["dtypes", "scheme"]
 
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    rows = [
-        {
-            "index": 0,
-            "op": "FULLY_CONNECTED",
-            "module": None,
-            "verdict": "sound",
-            "matched": True,
-            "local_sqnr_db": 40.5,
-            "cumulative_sqnr_db": 40.5,
-            "local_lsb_error": 1.0,
-            "cumulative_lsb_error": 1.0,
-            "clipped": 0.0,
-        }
-    ]
-    layers = {"cause": "", "coverage": 1.0, "culprit": None, "rows": rows}
-    event = {"event": "localize", "model": "a", "seconds": 1.0, "error": None, "layers": layers}
-    tests = [run_test("test_x.py::test_a", "a", events=[event])]
-    record({"a": model("Net", sha256=digest)}, tests).write(tmp_path / "run.json")
+    measured = event("localize", "a", layers=layers(model(ops=4)["ops"]))
+    tests = [outcome("test_x.py::test_a", ["a"], measured)]
+    run_of({"a": model(sha256=digest)}, tests).write(tmp_path / "run.json")
     arguments = ("--model-explorer", tmp_path / "measured", "--record", tmp_path / "run.json")
     done = run("show", path, *arguments)
     assert done.exit_code == 0
     text = (tmp_path / "measured" / "local_sqnr_db.json").read_text("utf-8")
-    assert "40.5" in text
+    assert "43" in text
 
     other = run("show", CONVERTED / "attention.int8.tflite", *arguments)
     assert other.exit_code == 2

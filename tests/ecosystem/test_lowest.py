@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 SUBSET = (
     *("tests/plugin/test_plugin_loading.py", "tests/plugin/test_plugin_options.py"),
-    *("tests/plugin/test_plugin_obsolete.py", "tests/plugin/test_plugin_end_to_end.py"),
+    *("tests/plugin/test_plugin_obsolete.py", "tests/plugin/test_plugin_errors.py"),
     *("tests/numerics", "tests/snapshots/test_snapshots_store.py"),
     *("tests/tflite/test_tflite_schemes.py", "tests/tflite/test_tflite_source.py"),
     "tests/isolate/test_isolate_crashes.py",
@@ -28,8 +28,6 @@ SUBSET = (
 SETTINGS = (
     *("-m", "not slow", "--import-mode=importlib", "-p", "no:anyio"),
     *("-W", "error", "-W", "ignore::pytest.PytestUnknownMarkWarning"),
-    # pytest-xdist is as new as everywhere, and with `-n 0` it does nothing.
-    *("-k", "not [n0"),
 )
 
 VERSIONS = """

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 PACKAGE = Path(pytest_edgeq.__file__).parent
 
 SUBSET = (
-    *("tests/plugin/test_plugin_loading.py", "tests/plugin/test_plugin_end_to_end.py"),
+    *("tests/plugin/test_plugin_loading.py", "tests/plugin/test_plugin_errors.py"),
     *("tests/snapshots/test_snapshots_store.py", "tests/test_public_api.py"),
 )
 

@@ -1,14 +1,13 @@
-"""`edgeq.check_errors` and `edgeq.suggest_budget` in tests of a user."""
+"""`edgeq.check_errors`, `check_op_dtypes` and `suggest_budget` in tests of a user."""
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import pytest
 
 from fixtures.tflite.writer import one_op, pack, unpack
-from tests.plugin.conftest import Run
+from tests.projects import Project
 
 TEST = """
 import os
@@ -39,43 +38,61 @@ def test_errors(edgeq, comparison):
 
 def test_budget(edgeq, comparison):
     assert_within_budget(comparison, edgeq.suggest_budget(comparison))
+
+
+def test_dtypes(edgeq):
+    edgeq.check_op_dtypes(edgeq.load("model.tflite"))
 """
 
+ERRORS = ("-k", "errors")
 
-@pytest.fixture
-def project(pytester: pytest.Pytester) -> pytest.Pytester:
+
+@pytest.fixture(autouse=True)
+def _suite(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of one ADD: codes of 1/16, summed to codes of 1/32."""
-    _write(pytester.path / "model.tflite", 1 / 16)
-    pytester.makepyfile(test_x=TEST)
-    return pytester
+    project.write(TEST)
+    write_sum(project.path / "model.tflite")
+    monkeypatch.setenv("FACTOR", "1.0")
 
 
-def _write(path: Path, scale: float) -> None:
-    """Write x + y, whose inputs have codes of `scale`."""
+def write_sum(path: Path, scale: float | None = 1 / 16) -> None:
+    """Write x + y, whose inputs have codes of `scale`, or floats."""
     side = {"dtype": "int8", "shape": (1, 64), "scales": [scale], "zero_points": [-128]}
-    model = unpack(one_op("ADD", [side, side], [dict(side, scales=[1 / 32])], "AddOptions"))
-    model.operatorCodes[0].version = 2
+    made = dict(side, scales=[1 / 32])
+    if scale is None:
+        side = made = {"dtype": "float32", "shape": (1, 64)}
+    model = unpack(one_op("ADD", [side, side], [made], "AddOptions"))
+    model.operatorCodes[0].version = 1 if scale is None else 2
     path.write_bytes(pack(model))
 
 
-def test_inputs_calibrated_with_others_are_why_errors_regressed(
-    project: pytest.Pytester, run_here: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_op_dtypes_are_remembered(project: Project) -> None:
+    """The fixture, the file's own op-dtype map and the memory, through a whole life."""
+    shows = [
+        # The user's line, and none of ours.
+        ">   *edgeq.check_op_dtypes(*",
+        'E *no baseline is stored yet: op-dtype map "op_dtypes" (1 op, 0 of them in float)',
+        "test_x.py:*: AssertionError",
+    ]
+    project.run("-k", "dtypes", failed=1, deselected=2, shows=shows)
+    project.run("-k", "dtypes", "--edgeq-update=new", passed=1, deselected=2)
+    project.run("-k", "dtypes", passed=1, deselected=2)
+    write_sum(project.path / "model.tflite", None)
+    changed = "AssertionError: ADD #0 went from int8 to float32"
+    shows = [f"E * {changed}; input *", f"FAILED test_x.py::test_dtypes - {changed[:45]}*"]
+    project.run("-k", "dtypes", failed=1, deselected=2, shows=shows)
+
+
+def test_inputs_calibrated_with_others_are_why_errors_regressed(project: Project) -> None:
     """It stands under the first line, and no layer is blamed for it."""
-    monkeypatch.setenv("FACTOR", "1.0")
-    run = functools.partial(run_here, "-k", "errors")
-    run("--edgeq-update=new").assert_outcomes(passed=1, deselected=1)
-    _write(project.path / "model.tflite", 1 / 128)
-    result = run()
-    result.stdout.fnmatch_lines(
-        [
-            "E *AssertionError: errors regressed: total, output *: sqnr_db: expected *",
-            "E *cause: input 't0': expected values within the range of its codes, [[]0, 1.99], *",
-            "E * stage *",
-        ],
-        consecutive=False,
-    )
-    result.stdout.no_fnmatch_line("*layer to blame*")
+    project.run(*ERRORS, "--edgeq-update=new", passed=1, deselected=2)
+    write_sum(project.path / "model.tflite", 1 / 128)
+    shows = [
+        "E *AssertionError: errors regressed: total, output *: sqnr_db: expected *",
+        "E *cause: input 't0': expected values within the range of its codes, [[]0, 1.99], *",
+        "E * stage *",
+    ]
+    project.run(*ERRORS, shows=shows, hides="*layer to blame*")
 
 
 @pytest.mark.parametrize(
@@ -84,111 +101,79 @@ def test_inputs_calibrated_with_others_are_why_errors_regressed(
     ids=["one process", "workers"],
 )
 def test_errors_are_remembered_held_and_accepted(
-    project: pytest.Pytester,
-    run_here: Run,
-    monkeypatch: pytest.MonkeyPatch,
-    workers: tuple[str, ...],
+    project: Project, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
 ) -> None:
-    """Missing, stored, the same, loose and tightened, regressed, and other data."""
-    file = project.path / "__edgeq__/test_x/test_errors.errors.json"
+    """A model that was bad is stored, is tightened when it is good, and then is an error."""
+    file = project.path / "__edgeq__" / "test_x" / "test_errors.errors.json"
 
-    def run(factor: float, *args: str) -> pytest.RunResult:
-        monkeypatch.setenv("FACTOR", str(factor))
-        start = project.runpytest_subprocess if "-n" in args else run_here
-        return start("-k", "errors", *args)
-
-    missing = run(1.01)
-    missing.assert_outcomes(failed=1, deselected=1)
-    missing.stdout.fnmatch_lines(
-        [
-            ">   *edgeq.check_errors(comparison)",
-            'E *AssertionError: no baseline is stored yet: errors "errors" (output *',
-            "Error: 1 check has no baseline yet: *--edgeq-update=new",
-        ]
-    )
-    run(1.01, "--edgeq-update=new").assert_outcomes(passed=1, deselected=1)
+    monkeypatch.setenv("FACTOR", "1.01")
+    shows = [
+        ">   *edgeq.check_errors(comparison)",
+        'E *AssertionError: no baseline is stored yet: errors "errors" (output *',
+        "Error: 1 check has no baseline yet: *--edgeq-update=new",
+    ]
+    project.run(*ERRORS, failed=1, deselected=2, shows=shows)
+    project.run(*ERRORS, "--edgeq-update=new", passed=1, deselected=2)
     bad = file.read_bytes()
-    run(1.01).assert_outcomes(passed=1, deselected=1)
+    project.run(*ERRORS, passed=1, deselected=2)
 
-    loose = run(1.0)
-    loose.assert_outcomes(passed=1, deselected=1)
-    loose.stdout.fnmatch_lines(["Info: *test_errors.errors.json is loose: total, *=tighten *"])
+    monkeypatch.setenv("FACTOR", "1.0")
+    loose = "Info: *test_errors.errors.json is loose: total, *=tighten *"
+    project.run(*ERRORS, passed=1, deselected=2, shows=loose)
     assert file.read_bytes() == bad
-    tightened = run(1.0, *workers, "--edgeq-update=tighten")
-    tightened.assert_outcomes(passed=1, deselected=0 if workers else 1)
-    tightened.stdout.fnmatch_lines(
-        ["1 baseline was tightened:", "*.errors.json: output 't2': sqnr * dB, fails below *"]
-    )
+    is_slow = bool(workers)
+    shows = ["1 baseline was tightened:", "*.errors.json: output 't2': sqnr * dB, fails below *"]
+    project.run(*ERRORS, *workers, "--edgeq-update=tighten", process=is_slow, passed=1, shows=shows)
     good = file.read_bytes()
     assert good != bad
-
-    regressed = run(1.01, *workers)
-    regressed.stdout.fnmatch_lines(
-        [
-            "E *AssertionError: errors regressed: total, output *: sqnr_db: expected *",
-            "E *layer to blame: *",
-            "E *localized on the worst 3 samples:",
-            "E *update: if the change is meant: pytest *--edgeq-update=changed",
-        ]
-    )
-    monkeypatch.setenv("START", "1")
-    other = run(1.0)
-    other.assert_outcomes(failed=1, deselected=1)
-    other.stdout.fnmatch_lines(
-        ["E *AssertionError: the evaluation samples are not the baseline's: expected 32 *"]
-    )
-    monkeypatch.delenv("START")
     # Sound kernels differ by single codes; those of a worse model are told of.
-    run(1.0, "--edgeq-runtime=reference").assert_outcomes(passed=1, deselected=1)
-    regressed = run(1.01, "--edgeq-runtime=reference")
-    regressed.stdout.fnmatch_lines(["E *runtime: xnnpack → reference; errors regressed: *"])
+    project.run(*ERRORS, "--edgeq-runtime=reference", passed=1, deselected=2)
+
+    monkeypatch.setenv("FACTOR", "1.01")
+    shows = [
+        "E *AssertionError: errors regressed: total, output *: sqnr_db: expected *",
+        "E *layer to blame: *",
+        "E *localized on the worst 3 samples:",
+        "E *update: if the change is meant: pytest *--edgeq-update=changed",
+    ]
+    project.run(*ERRORS, *workers, process=is_slow, shows=shows)
+    shows = ["E *runtime: xnnpack → reference; errors regressed: *"]
+    project.run(*ERRORS, "--edgeq-runtime=reference", shows=shows)
+    monkeypatch.setenv("FACTOR", "1.0")
+    monkeypatch.setenv("START", "1")
+    shows = ["E *AssertionError: the evaluation samples are not the baseline's: expected 32 *"]
+    project.run(*ERRORS, failed=1, deselected=2, shows=shows)
     assert file.read_bytes() == good
 
 
-def test_a_suggested_budget_is_printed_and_kept(
-    project: pytest.Pytester, run_here: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_suggested_budget_is_printed_and_kept(project: Project) -> None:
     """It is ready to paste, and the measurement that it was made from keeps it."""
-    monkeypatch.setenv("FACTOR", "1")
-    result = run_here("-s", "-k", "budget")
-    result.assert_outcomes(passed=1, deselected=1)
-    result.stdout.fnmatch_lines(["*Budget(max_lsb_error=*, sqnr_db=*, cosine_similarity=0.99*)*"])
+    shows = "*Budget(max_lsb_error=*, sqnr_db=*, cosine_similarity=0.99*)*"
+    project.run("-s", "-k", "budget", passed=1, deselected=2, shows=shows)
 
 
 def test_one_sample_is_told_at_the_end_and_is_no_warning(
-    project: pytest.Pytester, run_here: Run, monkeypatch: pytest.MonkeyPatch
+    project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In every run, also where warnings are errors; of enough samples nothing is told."""
-    monkeypatch.setenv("FACTOR", "1.0")
     told = "Info: 1 evaluation sample: nothing is known of others; give 5 or more that differ"
-    for update in ((), ("--edgeq-update=changed",)):
-        monkeypatch.setenv("COUNT", "1")
-        run_here("-k", "errors", "--edgeq-update").assert_outcomes(passed=1, deselected=1)
-        result = run_here("-k", "errors", "-W", "error", *update)
-        result.assert_outcomes(passed=1, deselected=1)
-        result.stdout.fnmatch_lines([told])
+    monkeypatch.setenv("COUNT", "1")
+    project.run(*ERRORS, "--edgeq-update", passed=1, deselected=2)
+    project.run(*ERRORS, "-W", "error", passed=1, deselected=2, shows=told)
     monkeypatch.setenv("COUNT", "32")
-    result = run_here("-k", "errors", "--edgeq-update")
-    result.assert_outcomes(passed=1, deselected=1)
-    result.stdout.no_fnmatch_line("Info: *")
+    project.run(*ERRORS, "--edgeq-update", passed=1, deselected=2, hides="Info: *")
 
 
-def test_a_broken_file_is_not_stored(
-    project: pytest.Pytester, run_here: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_file_is_not_stored(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused before the update and with it, and the summary offers no update."""
     monkeypatch.setenv("FACTOR", "-1.0")
+    shows = [
+        "E *AssertionError: errors not stored: total, output 't2': the error is as large "
+        "as the signal: expected an SQNR above 1.5 dB, *, got -6.*",
+        "E *cause: the file does not compute what the reference does; *",
+        "E *fix: find the layer to blame with edgeq.localize(quantized, samples)",
+    ]
     for update in ((), ("--edgeq-update=new",)):
-        result = run_here("-k", "errors", *update)
-        result.assert_outcomes(failed=1, deselected=1)
-        result.stdout.fnmatch_lines(
-            [
-                "E *AssertionError: errors not stored: total, output 't2': the error is as large "
-                "as the signal: expected an SQNR above 1.5 dB, *, got -6.*",
-                "E *cause: the file does not compute what the reference does; *",
-                "E *fix: find the layer to blame with edgeq.localize(quantized, samples)",
-            ]
-        )
-        result.stdout.no_fnmatch_line("Error: *")
-        result.stdout.no_fnmatch_line("*update: *")
+        hides = ["Error: *", "*update: *"]
+        project.run(*ERRORS, *update, failed=1, deselected=2, shows=shows, hides=hides)
     assert not (project.path / "__edgeq__").exists()

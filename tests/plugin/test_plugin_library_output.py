@@ -1,4 +1,4 @@
-"""What the libraries log to stderr: no part of a failure, and no line behind pytest's last."""
+"""What the libraries log to stderr is no part of a failure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from fixtures.tflite import make
 from pytest_edgeq.plugin.library_output import split_output
+from tests.projects import Project
 
 LOG = re.compile(r"^(WARNING|INFO|[VDIWE]\d{4}|\[[VIWE]\d{4})\b.*", re.MULTILINE)
 
@@ -48,48 +49,20 @@ def test_quantizes(edgeq):
     assert not "a model was quantized"
 """
 
-
-@pytest.fixture
-def project(pytester: pytest.Pytester) -> pytest.Pytester:
-    """Fail after a run on each runtime, and after a conversion."""
-    file = make.CONVERTED / "equal_weights.int8.tflite"
-    pytester.makepyfile(REAL.format(file=str(file)))
-    return pytester
-
-
-def test_a_failure_holds_no_log_of_the_libraries(project: pytest.Pytester) -> None:
-    """It is counted, what the model prints is there, and pytest's last line is the last one."""
-    result = project.runpytest_subprocess("--edgeq-cache=off", "--tb=short")
-
-    result.assert_outcomes(failed=4)
-    shown = result.stdout.str()
-    assert LOG.findall(shown) == []
-    assert shown.count("forward prints") == shown.count("forward warns") > 0
-    result.stdout.fnmatch_lines(["*edgeq: stderr of the libraries, call*", "* lines, shown by -v"])
-    assert " 4 failed in " in result.outlines[-1]
-    assert result.errlines == []
+TITLE = "*edgeq: stderr of the libraries, {}*"
 
 
 @pytest.mark.slow
-def test_a_verbose_run_shows_the_log(project: pytest.Pytester) -> None:
-    """Under a title of its own."""
-    result = project.runpytest_subprocess("--edgeq-cache=off", "--tb=short", "-v")
-
-    result.assert_outcomes(failed=4)
-    result.stdout.fnmatch_lines(
-        [
-            "*edgeq: stderr of the libraries, call*",
-            "INFO: Created TensorFlow Lite XNNPACK delegate for CPU.",
-            "*edgeq: stderr of the libraries, call*",
-            "INFO: [[]environment.cc:*[]] Creating LiteRT environment with options",
-            "*Captured stdout call*",
-            "forward prints",
-            "*Captured stderr call*",
-            "forward warns",
-            "*edgeq: stderr of the libraries, call*",
-            "I0000 *.cc:*[]] *",
-        ]
-    )
+def test_a_failure_holds_no_log_of_the_libraries(project: Project) -> None:
+    """It is counted, what the model prints is there, and pytest's last line is the last one."""
+    test = REAL.format(file=str(make.CONVERTED / "equal_weights.int8.tflite"))
+    shows = [TITLE.format("call"), "* lines, shown by -v"]
+    options = ("--edgeq-cache=off", "--tb=short")
+    result = project.run(*options, files=test, process=True, failed=4, shows=shows)
+    shown = result.stdout.str()
+    assert LOG.findall(shown) == []
+    assert shown.count("forward prints") == shown.count("forward warns") > 0
+    assert " 4 failed in " in result.outlines[-1]
     assert result.errlines == []
 
 
@@ -120,50 +93,27 @@ def test_a_refusal():
     raise RuntimeError("the kernels refuse the file")
 """
 
-COUNTED = [
-    "*Captured stderr call*",
-    "told by the test",
-    "*edgeq: stderr of the libraries, call*",
-    "1 line, shown by -v",
-    "*edgeq: stderr of the libraries, teardown*",
-    "2 lines, shown by -v",
-]
+
+@pytest.mark.parametrize(
+    "options",
+    [(), ("-v",), ("--show-capture=stderr",), pytest.param(("-n", "1"), marks=pytest.mark.slow)],
+    ids=" ".join,
+)
+def test_each_phase_has_a_section(project: Project, options: tuple[str, ...]) -> None:
+    """Also from a worker of pytest-xdist; a refusal has its log in full, `-v` has all."""
+    one, two = ([LINE], [LINE, LINE]) if "-v" in options else (["1 line, *-v"], ["2 lines, *-v"])
+    shows = [
+        *(TITLE.format("setup"), *one, "*Captured stderr call*", "told by the test"),
+        *(TITLE.format("call"), *one, TITLE.format("teardown"), *two),
+        *("*RuntimeError: the kernels refuse the file", TITLE.format("call"), LINE),
+    ]
+    result = project.run(*options, files=STAGED, shows=shows)
+    assert result.stdout.str().count(LINE) == (5 if "-v" in options else 1)
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "1"), ("--show-capture=stderr",)], ids="-".join)
-def test_each_phase_has_a_section(pytester: pytest.Pytester, options: tuple[str, ...]) -> None:
-    """Also from a worker of pytest-xdist; a refusal has its log in full."""
-    pytester.makepyfile(STAGED)
-
-    result = pytester.runpytest_subprocess(*options)
-
-    result.stdout.fnmatch_lines(["*edgeq: stderr of the libraries, setup*", "1 line, shown by -v"])
-    result.stdout.fnmatch_lines(COUNTED, consecutive=True)
-    result.stdout.fnmatch_lines(["*RuntimeError: the kernels refuse the file", "*call*", LINE])
-    assert result.stdout.str().count(LINE) == 1
-
-
-def test_no_output_is_shown_where_none_is_asked_for(pytester: pytest.Pytester) -> None:
+def test_no_output_is_shown_where_none_is_asked_for(project: Project) -> None:
     """As of the captured sections of pytest itself."""
-    pytester.makepyfile(STAGED)
-
-    result = pytester.runpytest_subprocess("--show-capture=no")
-
-    result.stdout.no_fnmatch_line("*stderr of the libraries*")
-
-
-@pytest.mark.parametrize("capture", ["no", "sys"])
-def test_what_pytest_does_not_capture_is_left_alone(
-    pytester: pytest.Pytester, capture: str
-) -> None:
-    """`-s` shows all of it, and `--capture=sys` what native code writes."""
-    pytester.makepyfile(STAGED)
-
-    result = pytester.runpytest_subprocess(f"--capture={capture}")
-
-    assert result.stderr.str().count(LINE) == 5
-    shown = result.stdout if capture == "sys" else result.stderr
-    shown.fnmatch_lines(["told by the test"])
+    project.run("--show-capture=no", files=STAGED, hides=TITLE.format(""))
 
 
 OWN = [
@@ -194,10 +144,6 @@ LOGGED = [
 
 def test_lines_of_the_libraries_are_told_from_others() -> None:
     """Errors, and what a test or a model logs by itself, stay."""
-    lines = [*LOGGED, *OWN]
-    lines = [*lines[::2], *lines[1::2]]
-
-    rest, logged = split_output("".join(f"{line}\n" for line in lines))
-
-    assert sorted(rest.splitlines()) == sorted(OWN)
-    assert sorted(line.rstrip("\n") for line in logged) == sorted(LOGGED)
+    rest, logged = split_output("".join(f"{line}\n" for line in [*LOGGED, *OWN, *LOGGED]))
+    assert rest.splitlines() == OWN
+    assert [line.rstrip("\n") for line in logged] == [*LOGGED, *LOGGED]

@@ -6,14 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.plugin.test_plugin_cache import GATED, MODEL
+from tests.projects import ROOT, Project
 from tests.shared_cache import shared_cache
-
-ROOT = Path(__file__).parent.parent.parent
 
 # What a worker of pytest-xdist has on most machines, and what it starts; one adds in one order.
 THIS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -50,7 +48,8 @@ def test_the_other_kernels_round_otherwise() -> None:
 
 def test_figures_hold_with_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test that compares figures passes once more, with the plugins that this suite needs."""
-    monkeypatch.delenv("PYTEST_ADDOPTS")
+    for variable in ("PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD"):
+        monkeypatch.delenv(variable)
     command = [sys.executable, "-m", "pytest", "-q", "-m", "figures and not slow", "--tb=short"]
     if directory := shared_cache():
         command.append(f"--edgeq-cache-dir={directory}")
@@ -68,20 +67,16 @@ def test_figures_hold_with_other_kernels(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_baseline_of_one_cpu_holds_on_the_other(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Op dtypes, errors and the gate, for PT2E, a static and a dynamic recipe, both ways."""
-    pytester.makepyfile(net=MODEL, test_net=GATED)
-    monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=os.pathsep)
-    monkeypatch.setenv("TOLD", str(pytester.path / "told.txt"))
-
-    def run(settings: dict[str, str], *arguments: str) -> None:
-        with monkeypatch.context() as patch:
-            for name, value in settings.items():
-                patch.setenv(name, value)
-            pytester.runpytest_subprocess(*arguments).assert_outcomes(passed=3)
-
+    project.write({"net": MODEL, "test_net": GATED})
+    monkeypatch.setenv("PYTHONPATH", str(project.path), prepend=os.pathsep)
+    monkeypatch.setenv("TOLD", str(project.path / "told.txt"))
     for first, second in ((THIS, OTHER), (OTHER, THIS)):
-        run(first, "--edgeq-update")
-        run(second)
-        shutil.rmtree(pytester.path / "__edgeq__")
+        for settings, options in ((first, ["--edgeq-update"]), (second, [])):
+            with monkeypatch.context() as patch:
+                for name, value in settings.items():
+                    patch.setenv(name, value)
+                project.run(*options, process=True, passed=3)
+        shutil.rmtree(project.path / "__edgeq__")

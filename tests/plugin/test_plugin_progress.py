@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 
 import pytest
 
 from fixtures.tflite import make
 from tests.plugin.screen import Recording, record
+from tests.projects import Project
 
-PROJECT = """
+HEAD = """
 import time
 from pathlib import Path
 import pytest
@@ -28,7 +28,9 @@ def wait():
         time.sleep(0.01)
     Path("seen").unlink()  # fails where nothing was shown
 
+"""
 
+LONG = """
 @pytest.mark.parametrize("number", range(3))
 def test_before(number):
     pass
@@ -40,7 +42,7 @@ def test_with_a_long_step{suffix}(progress):
         wait()
         samples = step.each(iter("abc"))
         next(samples), next(samples)
-        with progress.step("convert", "Größe\\n{long}"):
+        with progress.step("convert", "Größe\\n" + 100 * "x"):
             wait()
     assert not "a long step"
 
@@ -55,20 +57,19 @@ from pytest_edgeq.plugin.state import progress_key
 
 def test_a_long_step(request):
     with request.config.stash[progress_key].step("convert", "Net"):
-        time.sleep(0.5)
+        time.sleep(0.3)
+
+def test_of_a_debugger(request, capfd):
+    with capfd.disabled(), request.config.stash[progress_key].step("convert", "Net"):
+        time.sleep(0.3)
 """
 
 
 @pytest.fixture(autouse=True)
-def _shown_soon(pytester: pytest.Pytester) -> None:
+def _shown_soon(project: Project) -> None:
     """Show a step after a tenth of the time, in a project that may sleep less, too."""
-    pytester.makeconftest(
-        "from pytest_edgeq.plugin import terminal_progress\nterminal_progress._DELAY = 0.05\n"
-    )
-
-
-def _project(pytester: pytest.Pytester, *, suffix: str = "") -> None:
-    pytester.makepyfile(test_it=PROJECT.format(suffix=suffix, long="x" * 100))
+    soon = "from pytest_edgeq.plugin import terminal_progress\nterminal_progress._DELAY = 0.05\n"
+    project.write({"conftest": soon})
 
 
 def _assert_nothing_is_left(run: Recording) -> None:
@@ -78,98 +79,95 @@ def _assert_nothing_is_left(run: Recording) -> None:
     assert not [line for line in lines if line.startswith(("edgeq: check", "edgeq: convert"))]
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("rows", [24, 4])
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("rows", [4, 24])
 @pytest.mark.parametrize("option", ["-v", "-q", "--color=yes"])
-def test_the_line_is_seen_and_leaves_no_trace(
-    pytester: pytest.Pytester, option: str, rows: int
-) -> None:
+def test_the_line_is_seen_and_leaves_no_trace(project: Project, option: str, rows: int) -> None:
     """In each style, in the middle of the screen and on its last row."""
-    _project(pytester)
-
-    run = record(pytester.path, option, rows=rows)
-
+    project.write(HEAD + LONG.format(suffix=""))
+    run = record(project.path, option, rows=rows)
     told = [re.sub(r"\d+ s", "… s", line) for line in run.steps]
     assert told[0] == "edgeq: check 0 of 3, … s, Outer"
     assert any(line.startswith("edgeq: convert, … s, Gr??e?xxxxx") for line in told)
     assert run.seen
     assert max(map(len, run.steps)) == 79
     _assert_nothing_is_left(run)
-    lines, _ = run.screen()
-    assert any("1 failed, 4 passed" in line for line in lines)
+    assert any("1 failed, 4 passed" in line for line in run.screen()[0])
 
 
-def test_the_outer_step_is_shown_again(pytester: pytest.Pytester) -> None:
-    """A step in another one is shown while it runs; samples are counted when they are read."""
-    pytester.makepyfile(
-        test_it=PROJECT.partition("@pytest.mark")[0].format()
-        + """
-def test_it(progress):
+def test_lines_of_several_steps(project: Project) -> None:
+    """Of an inner step, its outer one again, an executor, a comparison; none after a failure."""
+    file = str(make.CONVERTED / "equal_weights.int8.tflite")
+    project.write(
+        HEAD
+        + f"""
+def test_inner_and_outer(progress):
     with progress.step("check", "Outer", [1, 2, 3]) as step:
         with progress.step("convert", "Inner"):
             wait()
         step.advance()
         wait()
-"""
-    )
-    run = record(pytester.path)
 
-    names = [line.split(",")[0] for line in run.steps]
-    assert list(dict.fromkeys(names)) == ["edgeq: convert", "edgeq: check 1 of 3"]
-    _assert_nothing_is_left(run)
-
-
-def test_a_step_of_an_executor_tells_its_rate_and_what_is_in_flight(
-    pytester: pytest.Pytester,
-) -> None:
-    """Samples are counted when they have been measured."""
-    pytester.makepyfile(
-        test_it=PROJECT.partition("@pytest.mark")[0].format()
-        + """
-def test_it(progress):
+def test_executor(progress):
     with progress.step("compare", "Net", range(10)) as step:
         step.in_flight = 4
         step.advance(6)
         wait()
+
+def test_comparison(edgeq):
+    import numpy as np
+
+    def samples():
+        yield np.ones(shape, np.float32)
+        wait()
+        yield np.zeros(shape, np.float32)
+
+    file = edgeq.load({file!r})
+    model = edgeq.load({file!r}, reference=lambda x: tuple(file.run(x).values()))
+    shape = model.inputs[0].shape
+    edgeq.compare(model, samples())
+
+def test_fails(progress):
+    with progress.step("convert", "Failing"):
+        wait()
+        raise ValueError("refused")
+
+def test_is_interrupted(progress):
+    with progress.step("convert", "Interrupted"):
+        wait()
+        raise KeyboardInterrupt
 """
     )
-    run = record(pytester.path)
-
-    assert re.fullmatch(r"edgeq: compare 6 of 10, \d+ s, \d+\.\d/s, 4 in flight, Net", run.steps[0])
+    run = record(project.path, "-v")
+    told = [re.sub(r"\d+ s", "… s", re.sub(r"\d+\.\d/s", "…/s", line)) for line in run.steps]
+    assert list(dict.fromkeys(told)) == [
+        "edgeq: convert, … s, Inner",
+        "edgeq: check 1 of 3, … s, Outer",
+        "edgeq: compare 6 of 10, … s, …/s, 4 in flight, Net",
+        "edgeq: compare 1, … s, equal_weights.int8",
+        "edgeq: convert, … s, Failing",
+        "edgeq: convert, … s, Interrupted",
+    ]
     _assert_nothing_is_left(run)
 
 
 NAME = "_and_" + "a_rather_" * 6 + "long_name"
-WIDTH = len(f"test_it.py::test_with_a_long_step{NAME} ")
+WIDTH = len(f"test_x.py::test_with_a_long_step{NAME} ")
 """Columns that `-v` writes before the test runs."""
 
 
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("columns", [WIDTH // 2 - 1, WIDTH // 2 + 1, WIDTH - 1, WIDTH + 1])
-def test_a_line_of_pytest_may_be_longer_than_the_terminal(
-    pytester: pytest.Pytester, columns: int
-) -> None:
-    """The name of the test fills more than one row."""
-    _project(pytester, suffix=NAME)
-
-    run = record(pytester.path, "-v", columns=columns)
-
-    assert run.seen
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("columns", [WIDTH // 2 + 1, WIDTH // 2 - 1, WIDTH - 1, WIDTH + 1, WIDTH])
+def test_a_line_of_pytest_may_be_longer_than_the_terminal(project: Project, columns: int) -> None:
+    """Nothing is shown behind the last column: no sequence brings the cursor back to there."""
+    test = HEAD + LONG.format(suffix=NAME)
+    project.write(test.replace("  wait()", "  time.sleep(0.5)") if columns == WIDTH else test)
+    run = record(project.path, "-v", columns=columns)
+    assert bool(run.seen) == bool(run.steps) == (columns != WIDTH)
     _assert_nothing_is_left(run)
 
 
-def test_no_line_where_the_cursor_stands_behind_the_last_column(pytester: pytest.Pytester) -> None:
-    """The next character would begin a row, and no sequence brings the cursor back to there."""
-    _project(pytester, suffix=NAME)
-    file = pytester.path / "test_it.py"
-    file.write_text(file.read_text().replace("  wait()", "  time.sleep(0.5)"))
-
-    run = record(pytester.path, "-v", columns=WIDTH)
-
-    assert run.steps == []
-
-
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("options", "environment"),
     [
@@ -182,99 +180,21 @@ def test_no_line_where_the_cursor_stands_behind_the_last_column(pytester: pytest
         (["-p", "no:terminal"], {}),
         ([], {"CI": "true"}),
         ([], {"TERM": "dumb"}),
+        (["-k", "debugger"], {}),
     ],
     ids=str,
 )
 def test_no_line_where_it_would_be_in_the_way(
-    pytester: pytest.Pytester, options: list[str], environment: dict[str, str]
+    project: Project, options: list[str], environment: dict[str, str]
 ) -> None:
-    """Beside a test's own output, in a log, and where no terminal can rewrite a line."""
-    pytester.makepyfile(QUICK)
-
-    run = record(pytester.path, *options, environment=environment)
-
+    """Beside a test's own output, in a log, where no terminal can rewrite, to a debugger."""
+    project.write(QUICK)
+    run = record(project.path, *options, environment=environment)
     assert run.steps == []
     assert b"edgeq: convert" not in run.written
 
 
-def test_no_line_while_a_test_uses_the_terminal_itself(pytester: pytest.Pytester) -> None:
-    """A debugger, for instance, for which pytest stops to capture."""
-    pytester.makepyfile(
-        """
-        import time
-        from pytest_edgeq.plugin.state import progress_key
-
-        def test_it(request, capfd):
-            with capfd.disabled(), request.config.stash[progress_key].step("convert", "Net"):
-                time.sleep(0.5)
-        """
-    )
-    assert record(pytester.path).steps == []
-
-
-def test_no_line_where_the_output_is_captured(pytester: pytest.Pytester) -> None:
-    """By a pipe or a file, as in a log of CI."""
-    pytester.makepyfile(QUICK)
-
-    result = pytester.run(sys.executable, "-m", "pytest")
-
-    result.stdout.no_fnmatch_line("edgeq: convert*")
+def test_no_line_where_the_output_is_no_terminal(project: Project) -> None:
+    """A pipe or a file, as in a log of CI."""
+    result = project.run(files=QUICK, passed=2, hides="edgeq: convert*")
     assert "\x1b" not in result.stdout.str()
-
-
-def test_a_failing_step_leaves_no_line(pytester: pytest.Pytester) -> None:
-    """Nor does one that the user interrupts."""
-    pytester.makepyfile(
-        PROJECT.partition("@pytest.mark")[0].format()
-        + """
-def test_fails(progress):
-    with progress.step("convert", "Net"):
-        wait()
-        raise ValueError("refused")
-
-def test_is_interrupted(progress):
-    with progress.step("convert", "Net"):
-        wait()
-        raise KeyboardInterrupt
-"""
-    )
-    run = record(pytester.path, "-v")
-
-    assert run.steps
-    _assert_nothing_is_left(run)
-
-
-def test_real_steps(pytester: pytest.Pytester) -> None:
-    """Samples of `compare` are counted, of a generator without a total."""
-    file = make.CONVERTED / "equal_weights.int8.tflite"
-    pytester.makepyfile(
-        PROJECT.partition("@pytest.mark")[0].format()
-        + f"""
-import numpy as np
-
-def samples(shape):
-    yield np.ones(shape, np.float32)
-    wait()
-    yield np.zeros(shape, np.float32)
-
-class Counted:
-    def __init__(self, shape):
-        self.shape = shape
-    def __len__(self):
-        return 2
-    def __iter__(self):
-        return samples(self.shape)
-
-def test_it(edgeq):
-    file = edgeq.load({str(file)!r})
-    model = edgeq.load({str(file)!r}, reference=lambda x: tuple(file.run(x).values()))
-    shape = model.inputs[0].shape
-    edgeq.compare(model, samples(shape))
-    edgeq.compare(model, Counted(shape))
-"""
-    )
-    run = record(pytester.path)
-
-    counted = {line.split(", ")[0] for line in run.steps}
-    assert {"edgeq: compare 1", "edgeq: compare 1 of 2"} <= counted
-    _assert_nothing_is_left(run)

@@ -1,4 +1,4 @@
-"""The record of a run: booked on the reports of tests, written as JSON and HTML, and as a table."""
+"""The record of a run: booked on the reports of tests, and shown in every form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from pytest_edgeq.report import run as run_module
 from pytest_edgeq.report.run import PhaseReport, RunRecorder, read_run
 from pytest_edgeq.report.run import Run as Record
-from tests.plugin.conftest import Run
+from tests.projects import Project
 
 SCHEMA = json.loads(Path(run_module.__file__).with_name("run.schema.json").read_text("utf-8"))
 
@@ -22,7 +22,7 @@ PROJECT = """
 import os
 import pytest
 from fixtures.models import ConvBnRelu, samples, seeded
-from pytest_edgeq import assert_input_dtypes
+from pytest_edgeq import assert_input_dtypes, assert_op_dtypes
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +44,19 @@ def test_localize(edgeq, quantized):
     edgeq.localize(quantized, samples(ConvBnRelu, 1, seed=1))
 
 
+def test_op(quantized):
+    assert_op_dtypes(quantized, "CONV_2D", input=["int16"] * 30)
+
+
 def test_without_a_model():
     pass
+
+
+def test_crash(quantized):
+    os._exit(3)
 """
+
+FOUR = ("-k", "not op and not crash", "-p", "no:xdist")
 
 
 def validated(path: Path) -> Record:
@@ -63,11 +73,26 @@ def events(record: Record) -> dict[str, list[str]]:
     }
 
 
-def test_every_call_is_in_the_record(pytester: pytest.Pytester, run_here: Run) -> None:
-    """What a module's fixture does is booked on the first test; a test without a model is not."""
-    pytester.makepyfile(test_x=PROJECT)
-    run_here("--edgeq-json=out/run.json", "-p", "no:xdist").assert_outcomes(passed=4)
-    record = validated(pytester.path / "out" / "run.json")
+def test_a_run_in_every_form(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed assertion fails its model; what a module's fixture does is the first test's."""
+    monkeypatch.setenv("DTYPE", "float32")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
+    out = project.path / "out"
+    result = project.run(
+        *(*FOUR, "--edgeq-json=out/run.json", "--edgeq-markdown=out/page.md"),
+        "--junit-xml=out/junit.xml",
+        files={
+            "test_x": PROJECT,
+            "pytest.ini": "[pytest]\nedgeq_html = out/report.html\n",
+            "summary.md": "before\n",
+        },
+        passed=3,
+        failed=1,
+        deselected=2,
+        hides="::error*",
+    )
+
+    record = validated(out / "run.json")
     assert events(record) == {
         "test_compare": ["quantize", "compare"],
         "test_dtypes": [],
@@ -76,11 +101,8 @@ def test_every_call_is_in_the_record(pytester: pytest.Pytester, run_here: Run) -
     (key,) = record.models
     assert [test["models"] for test in record.tests] == [[key]] * 3
     model = record.models[key]
-    assert (model["name"], model["flow"], model["quantizer"]) == (
-        "ConvBnRelu",
-        "pt2e",
-        "pt2e_static_int8",
-    )
+    made = (model["name"], model["flow"], model["quantizer"])
+    assert made == ("ConvBnRelu", "pt2e", "pt2e_static_int8")
     assert {op["scheme"] for op in model["ops"]} == {"int8"}
     (compared,) = record.events_of(key, "compare")
     comparison = compared["comparison"]
@@ -92,93 +114,70 @@ def test_every_call_is_in_the_record(pytester: pytest.Pytester, run_here: Run) -
     assert (picture["height"], picture["channels"]) == (model["inputs"][0]["shape"][2], 3)
     (localized,) = record.events_of(key, "localize")
     assert len(localized["layers"]["rows"]) == len(model["ops"])
-
-
-def test_the_page_shows_what_the_run_measured(
-    pytester: pytest.Pytester, run_here: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its points and pictures, too, without a record as JSON beside it."""
-    pytester.makepyfile(test_x=PROJECT)
-    pytester.makeini("[pytest]\nedgeq_html = out/report.html\n")
-    monkeypatch.setenv("DTYPE", "float32")
-    run_here("-p", "no:xdist").assert_outcomes(passed=3, failed=1)
-    page = (pytester.path / "out" / "report.html").read_text("utf-8")
-    assert "<title>1 of 1 models failed" in page
-    assert "expected float32, got int8" in page
-    # Stages, layers, the histogram and the scatter chart of the output.
-    assert page.count("data-chart=") == 4
-    assert page.count('src="data:image/png;base64,') == 3
-    assert [path.name for path in (pytester.path / "out").iterdir()] == ["report.html"]
-
-
-def test_a_failed_test_fails_its_model(
-    pytester: pytest.Pytester, run_here: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Though only an assertion failed, which is no call of `edgeq`."""
-    pytester.makepyfile(test_x=PROJECT)
-    monkeypatch.setenv("DTYPE", "float32")
-    result = run_here("--edgeq-json=run.json", "-p", "no:xdist")
-    result.assert_outcomes(passed=3, failed=1)
-    (failed,) = [
-        test for test in validated(pytester.path / "run.json").tests if test["outcome"] == "failed"
-    ]
-    assert failed["test"] == "test_x.py::test_dtypes"
-    assert failed["failure"]["path"] == "test_x.py"
+    (failed,) = [test for test in record.tests if test["outcome"] == "failed"]
+    assert (failed["test"], failed["failure"]["path"]) == ("test_x.py::test_dtypes", "test_x.py")
     assert "expected float32, got int8" in failed["failure"]["message"].splitlines()[0]
-    result.stdout.re_match_lines([r"ConvBnRelu  pt2e_static_int8 .* failed 1/3 "])
 
+    html = (out / "report.html").read_text("utf-8")
+    assert "<title>1 of 1 models failed" in html
+    assert "expected float32, got int8" in html
+    # Stages, layers, the histogram and the scatter chart of the output.
+    assert html.count("data-chart=") == 4
+    assert html.count('src="data:image/png;base64,') == 3
 
-def test_the_table_ends_a_run(pytester: pytest.Pytester, run_here: Run) -> None:
-    """Models with sizes, ops, SQNR by stage and the verdict; `-q` leaves it out."""
-    pytester.makepyfile(test_x=PROJECT)
-    result = run_here("-p", "no:xdist")
+    page = (out / "page.md").read_text("utf-8")
+    assert page.startswith("## pytest-edgeq: 1 of 1 model failed, in 1 of 3 tests\n")
+    assert "\n| ConvBnRelu | pt2e\\_static\\_int8 | " in page
+    assert "### ❌ test\\_x.py::test\\_dtypes" in page
+    assert (project.path / "summary.md").read_text("utf-8") == "before\n" + page
+
+    found = {
+        case.get("name"): {each.get("name"): each.get("value") for each in case.iter("property")}
+        for case in ElementTree.parse(out / "junit.xml").iter("testcase")
+    }
+    name = "edgeq.ConvBnRelu[pt2e_static_int8]"
+    assert float(found["test_compare"][f"{name}.total.sqnr_db"] or "nan") > 30
+    assert found["test_compare"][f"{name}.float_ops"] == "0"
+    assert found["test_dtypes"] == {}
+
     lines = result.stdout.lines
     start = next(i for i, line in enumerate(lines) if re.fullmatch("=+ edgeq =+", line))
     heading, row = lines[start + 1 : start + 3]
-    assert re.split(r"\s{2,}", heading)[:7] == [
-        "model",
-        "quantizer",
-        "KB",
-        "share",
-        "float ops",
-        "SQNR dB",
-        "quant.",
-    ]
-    assert re.match(
-        r"ConvBnRelu  pt2e_static_int8 +\d+\.\d +\d+ % +0/\d+( +\d+\.\d){3} .*passed +\d", row
-    )
+    columns = ["model", "quantizer", "KB", "share", "float ops", "SQNR dB", "quant."]
+    assert re.split(r"\s{2,}", heading)[:7] == columns
+    figures = r"\d+\.\d +\d+ % +0/\d+( +\d+\.\d){3} .*failed 1/3 "
+    assert re.match(rf"ConvBnRelu  pt2e_static_int8 +{figures}", row)
     assert max(map(len, lines[start:])) <= 120
-    run_here("-q", "-p", "no:xdist").stdout.no_re_match_line("ConvBnRelu .*passed")
 
 
-def test_no_model_no_table(pytester: pytest.Pytester, run_here: Run) -> None:
-    """Nothing is printed in a run without models, and its record is empty."""
-    pytester.makepyfile(test_x="def test_it():\n    pass\n")
-    result = run_here("--edgeq-json=run.json", "-p", "no:xdist")
-    result.stdout.no_re_match_line("=+ edgeq =+")
-    record = validated(pytester.path / "run.json")
+def test_quiet_runs_and_runs_without_a_model(project: Project) -> None:
+    """`-q` leaves the table out; a later step finds a record, also of a run that failed."""
+    project.run("-q", *FOUR, files=PROJECT, passed=4, deselected=2, hides="ConvBnRelu *passed*")
+    project.run("--edgeq-json=run.json", files="def test_it(): pass\n", hides="=* edgeq =*")
+    record = validated(project.path / "run.json")
     assert (record.models, record.tests) == ({}, [])
-
-
-def test_a_record_is_written_where_nothing_could_be_collected(
-    pytester: pytest.Pytester, run_here: Run
-) -> None:
-    """A later step finds a file, which says that no test ran."""
-    pytester.makepyfile(test_x="import gone\n")
-    assert run_here("--edgeq-json=run.json", "-p", "no:xdist").ret == 2
-    assert validated(pytester.path / "run.json").tests == []
+    project.run("--edgeq-json=run.json", files="import gone\n", ret=2)
+    assert validated(project.path / "run.json").tests == []
 
 
 @pytest.mark.slow
-def test_two_workers_give_the_same_record(pytester: pytest.Pytester, run_here: Run) -> None:
-    """Apart from times, and from who made the model."""
-    pytester.makepyfile(test_x=PROJECT)
+def test_workers_give_the_same_record_and_a_crash_loses_its_own_test_alone(
+    project: Project,
+) -> None:
+    """Apart from times, and from who made the model; a crash is a failure of its test."""
     found = []
+    options = ("--dist=loadfile", "--edgeq-json=run.json", "-k", "not crash")
     for number in ("0", "2"):
-        pytester.runpytest_subprocess("-n", number, "--dist=loadfile", "--edgeq-json=run.json")
-        record = validated(pytester.path / "run.json")
-        found.append((events(record), plain(record.models)))
+        project.run("-n", number, *options, files=PROJECT, process=True)
+        record = validated(project.path / "run.json")
+        found.append((events(record), record.models))
     assert found[0] == found[1]
+    crash = ("-n", "1", "--max-worker-restart=0", "--edgeq-json=run.json", "-k", "compare or crash")
+    project.run(*crash, process=True)
+    record = validated(project.path / "run.json")
+    assert events(record)["test_compare"] == ["quantize", "compare"]
+    crashed = [test["test"] for test in record.tests if test["failure"] is not None]
+    assert crashed == ["test_x.py::test_crash"]
 
 
 def test_a_test_that_is_run_again_keeps_what_its_wider_fixtures_did() -> None:
@@ -193,145 +192,51 @@ def test_a_test_that_is_run_again_keeps_what_its_wider_fixtures_did() -> None:
         recorder.add(PhaseReport("a.py::test", "", "setup", "passed", 1, booked(*set_up)))
         recorder.add(PhaseReport("a.py::test", "", "call", outcome, 1, booked("compare")))
         recorder.add(PhaseReport("a.py::test", "", "teardown", "passed", 1))
-    (test,) = recorder.run(obsolete=(), pruned=()).tests
-    assert [event["event"] for event in test["events"]] == [
-        "quantize",
-        "load",
-        "quantize",
-        "compare",
-    ]
+    (test,) = recorder.run().tests
+    assert [each["event"] for each in test["events"]] == ["quantize", "load", "quantize", "compare"]
     assert test["outcome"] == "passed"
 
 
-def plain(models: Any) -> Any:
-    """Return models without what nothing depends on."""
-    return json.loads(json.dumps(models))
+def test_a_file_that_cannot_be_written_fails_the_run(project: Project) -> None:
+    """The tests passed, but a later step would read what is not there; also where none ran."""
+    shows = ["=* edgeq =*", "Error: --edgeq-json: *run.json could not be written: *"]
+    options = ("--edgeq-json=taken.txt/run.json", "--edgeq-markdown=page.md")
+    files = {"taken.txt": "", "test_x": "def test_it(): pass\n"}
+    project.run(*options, files=files, ret=1, passed=1, shows=shows)
+    assert (project.path / "page.md").exists()
+    project.run(*options, files="import gone\n", shows=shows)
 
 
-@pytest.mark.slow
-def test_a_crashed_worker_loses_its_own_test_alone(pytester: pytest.Pytester) -> None:
-    """What the tests before it did is in the record, and the crash is a failure of its test."""
-    body = "\n\ndef test_crash(quantized):\n    os._exit(3)\n"
-    pytester.makepyfile(test_x=PROJECT + body)
-    pytester.runpytest_subprocess("-n", "1", "--max-worker-restart=0", "--edgeq-json=run.json")
-    record = validated(pytester.path / "run.json")
-    assert events(record)["test_compare"] == ["quantize", "compare"]
-    crashed = [test["test"] for test in record.tests if test["failure"] is not None]
-    assert crashed == ["test_x.py::test_crash"]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{", "expected the JSON of --edgeq-json, got "),
-        ("{}", 'there is no "format": "pytest-edgeq run"'),
-        ('{"format": "pytest-edgeq run", "version": 2}', "expected version 1 of the record"),
-    ],
-)
-def test_another_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
-    """Each with the reason."""
-    path = tmp_path / "run.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=re.escape(said)):
-        read_run(path)
-
-
-def test_a_file_that_cannot_be_written_fails_the_run(pytester: pytest.Pytester, run: Run) -> None:
-    """The tests passed, but a later step would read what is not there."""
-    (pytester.path / "taken").write_text("")
-    pytester.makepyfile(test_x="def test_it():\n    pass\n")
-    result = run("--edgeq-json=taken/run.json", "--edgeq-markdown=page.md")
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.re_match_lines([r"Error: --edgeq-json: .*run\.json could not be written: "])
-    assert (pytester.path / "page.md").exists()
-
-
-def test_a_file_that_cannot_be_written_is_told_where_no_test_ran(
-    pytester: pytest.Pytester, run: Run
-) -> None:
-    """A collection error is no reason to keep quiet about it."""
-    (pytester.path / "taken").write_text("")
-    pytester.makepyfile(test_x="import gone\n")
-    result = run("--edgeq-json=taken/run.json")
-    result.stdout.re_match_lines(
-        ["=+ edgeq =+", r"Error: --edgeq-json: .*run\.json could not be written: "]
-    )
-
-
-def test_markdown_for_a_pull_request(
-    pytester: pytest.Pytester, run_here: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The table and the failures; on GitHub appended to the step's summary, too."""
-    pytester.makepyfile(test_x=PROJECT)
-    monkeypatch.setenv("DTYPE", "float32")
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
-    (pytester.path / "summary.md").write_text("before\n")
-    run_here("--edgeq-markdown=out/page.md", "-p", "no:xdist")
-    page = (pytester.path / "out" / "page.md").read_text("utf-8")
-    assert page.startswith("## pytest-edgeq: 1 of 1 model failed, in 1 of 3 tests\n")
-    assert "\n| ConvBnRelu | pt2e\\_static\\_int8 | " in page
-    assert "### ❌ test\\_x.py::test\\_dtypes" in page
-    assert (pytester.path / "summary.md").read_text("utf-8") == "before\n" + page
-
-
-def test_a_failed_assertion_is_a_finding_in_every_format(
-    pytester: pytest.Pytester, run_here: Run
-) -> None:
+def test_a_failed_assertion_is_a_finding_in_every_format(project: Project) -> None:
     """Its headline is whole in a pull request, though a terminal folds it."""
-    pytester.makepyfile(
-        test_x=PROJECT
-        + "\n\ndef test_op(quantized):\n"
-        + "    from pytest_edgeq import assert_op_dtypes\n"
-        + "    assert_op_dtypes(quantized, 'CONV_2D', input=['int16'] * 30)\n"
-    )
     formats = ("--edgeq-markdown=page.md", "--edgeq-json=run.json", "--edgeq-html=page.html")
-    result = run_here(*formats, "-p", "no:xdist", "-k", "test_op")
-    result.assert_outcomes(failed=1, deselected=4)
-    (test,) = validated(pytester.path / "run.json").tests
+    chosen = ("-p", "no:xdist", "-k", "test_op")
+    result = project.run(*formats, *chosen, files=PROJECT, failed=1, deselected=5)
+    (test,) = validated(project.path / "run.json").tests
     (found,) = test["failure"]["records"]
     expected = ", ".join(["int16"] * 30)
-    assert (found["kind"], found["expected"], found["got"]) == (
-        "unexpected_dtype",
-        expected,
-        "int8",
-    )
+    said = (found["kind"], found["expected"], found["got"])
+    assert said == ("unexpected_dtype", expected, "int8")
     place = found["place"]
     assert (place["kind"], place["name"]) == ("op", "CONV_2D")
     at = f"CONV_2D #{place['op']} ({place['module']})"
     headline = f"{at} input: expected {expected}, got int8 (1 of 1 CONV_2D)"
-    page = (pytester.path / "page.md").read_text("utf-8").replace("\\", "")
+    page = (project.path / "page.md").read_text("utf-8").replace("\\", "")
     assert f"\n\n{headline}\n\n- cause: {found['causes'][0]}\n- update: " in page
-    assert headline in (pytester.path / "page.html").read_text("utf-8")
+    assert headline in (project.path / "page.html").read_text("utf-8")
     assert headline not in result.stdout.str()
 
 
-def test_figures_are_properties_of_junit_xml(pytester: pytest.Pytester, run_here: Run) -> None:
-    """Under names that stay the same from build to build."""
-    pytester.makepyfile(test_x=PROJECT)
-    run_here("--junit-xml=junit.xml", "-p", "no:xdist")
-    cases = ElementTree.parse(pytester.path / "junit.xml").iter("testcase")
-    found = {
-        case.get("name"): {each.get("name"): each.get("value") for each in case.iter("property")}
-        for case in cases
-    }
-    model = "edgeq.ConvBnRelu[pt2e_static_int8]"
-    assert float(found["test_compare"][f"{model}.total.sqnr_db"] or "nan") > 30
-    assert found["test_compare"][f"{model}.float_ops"] == "0"
-    assert found["test_dtypes"] == {}
-
-
 def test_failures_are_annotated_on_github(
-    pytester: pytest.Pytester, run_here: Run, monkeypatch: pytest.MonkeyPatch
+    project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One command a failed test, with the file below the checkout and the line."""
-    folder = pytester.mkdir("project")
-    (folder / "test_x.py").write_text(PROJECT)
+    folder = project.path / "project"
     monkeypatch.setenv("DTYPE", "float32")
-    monkeypatch.setenv("GITHUB_WORKSPACE", str(pytester.path))
-    arguments = ("-p", "no:xdist", f"--rootdir={folder}", str(folder))
-    run_here(*arguments).stdout.no_fnmatch_line("::error*")
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(project.path))
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    result = run_here(*arguments)
+    options = ("-p", "no:xdist", f"--rootdir={folder}", str(folder), "-k", "dtypes")
+    result = project.run(*options, files={"project/test_x": PROJECT})
     (line,) = [each for each in result.stdout.lines if each.startswith("::error")]
     assert re.match(
         r"::error file=project/test_x\.py,line=\d+,title=test_x\.py%3A%3Atest_dtypes::"

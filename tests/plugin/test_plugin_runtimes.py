@@ -3,40 +3,19 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-from pathlib import Path
 
 import pytest
 
 from fixtures.tflite import make
 from pytest_edgeq.names import RUNTIMES
+from tests.projects import Project
 from tests.waiting import wait_until
 
 # What stands on the other side: a device, here a process with an interpreter of its own.
 SIMULATOR = """
-import io
-import struct
+import pickle
 import sys
-
-import numpy as np
-
-
-def send(stream, arrays):
-    content = io.BytesIO()
-    np.savez(content, **arrays)
-    stream.write(struct.pack("<Q", content.tell()) + content.getvalue())
-    stream.flush()
-
-
-def receive(stream):
-    head = stream.read(8)
-    if len(head) < 8:
-        raise EOFError("the other side has hung up")
-    (size,) = struct.unpack("<Q", head)
-    with np.load(io.BytesIO(stream.read(size))) as arrays:
-        return dict(arrays)
-
 
 if __name__ == "__main__":
     from ai_edge_litert.interpreter import Interpreter
@@ -44,18 +23,22 @@ if __name__ == "__main__":
     run = Interpreter(sys.argv[1]).get_signature_runner(sys.argv[2])
     while True:
         try:
-            inputs = receive(sys.stdin.buffer)
+            inputs = pickle.load(sys.stdin.buffer)
         except EOFError:
             break
-        send(sys.stdout.buffer, run(**inputs))
+        pickle.dump(run(**inputs), sys.stdout.buffer)
+        sys.stdout.buffer.flush()
 """
 
 CONFTEST = '''
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import simulator
+
+LOG = Path(__file__).parent / "log"
 
 
 class Simulated:
@@ -67,8 +50,9 @@ class Simulated:
         LOG.joinpath(str(self.process.pid)).touch()
 
     def __call__(self, inputs):
-        simulator.send(self.process.stdin, inputs)
-        return simulator.receive(self.process.stdout)
+        pickle.dump(inputs, self.process.stdin)
+        self.process.stdin.flush()
+        return pickle.load(self.process.stdout)
 
     def close(self):
         self.process.stdin.close()
@@ -79,9 +63,6 @@ class Simulated:
 
 def pytest_edgeq_runtimes(config):
     return {"simulator": Simulated}
-
-
-LOG = Path(__file__).parent / "log"
 '''
 
 TESTS = """
@@ -113,13 +94,13 @@ def test_marked(edgeq, model):
 
 
 @pytest.fixture
-def project(pytester: pytest.Pytester) -> Path:
+def simulated(project: Project) -> Project:
     """A suite whose runtime is a process of its own."""
-    pytester.makepyfile(simulator=SIMULATOR, test_it=TESTS)
-    pytester.makeconftest(CONFTEST)
-    pytester.path.joinpath("log").mkdir()
-    shutil.copy(make.CONVERTED / "nested.int8.tflite", pytester.path / "nested.tflite")
-    return pytester.path
+    file = (make.CONVERTED / "nested.int8.tflite").read_bytes()
+    project.write({"simulator": SIMULATOR, "test_it": TESTS, "conftest": CONFTEST})
+    project.write({"nested.tflite": file})
+    project.path.joinpath("log").mkdir()
+    return project
 
 
 def _is_running(pid: int) -> bool:
@@ -130,9 +111,9 @@ def _is_running(pid: int) -> bool:
     return True
 
 
-def _wait_for_end(project: Path) -> tuple[list[int], list[int]]:
+def _wait_for_end(project: Project) -> tuple[list[int], list[int]]:
     """Give the processes that were started and those that were closed; all must have ended."""
-    names = [path.name for path in (project / "log").iterdir()]
+    names = [path.name for path in (project.path / "log").iterdir()]
     started = [int(name) for name in names if name.isdigit()]
     closed = [int(name.removesuffix(".closed")) for name in names if not name.isdigit()]
     wait_until(lambda: not any(map(_is_running, started)), None)
@@ -141,83 +122,69 @@ def _wait_for_end(project: Path) -> tuple[list[int], list[int]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("how", "xdist"), [("ini", ("-p", "no:xdist")), ("flag", ("-n", "2"))], ids=["ini", "flag-n2"]
+    ("ini", "options", "most"),
+    [("edgeq_runtime = simulator", ("-p", "no:xdist"), 2), ("", ("-n", "2"), 4)],
+    ids=["ini", "flag-n2"],
 )
 def test_a_second_process_runs_the_file(
-    pytester: pytest.Pytester, project: Path, xdist: tuple[str, ...], how: str
+    simulated: Project, ini: str, options: tuple[str, ...], most: int
 ) -> None:
     """By flag, ini, marker and name; opened where it is used, and closed at the end."""
-    if how == "ini":
-        pytester.makeini("[pytest]\nedgeq_runtime = simulator\nfilterwarnings = error\n")
-    flag = ["--edgeq-runtime=simulator"] if how == "flag" else []
-
-    result = pytester.runpytest_subprocess(*xdist, *flag, "-W", "error")
-
-    result.assert_outcomes(passed=3)
-    result.stdout.fnmatch_lines(["edgeq: runtime=simulator *runtimes=simulator"])
-    started, closed = _wait_for_end(project)
+    flag = () if ini else ("--edgeq-runtime=simulator",)
+    simulated.run(
+        *(*options, *flag, "-W", "error"),
+        files={"pytest.ini": f"[pytest]\n{ini}\nfilterwarnings = error\n"},
+        process=True,
+        passed=3,
+        shows="edgeq: runtime=simulator *runtimes=simulator",
+    )
+    started, closed = _wait_for_end(simulated)
     assert started == closed
-    # The three tests share a model, which is tried in the child process first; each worker has its
-    # own.
-    assert len(started) == 2 if xdist[0] == "-p" else 2 <= len(started) <= 4
+    # Tests share a model, which is tried in the child process first; each worker has its own.
+    assert 2 <= len(started) <= most
 
 
 @pytest.mark.slow
-def test_a_marker_alone_names_it(pytester: pytest.Pytester, project: Path) -> None:
+def test_a_marker_alone_names_it(simulated: Project) -> None:
     """Tried in the child process, then here; a test that names none starts no process."""
-    result = pytester.runpytest_subprocess("-p", "no:xdist", "-k", "marked or compare")
-    result.assert_outcomes(passed=1, failed=1, deselected=1)
-    result.stdout.fnmatch_lines(["E *'xnnpack' == 'simulator'"])
-    assert len(_wait_for_end(project)[0]) == 2
+    options = ("-p", "no:xdist", "-k", "marked or compare")
+    shows = "E *'xnnpack' == 'simulator'"
+    simulated.run(*options, process=True, passed=1, failed=1, deselected=1, shows=shows)
+    assert len(_wait_for_end(simulated)[0]) == 2
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_an_error_that_names_it(
-    pytester: pytest.Pytester, project: Path
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (
+            "sys.exit(3)",
+            "E *the simulator runtime cannot run the .tflite file: the runner raised EOFError: "
+            "Ran out of input",
+        ),
+        (
+            "pickle.dump({k: v.astype('f4') for k, v in run(**inputs).items()}, sys.stdout.buffer)",
+            "E *simulator runtime * output 'output_0': expected int8 ?2, 2?, the runner gave "
+            "float32*",
+        ),
+    ],
+    ids=["dies", "floats"],
+)
+def test_a_process_that_fails_is_an_error_that_names_it(
+    simulated: Project, result: str, said: str
 ) -> None:
     """Not a hang, and not a pass."""
-    pytester.makepyfile(
-        simulator=SIMULATOR.replace("send(sys.stdout.buffer, run(**inputs))", "sys.exit(3)")
-    )
-    result = pytester.runpytest_subprocess("-p", "no:xdist", "-k", "agrees")
-    result.assert_outcomes(failed=1, deselected=2)
-    result.stdout.fnmatch_lines(
-        [
-            "E *the simulator runtime cannot run the .tflite file: the runner raised EOFError: "
-            "the other side has hung up"
-        ]
-    )
-    assert _wait_for_end(project)[0]
-
-
-@pytest.mark.slow
-def test_a_process_that_gives_something_else_is_an_error(
-    pytester: pytest.Pytester, project: Path
-) -> None:
-    """Floats where the file gives codes."""
-    pytester.makepyfile(
-        simulator=SIMULATOR.replace(
-            "run(**inputs))", "{k: v.astype('f4') for k, v in run(**inputs).items()})"
-        )
-    )
-    result = pytester.runpytest_subprocess("-p", "no:xdist", "-k", "agrees")
-    result.assert_outcomes(failed=1, deselected=2)
-    result.stdout.fnmatch_lines(
-        ["E *simulator runtime * output 'output_0': expected int8 ?2, 2?, the runner gave float32*"]
-    )
+    simulator = SIMULATOR.replace("pickle.dump(run(**inputs), sys.stdout.buffer)", result)
+    assert simulator != SIMULATOR
+    options = ("-p", "no:xdist", "-k", "agrees")
+    files = {"simulator": simulator}
+    simulated.run(*options, files=files, process=True, failed=1, deselected=2, shows=said)
+    assert _wait_for_end(simulated)[0]
 
 
 # --- registering ------------------------------------------------------------------------------
 
-
-def _refused(pytester: pytest.Pytester, *args: str) -> str:
-    pytester.makepyfile("def test_plain(): pass")
-    result = pytester.runpytest(*args)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    text = f"{result.stderr}{result.stdout}"
-    assert "INTERNALERROR" not in text
-    assert "Traceback" not in text
-    return text
+HOOK = "the hook pytest_edgeq_runtimes: runtime"
 
 
 @pytest.mark.parametrize(
@@ -230,20 +197,15 @@ def _refused(pytester: pytest.Pytester, *args: str) -> str:
         ("'phone'", "expected a dict of name → runner, got str"),
     ],
 )
-def test_a_bad_registration_stops_the_run(pytester: pytest.Pytester, value: str, said: str) -> None:
+def test_a_bad_registration_stops_the_run(project: Project, value: str, said: str) -> None:
     """At once, with the hook and those that implement it."""
-    pytester.makeconftest(f"def pytest_edgeq_runtimes(config): return {value}")
-    text = _refused(pytester)
-    assert "the hook pytest_edgeq_runtimes: runtime" in text
-    assert said in text
-    assert "implemented by: " in text
-    assert "conftest.py" in text
+    files = {"conftest": f"def pytest_edgeq_runtimes(config): return {value}"}
+    project.refuses(files=files, shows=[HOOK, said, "implemented by: ", "conftest.py"])
 
 
-def test_a_hook_with_another_signature_is_refused(pytester: pytest.Pytester) -> None:
+def test_a_hook_with_another_signature_is_refused(project: Project) -> None:
     """By pluggy, because the hook is declared."""
-    pytester.makeconftest("def pytest_edgeq_runtimes(settings): return {}")
-    result = pytester.runpytest()
+    result = project.run(files={"conftest": "def pytest_edgeq_runtimes(settings): return {}"})
     assert result.ret != pytest.ExitCode.OK
     assert "settings" in f"{result.stderr}{result.stdout}"
 
@@ -251,91 +213,79 @@ def test_a_hook_with_another_signature_is_refused(pytester: pytest.Pytester) -> 
 _PLUGIN = "def pytest_edgeq_runtimes(config):\n    return {runtimes}\n"
 
 
-def test_results_of_several_plugins_are_merged(pytester: pytest.Pytester) -> None:
-    """Of one that has nothing to give, too; the help and the error list them all."""
-    pytester.makepyfile(
-        one=_PLUGIN.format(runtimes="{'one': print}"),
-        none=_PLUGIN.format(runtimes="None"),
+def test_results_of_several_plugins_are_merged(project: Project) -> None:
+    """Of one that has nothing to give, too; help and error list all; a name is given once."""
+    sys.path.insert(0, str(project.path))  # put back by pytester
+    files = {
+        name: _PLUGIN.format(runtimes=runtimes)
+        for name, runtimes in {
+            "one": "{'one': print}",
+            "none": "None",
+            "again": "{'two': print}",
+            "conftest": "{'two': print}",
+        }.items()
+    }
+    options = ("-p", "one", "-p", "none")
+    text = project.refuses(
+        *(*options, "--edgeq-runtime=oen"),
+        files=files,
+        shows=[
+            "--edgeq-runtime: unknown runtime 'oen' (did you mean one",
+            "valid: " + ", ".join(RUNTIMES),
+            "pytest_edgeq_runtimes(config), which must stand in a plugin, or in a conftest",
+        ],
     )
-    pytester.makeconftest(_PLUGIN.format(runtimes="{'two': print}"))
-    pytester.syspathinsert()
-    text = _refused(pytester, "-p", "one", "-p", "none", "--edgeq-runtime=oen")
-    assert "--edgeq-runtime: unknown runtime 'oen' (did you mean one" in text
-    assert "valid: " + ", ".join(RUNTIMES) in text
     assert {"one", "two"} <= set(text.split("valid: ")[1].splitlines()[0].split(", "))
-    assert "pytest_edgeq_runtimes(config), which must stand in a plugin, or in a conftest" in text
-    result = pytester.runpytest("-p", "one", "-p", "none", "--edgeq-runtime=two")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["edgeq: runtime=two *"])
+    project.run(*options, "--edgeq-runtime=two", passed=1, shows="edgeq: runtime=two *")
+    project.refuses("-p", "again", shows=[f"{HOOK}s: 'two' is given twice", "implemented by: "])
 
 
-def test_one_name_from_two_plugins_stops_the_run(pytester: pytest.Pytester) -> None:
-    """Which of them would run?"""
-    pytester.makepyfile(one=_PLUGIN.format(runtimes="{'phone': print}"))
-    pytester.makeconftest(_PLUGIN.format(runtimes="{'phone': print}"))
-    pytester.syspathinsert()
-    text = _refused(pytester, "-p", "one")
-    assert "the hook pytest_edgeq_runtimes: runtimes: 'phone' is given twice" in text
-    assert "implemented by: " in text
-
-
-def test_a_plugin_may_register_another_while_it_is_configured(pytester: pytest.Pytester) -> None:
+def test_a_plugin_may_register_another_while_it_is_configured(project: Project) -> None:
     """Ours is configured last."""
-    pytester.makeconftest(
-        """
+    conftest = """
         class Late:
             def pytest_edgeq_runtimes(self, config):
                 return {"late": print}
 
         def pytest_configure(config):
             config.pluginmanager.register(Late())
-        """
-    )
-    pytester.makepyfile("def test_plain(): pass")
-    result = pytester.runpytest("--edgeq-runtime=late")
-    result.assert_outcomes(passed=1)
+    """
+    files = {"conftest": conftest, "test_x": "def test_plain(): pass"}
+    project.run("--edgeq-runtime=late", files=files, passed=1)
 
 
-def test_a_conftest_that_is_read_too_late_is_told_where_to_stand(pytester: pytest.Pytester) -> None:
+def test_a_conftest_that_is_read_too_late_is_told_where_to_stand(project: Project) -> None:
     """One below the folder that pytest is given registers nothing."""
-    below = pytester.mkpydir("below")
-    below.joinpath("conftest.py").write_text(_PLUGIN.format(runtimes="{'phone': print}"))
-    below.joinpath("test_below.py").write_text(
-        "import pytest\n@pytest.mark.edgeq(runtime='phone')\ndef test_it(edgeq): pass\n"
-    )
-    result = pytester.runpytest()
-    result.assert_outcomes(errors=1)
-    text = result.stdout.str()
-    assert "the marker edgeq(runtime=…): unknown runtime 'phone'; valid: " in text
-    assert "a conftest.py that pytest reads before it collects" in text
-    assert pytester.runpytest("below").ret == pytest.ExitCode.OK
+    test = "import pytest\n@pytest.mark.edgeq(runtime='phone')\ndef test_it(edgeq): pass\n"
+    conftest = _PLUGIN.format(runtimes="{'phone': print}")
+    files = {"below/__init__": "", "below/conftest": conftest, "below/test_below": test}
+    shows = [
+        "*the marker edgeq(runtime=…): unknown runtime 'phone'; valid: *",
+        "*a conftest.py that pytest reads before it collects*",
+    ]
+    project.run(files=files, errors=1, shows=shows)
+    project.run("below", ret=0)
 
 
 def test_tensorflow_is_looked_for_when_the_run_starts(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By flag, ini and marker; without importing it."""
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    text = _refused(pytester, "--edgeq-runtime=tensorflow")
-    assert "--edgeq-runtime: the runtime 'tensorflow' needs TensorFlow, which is not inst" in text
-    assert "pip install 'pytest-edgeq[tensorflow]'" in text
-    pytester.makeini("[pytest]\nedgeq_runtime = tensorflow\n")
-    assert "ini option edgeq_runtime: the runtime 'tensorflow' needs" in _refused(pytester)
-    pytester.makeini("[pytest]\n")
-    pytester.makepyfile(
-        "import pytest\n@pytest.mark.edgeq(runtime='tensorflow')\ndef test_it(): pass"
-    )
-    result = pytester.runpytest()
-    result.assert_outcomes(errors=1)
-    assert "pip install 'pytest-edgeq[tensorflow]'" in result.stdout.str()
+    needs = "the runtime 'tensorflow' needs TensorFlow, which is not inst"
+    install = "pip install 'pytest-edgeq[tensorflow]'"
+    shows = [f"--edgeq-runtime: {needs}", install]
+    project.refuses("--edgeq-runtime=tensorflow", shows=shows)
+    ini = {"pytest.ini": "[pytest]\nedgeq_runtime = tensorflow\n"}
+    project.refuses(files=ini, shows=f"ini option edgeq_runtime: {needs}")
+    test = "import pytest\n@pytest.mark.edgeq(runtime='tensorflow')\ndef test_it(): pass"
+    files = {"pytest.ini": "[pytest]\n", "test_x": test}
+    project.run(files=files, errors=1, shows="*pip install 'pytest-edgeq[[]tensorflow]'")
 
 
 @pytest.mark.slow
-def test_tensorflow_that_is_there_is_not_imported_before_it_runs(
-    pytester: pytest.Pytester,
-) -> None:
+def test_tensorflow_that_is_there_is_not_imported_before_it_runs(project: Project) -> None:
     """Choosing it costs nothing in a run that runs no file."""
-    pytester.makepyfile("import sys\ndef test_it(): assert 'tensorflow' not in sys.modules")
-    result = pytester.runpytest_subprocess("--edgeq-runtime=tensorflow", "-p", "no:xdist")
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["edgeq: runtime=tensorflow *"])
+    test = "import sys\ndef test_it(): assert 'tensorflow' not in sys.modules"
+    options = ("--edgeq-runtime=tensorflow", "-p", "no:xdist")
+    project.run(*options, files=test, process=True, passed=1, shows="edgeq: runtime=tensorflow *")

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.plugin.conftest import Run
+from pytest_edgeq.plugin.tracebacks import WIDTH, folded
+from tests.projects import Project
 
-_MODEL = """
+SUITE = """
+import pytest
 import torch
 from torch import nn
+
+ONE_MORE = torch.zeros(1)
+QUANTIZERS = pytest.mark.parametrize("quantizer", ["pt2e_static_int8", "recipe_static_wi8_ai8"])
 
 def net():
     torch.manual_seed(0)
@@ -16,130 +21,135 @@ def net():
 
 def images(count, channels=3):
     return [(torch.zeros(1, channels, 8, 8),) for _ in range(count)]
-"""
 
+@QUANTIZERS
+@pytest.mark.parametrize("case", ["shape", "count"])
+def test_sample(edgeq, quantizer, case):
+    inputs = images(1, 4)[0] if case == "shape" else (*images(1)[0], ONE_MORE)
+    edgeq.quantize(net(), inputs, quantizer=quantizer, calibration=iter(images(4)))
 
-def _failure(result: pytest.RunResult) -> list[str]:
-    lines = result.outlines
-    start = next(i for i, line in enumerate(lines) if line.startswith("____"))
-    end = next(i for i, line in enumerate(lines) if line.startswith("=") and i > start)
-    return lines[start + 1 : end]
+@QUANTIZERS
+def test_calibration(edgeq, quantizer):
+    edgeq.quantize(net(), images(1)[0], quantizer=quantizer, calibration=images(4, channels=4))
 
-
-@pytest.mark.parametrize("quantizer", ["pt2e_static_int8", "recipe_dynamic_wi8_afp32"])
-@pytest.mark.parametrize(
-    ("inputs", "told", "cause"),
-    [
-        (
-            "images(1, channels=4)[0]",
-            "args_0: float32 1×4×8×8",
-            "RuntimeError: Given groups=1, weight of size [4, 3, 3, 3], expected input[1, 4, 8, 8] "
-            "to have 3 channels, but got 4 channels instead",
-        ),
-        (
-            "(*images(1)[0], torch.zeros(1))",
-            "args_0: float32 1×3×8×8, args_1: float32 1",
-            "TypeError: Sequential.forward() takes 2 positional arguments but 3 were given",
-        ),
-    ],
-    ids=["shape", "count"],
-)
-def test_sample_inputs_that_the_model_does_not_take(
-    pytester: pytest.Pytester, run_here: Run, quantizer: str, inputs: str, told: str, cause: str
-) -> None:
-    """The sentence alone; the libraries' traceback, 190 lines, with --tb=long."""
-    pytester.makepyfile(
-        test_x=_MODEL
-        + f"""
-def test_it(edgeq):
-    edgeq.quantize(net(), {inputs}, quantizer="{quantizer}", calibration=iter(images(4)))
-"""
-    )
-
-    lines = _failure(run_here())
-
-    assert [line for line in lines if line.startswith("E ")] == [
-        f"E       RuntimeError: Sequential: its forward fails on the sample inputs ({told})",
-        f"E       cause: {cause}",
-        "E       fix: give inputs that the model takes in eval mode; no quantizer is involved",
-    ]
-    assert lines[-1] == "the library's own error is shown by --tb=long"
-    assert len(lines) < 15
-    assert not any("site-packages" in line for line in lines)
-    whole = _failure(run_here("--tb=long"))
-    assert any("site-packages/torch" in line for line in whole)
-    assert not any("--tb=long" in line for line in whole)
-
-
-@pytest.mark.parametrize("quantizer", ["pt2e_static_int8", "recipe_static_wi8_ai8"])
-def test_a_calibration_sample_of_another_shape(
-    pytester: pytest.Pytester, run_here: Run, quantizer: str
-) -> None:
-    """No frame of the plugin between the user's line and the message."""
-    pytester.makepyfile(
-        test_x=_MODEL
-        + f"""
-def test_it(edgeq):
-    edgeq.quantize(
-        net(), images(1)[0], quantizer="{quantizer}", calibration=images(4, channels=4)
-    )
-"""
-    )
-
-    lines = _failure(run_here())
-
-    assert any(line.endswith("edgeq.quantize(") for line in lines)
-    told = [line for line in lines if line.startswith("E ")]
-    assert told == [
-        "E       ValueError: calibration sample 0, input 'args_0': expected shape 1×3×8×8, got "
-        "1×4×8×8"
-    ]
-    assert not any("pytest_edgeq/" in line for line in lines)
-
-
-def test_an_error_of_the_users_own_code_is_left_as_it_is(
-    pytester: pytest.Pytester, run_here: Run
-) -> None:
-    """A training loop that fails shows its line, and what it was raised from."""
-    pytester.makepyfile(
-        test_x=_MODEL
-        + """
 def train(prepared):
     try:
         {}["loss"]
     except KeyError as error:
-        raise ZeroDivisionError("mine") from error
+        raise ZeroDivisionError("mine") from error  # raised
 
-def test_it(edgeq):
+def test_own(edgeq):
     edgeq.quantize(net(), images(1)[0], quantizer="pt2e_qat_int8", train=train)
-"""
-    )
-
-    lines = _failure(run_here())
-
-    assert "E           KeyError: 'loss'" in lines
-    assert "test_x.py:15: ZeroDivisionError" in lines
-    assert not any("--tb=long" in line for line in lines)
-
-
-def test_what_a_fixture_raises_is_short_as_well(pytester: pytest.Pytester, run_here: Run) -> None:
-    """Models are quantized in fixtures."""
-    pytester.makepyfile(
-        test_x=_MODEL
-        + """
-import pytest
 
 @pytest.fixture
 def quantized(edgeq):
     return edgeq.quantize(net(), images(1, channels=4)[0], calibration=images(4, channels=4))
 
-def test_it(quantized):
+def test_fixture(quantized):
     pass
+
+def test_long(edgeq):
+    edgeq.quantize(torch.nn.ReLU().eval(), (torch.ones(1, 4),), quantizer="no " * 70)
+
+def test_long_of_others():
+    raise ValueError("word " * 70)
 """
+
+
+E = "E       "
+
+
+def _failures(project: Project, *options: str, **outcomes: int) -> dict[str, list[str]]:
+    """Return the lines of each failure by the name of its test."""
+    project.write(SUITE)
+    result = project.run(*options)
+    result.assert_outcomes(**outcomes)
+    found: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in result.outlines:
+        if line.startswith("____"):
+            lines = found.setdefault(line.strip("_ ").removeprefix("ERROR at setup of "), [])
+        elif line.startswith("="):
+            lines = []
+        else:
+            lines.append(line)
+    return found
+
+
+def test_failures_are_short(project: Project) -> None:
+    """The sentence alone; the libraries' traceback, 190 lines, with --tb=long."""
+    found = _failures(project, failed=9, errors=1)
+    whole = _failures(project, "--tb=long", "-k", "shape or long", failed=4, deselected=6)
+    told = {name: [line for line in lines if line[:2] == "E "] for name, lines in found.items()}
+    hint = "the library's own error is shown by --tb=long"
+
+    channels = (
+        "RuntimeError: Given groups=1, weight of size [4, 3, 3, 3], expected input[1, 4, 8, 8] to "
+        "have 3 channels, but got 4 channels instead"
     )
+    count = "TypeError: Sequential.forward() takes 2 positional arguments but 3 were given"
+    for quantizer in ("pt2e_static_int8", "recipe_static_wi8_ai8"):
+        for case, inputs, cause in (
+            ("shape", "args_0: float32 1×4×8×8", channels),
+            ("count", "args_0: float32 1×3×8×8, args_1: float32 1", count),
+        ):
+            name = f"test_sample[{case}-{quantizer}]"
+            assert told[name] == [
+                f"{E}RuntimeError: Sequential: its forward fails on the sample inputs ({inputs})",
+                f"{E}cause: {cause}",
+                f"{E}fix: give inputs that the model takes in eval mode; no quantizer is involved",
+            ]
+            assert found[name][-1] == hint
+            assert len(found[name]) < 22
+            if name in whole:
+                assert any("site-packages/torch" in line for line in whole[name])
+                assert hint not in whole[name]
+        name = f"test_calibration[{quantizer}]"
+        assert told[name] == [
+            "E       ValueError: calibration sample 0, input 'args_0': expected shape 1×3×8×8, got "
+            "1×4×8×8"
+        ]
+        assert any("edgeq.quantize(" in line and line[0] == ">" for line in found[name])
+    assert told["test_fixture"][1] == f"E       cause: {channels}"
+    for name, lines in found.items():
+        assert name == "test_own" or not any("site-packages" in line for line in lines)
+        assert name == "test_own" or not any("pytest_edgeq/" in line for line in lines)
 
-    result = run_here()
+    # A training loop that fails shows its line, and what it was raised from.
+    raised = SUITE.splitlines().index(
+        '        raise ZeroDivisionError("mine") from error  # raised'
+    )
+    assert "E           KeyError: 'loss'" in found["test_own"]
+    assert f"test_x.py:{raised + 1}: ZeroDivisionError" in found["test_own"]
+    assert hint not in found["test_own"]
 
-    result.assert_outcomes(errors=1)
-    assert not any("site-packages" in line for line in _failure(result))
-    result.stdout.fnmatch_lines(["E       cause: RuntimeError: Given groups=1*"])
+    # A line of a traceback is indented as the code that raised; texts of others are left alone.
+    for lines in (told["test_long"], whole["test_long"]):
+        ours = [line for line in lines if line[:2] == "E " and "no no" in line]
+        assert len(ours) > 1
+        assert all(len(line[1:].strip()) <= WIDTH + len("ValueError: ") for line in ours)
+    assert len(told["test_long_of_others"][0]) > 300
+
+
+def test_a_long_line_is_folded_at_blanks() -> None:
+    """No word is lost, and the rest stands two to the right of the line."""
+    long = "    cause: " + " ".join(f"word{i}" for i in range(60))
+    first, *rest = folded(long).splitlines()
+    assert rest
+    assert all(len(line) <= WIDTH for line in [first, *rest])
+    assert first.startswith("    cause: word0 ")
+    assert all(line.startswith("      word") for line in rest)
+    assert folded(long).split() == long.split()
+    assert folded(folded(long)) == folded(long)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"update: pytest {'x' * 100}.py::test[{'y ' * 60}] --edgeq-update=changed",
+        "one   two\n\n  1     2",
+    ],
+)
+def test_commands_and_short_lines_are_not_folded(text: str) -> None:
+    """A command is pasted, and tables keep their columns."""
+    assert folded(text) == text

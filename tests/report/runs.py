@@ -58,7 +58,9 @@ def run_of(models: dict[str, Record], tests: Sequence[Record], **more: Any) -> R
     return Run(data)
 
 
-def model(name: str = "Net", *, outputs: Sequence[str] = ("logits",), ops: int = 6) -> Record:
+def model(
+    name: str = "Net", *, outputs: Sequence[str] = ("logits",), ops: int = 6, **changed: Any
+) -> Record:
     """Return a model whose ops are convolutions and sums in turn, the last one in float."""
     rows = [
         {
@@ -85,6 +87,7 @@ def model(name: str = "Net", *, outputs: Sequence[str] = ("logits",), ops: int =
         "inputs": [border("image", None)],
         "outputs": [border(output, SCALE) for output in outputs],
         "ops": rows,
+        **changed,
     }
 
 
@@ -122,19 +125,27 @@ def event(kind: str, key: str, **more: Any) -> Record:
     return {"event": kind, "model": key, "seconds": 0.1, "error": None, **more}
 
 
-def claim(change: Finding) -> Record:
+def claim(change: Finding | None = None, **changed: Any) -> Record:
     """Return a baseline of an op-dtype map that differs."""
     return {
         "path": "__edgeq__/test_x/test_map.op_dtypes.json",
         "kind": "op_dtype_map",
         "category": "changed",
-        "change": change.to_dict(),
+        "change": None if change is None else change.to_dict(),
         "written": False,
         "note": "",
         "since": ["torch 2.12.0 → 2.13.0"],
         "stored": "",
         "remarks": [],
+        **changed,
     }
+
+
+def compared(key: str, **sqnr_db: float | str) -> Record:
+    """Return a comparison of one output whose stages have these SQNR."""
+    found = errors("y", np.ones(4), np.zeros(4))
+    stages = {stage: worst_of({"y": found | {"sqnr_db": each}}) for stage, each in sqnr_db.items()}
+    return event("compare", key, comparison=comparison() | {"stages": stages, "points": {}})
 
 
 def comparison(
@@ -156,11 +167,7 @@ def comparison(
         floats = rng.normal(0, 2, count)
         simulated = quantized(floats)
         edge = quantized(simulated + rng.normal(0, noise * (i + 1), count))
-        points[name] = {
-            "float": plain(floats),
-            "simulated": plain(simulated),
-            "edge": plain(edge),
-        }
+        points[name] = {"float": plain(floats), "simulated": plain(simulated), "edge": plain(edge)}
         stages["quantization"][name] = errors(name, floats, simulated)
         stages["lowering"][name] = errors(name, simulated, edge)
         stages["total"][name] = errors(name, floats, edge)

@@ -8,7 +8,6 @@ import html
 import json
 import math
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -26,7 +25,6 @@ from pytest_edgeq.report.html.layers import layer_points
 from pytest_edgeq.report.html.page import html_page
 from pytest_edgeq.report.html.stages import noise_by_output, stage_sentence
 from pytest_edgeq.report.html.view import text_blocks
-from pytest_edgeq.report.run import Run
 from tests.report.runs import (
     SCALE,
     Record,
@@ -151,27 +149,23 @@ def test_what_was_not_measured_names_the_call_that_does(page: Page) -> None:
     assert "No test of this run used a model: call edgeq.quantize(model, sample_inputs)" in whole
 
 
-def test_samples_that_are_no_images_are_told_without_pictures() -> None:
-    """With the reason."""
-    compared = event("compare", "a", comparison=comparison())
-    text = Page(html_page(run_of({"a": model()}, [outcome("t", ["a"], compared)]))).text
+def shown(*events: Record, found: Record | None = None, **test: Any) -> str:
+    """Return the text of the page of one model and one test with these calls."""
+    run = run_of({"a": model() if found is None else found}, [outcome("t", ["a"], *events) | test])
+    SCHEMA.validate(run.data)
+    return Page(html_page(run)).text
+
+
+def test_what_there_is_none_of_is_told() -> None:
+    """With the reason: inputs that are no images, no values of outputs, one stage alone."""
+    text = shown(event("compare", "a", comparison=comparison()))
     assert "#7 27.0 dB" in text
     assert "None of the inputs is an image" in text
-
-
-def test_a_run_without_points_says_so() -> None:
-    """A record that was written without details has no charts of outputs."""
-    compared = event("compare", "a", comparison=comparison() | {"points": {}})
-    text = Page(html_page(run_of({"a": model()}, [outcome("t", ["a"], compared)]))).text
-    assert "The values of outputs are not in this record" in text
-
-
-def test_one_stage_alone_says_what_gives_the_others() -> None:
-    """A loaded file has no float model of its own to be held against."""
-    compared = comparison()
+    compared = comparison() | {"points": {}}
     compared["stages"] = {"total": compared["stages"]["total"]}
-    run = run_of({"a": model()}, [outcome("t", ["a"], event("compare", "a", comparison=compared))])
-    assert "edgeq.load(…, float_tflite=…)" in Page(html_page(run)).text
+    text = shown(event("compare", "a", comparison=compared))
+    assert "The values of outputs are not in this record" in text
+    assert "edgeq.load(…, float_tflite=…)" in text
 
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -185,25 +179,17 @@ def test_names_and_texts_are_escaped() -> None:
     compared["health"] = [{"kind": "range", "where": EVIL, "message": EVIL}]
     line = DiffLine((DiffPart(EVIL, "old"), DiffPart(EVIL, "new")), "added")
     change = replace(changed_map(), headline=EVIL, diff=(line,), evidence=(EVIL,))
-    run = run_of(
-        {"a": model_},
-        [
-            outcome(
-                f"test_x.py::test[{EVIL}]",
-                ["a"],
-                event("compare", "a", comparison=compared),
-                event("localize", "a", layers=layers(model_["ops"]) | {"cause": EVIL}),
-                event("check", "a", findings=[f"{EVIL}\n{EVIL}"]),
-                failure=EVIL,
-                claims=[
-                    claim(change) | {"path": EVIL, "note": EVIL, "since": [EVIL]},
-                ],
-            ),
-            outcome(f"crash {EVIL}", [], failure=EVIL),
-        ],
+    failed = outcome(
+        f"test_x.py::test[{EVIL}]",
+        ["a"],
+        event("compare", "a", comparison=compared),
+        event("localize", "a", layers=layers(model_["ops"]) | {"cause": EVIL}),
+        event("check", "a", findings=[f"{EVIL}\n{EVIL}"]),
+        failure=EVIL,
+        claims=[claim(change, path=EVIL, note=EVIL, since=[EVIL])],
     )
-    text = html_page(run)
-    page, plain = Page(text), Page(html_page(full_run(bad="a", good="b")))
+    run = run_of({"a": model_}, [failed, outcome(f"crash {EVIL}", [], failure=EVIL)])
+    page, plain = Page(html_page(run)), Page(html_page(full_run(bad="a", good="b")))
     assert page.text.count("<script>alert(1)</script>") > 10
     assert not [a for tag, a in page.tags if "onerror" in a or a.get("src") == "x"]
     scripts = [a for tag, a in page.tags if tag == "script"]
@@ -261,18 +247,8 @@ def test_numbers_that_json_lacks_are_shown(value: str) -> None:
     measured = layers(model_["ops"])
     measured["rows"][3] |= {"local_sqnr_db": value, "cumulative_sqnr_db": value}
     compared["worst_samples"][0]["sqnr_db"] = value
-    run = run_of(
-        {"a": model_},
-        [
-            outcome(
-                "t",
-                ["a"],
-                event("compare", "a", comparison=compared),
-                event("localize", "a", layers=measured),
-            )
-        ],
-    )
-    text = Page(html_page(run)).text
+    events = event("compare", "a", comparison=compared), event("localize", "a", layers=measured)
+    text = shown(*events, found=model_)
     assert "No stage has an error that can be shared out" in text
     assert "1 elements are not finite" in text
 
@@ -403,10 +379,8 @@ def test_a_change_is_told_as_a_diff() -> None:
 @pytest.mark.parametrize("category", get_args(Category))
 def test_whatever_became_of_a_baseline_is_shown(category: str) -> None:
     """Each category of the session is one of the schema and of the page."""
-    stored = claim(changed_map()) | {"category": category}
-    run = run_of({"a": model()}, [outcome("t", ["a"], claims=[stored])])
-    SCHEMA.validate(run.data)
-    assert f": {stored['path']} (since" in Page(html_page(run)).text
+    stored = claim(changed_map(), category=category)
+    assert f": {stored['path']} (since" in shown(claims=[stored])
 
 
 def test_tables_in_texts_are_kept_apart() -> None:
@@ -417,21 +391,17 @@ def test_tables_in_texts_are_kept_apart() -> None:
     assert "\n".join(lines for _, lines in blocks) == text
 
 
-def _localized(found: Record, *, more: Callable[[Record], Any]) -> Run:
-    measured = layers(found["ops"])
-    more(measured)
-    return run_of({"a": found}, [outcome("t", ["a"], event("localize", "a", layers=measured))])
-
-
 def test_the_op_table_has_the_errors_of_the_subgraph_that_was_localized() -> None:
     """Known by the names of its ops; where they fit none, no error is shown at a wrong op."""
     found = model(ops=4)
     for op in found["ops"][:2]:
         op["subgraph"] = 1
-    fits = _localized(found, more=lambda measured: measured.update(rows=measured["rows"][:2]))
-    assert "∞ dB" in Page(html_page(fits)).text
-    other = _localized(found, more=lambda measured: measured["rows"][0].update(op="MUL"))
-    assert "∞ dB" not in Page(html_page(other)).text.partition("Op dtypes")[2]
+    fits, other = layers(found["ops"]), layers(found["ops"])
+    fits["rows"] = fits["rows"][:2]
+    other["rows"][0]["op"] = "MUL"
+    assert "∞ dB" in shown(event("localize", "a", layers=fits), found=found)
+    text = shown(event("localize", "a", layers=other), found=found)
+    assert "∞ dB" not in text.partition("Op dtypes")[2]
 
 
 def test_a_failure_without_a_model_and_baselines_without_a_test_are_shown() -> None:
@@ -466,7 +436,6 @@ def test_the_layers_of_a_sound_model_are_no_failure(
     result: str, culprit: int | None, begins: str
 ) -> None:
     """The sentence of localizing reads like one."""
-    found = model()
-    measured = layers(found["ops"], culprit)
-    test = outcome("t", ["a"], event("localize", "a", layers=measured)) | {"outcome": result}
-    assert f"<p>{begins}" in html_page(run_of({"a": found}, [test]))
+    measured = event("localize", "a", layers=layers(model()["ops"], culprit))
+    page = html_page(run_of({"a": model()}, [outcome("t", ["a"], measured) | {"outcome": result}]))
+    assert f"<p>{begins}" in page

@@ -286,13 +286,6 @@ def test_ops_are_filtered_by_op_module_and_scheme(open_page: Open) -> None:
     assert rows(page, "ops") == ["1", "3"]
 
 
-def test_ops_are_sorted_by_their_own_error(open_page: Open) -> None:
-    """An infinite SQNR is the greatest; the one that was not matched is last."""
-    page = open_page(full_run())
-    page.locator("#m1").get_by_role("button", name="local SQNR").click()
-    assert rows(page, "ops") == ["2", "3", "4", "5", "0", "1"]
-
-
 def test_an_output_is_chosen(open_page: Open) -> None:
     """The charts of the worst one are shown first."""
     page = open_page(full_run())

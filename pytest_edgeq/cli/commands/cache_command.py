@@ -10,8 +10,7 @@ from pytest_edgeq.cli.files import PATH
 from pytest_edgeq.cli.text import json_option, print_json
 from pytest_edgeq.cli.trouble import TroubleError, exit_codes, in_sentences
 
-_BELOW = Path(".pytest_cache", "d", "edgeq")
-"""Where the plugin keeps it by default, below pytest's rootdir."""
+_BELOW = Path(".pytest_cache", "d", "edgeq")  # by default, below pytest's rootdir
 
 
 @click.command(
@@ -58,15 +57,8 @@ def _show(where: Path, as_json: bool) -> None:
 
     number, size = size_of(where)
     if as_json:
-        print_json(
-            {
-                "bytes": size,
-                "directory": str(where.absolute()),
-                "entries": number,
-                "exists": where.is_dir(),
-                "limit_bytes": DEFAULT_LIMIT,
-            }
-        )
+        facts = {"bytes": size, "entries": number, "limit_bytes": DEFAULT_LIMIT}
+        print_json(facts | {"directory": str(where.absolute()), "exists": where.is_dir()})
     elif where.is_dir():
         click.echo(f"{where}: {_size_text(number, size)}, at most {_megabytes(DEFAULT_LIMIT)}")
     else:

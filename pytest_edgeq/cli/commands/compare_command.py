@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 def _parse_budget(
     ctx: click.Context, parameter: click.Parameter, given: Sequence[str]
 ) -> Budget | None:
-    """
-    Return the budget that all bounds make; None without any.
-
-    Raises:
-        click.BadParameter: No `metric=bound`, an unknown metric, or a bound that Budget refuses.
-    """
+    """Return the budget that all bounds make, or None without any; refuse what is no bound."""
     if not given:
         return None
     from pytest_edgeq.numerics.budget import Budget

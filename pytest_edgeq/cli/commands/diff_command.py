@@ -14,7 +14,7 @@ from pytest_edgeq.cli.trouble import FOUND, exit_codes, in_sentences
 from pytest_edgeq.numerics.findings import counted
 
 if TYPE_CHECKING:
-    from pytest_edgeq.cli.file_diff import Change, FileDiff
+    from pytest_edgeq.cli.file_diff import FileDiff
     from pytest_edgeq.runtimes.edge import EdgeFile
 
 _SHOWN = 40  # changes of parameters and constants that the text lists
@@ -78,14 +78,11 @@ def _change_lines(diff: FileDiff) -> list[str]:
     lines = [f"options, wiring, parameters and constants ({what}):"]
     for where, group in groupby(diff.changes[:_SHOWN], key=lambda change: change.where):
         lines.append(f"  {where}")
-        lines += [part for change in group for part in wrapped(f"    {_change_text(change)}")]
+        for each in group:
+            lines += wrapped(f"    {each.what}: {each.old} → {each.new}")
     if (hidden := len(diff.changes) - _SHOWN) > 0:
         lines.append(f"  … and {hidden} more, which --json lists")
     return lines
-
-
-def _change_text(change: Change) -> str:
-    return f"{change.what}: {change.old} → {change.new}"
 
 
 def _document(

@@ -19,17 +19,12 @@ from pytest_edgeq.numerics.findings import counted
     )
 )
 @click.argument("record", type=PATH)
-@click.option(
-    "--markdown",
-    type=PATH,
-    help="Write models and failures here, for a pull request.",
-    metavar="FILE",
-)
+@click.option("--markdown", type=PATH, metavar="FILE", help="Write it here for a pull request.")
 @click.option(
     "--html",
     type=PATH,
-    help="Write a page with charts here; needs pytest-edgeq[report].",
     metavar="FILE",
+    help="Write a page with charts; needs pytest-edgeq[report].",
 )
 @click.pass_context
 def command(ctx: click.Context, record: Path, markdown: Path | None, html: Path | None) -> None:

@@ -42,11 +42,7 @@ if TYPE_CHECKING:
 )
 @click.pass_context
 def command(
-    ctx: click.Context,
-    model: Path,
-    as_json: bool,
-    model_explorer: Path | None,
-    record: Path | None,
+    ctx: click.Context, model: Path, as_json: bool, model_explorer: Path | None, record: Path | None
 ) -> None:
     """
     Show inputs, outputs, op dtypes, sizes and health of a .tflite file.
@@ -153,8 +149,7 @@ def _lines(
 
 def _schemes(edge: EdgeFile) -> dict[str, int]:
     """Count the ops of each scheme, the most frequent first."""
-    counts = Counter(entry.scheme for entry in edge.op_dtypes)
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    return dict(Counter(sorted(entry.scheme for entry in edge.op_dtypes)).most_common())
 
 
 def _op_table(entries: Sequence[OpDtypes]) -> list[str]:
@@ -185,17 +180,14 @@ def _dtypes(dtypes: Sequence[str]) -> str:
 
 def _constant_table(edge: EdgeFile) -> list[str]:
     size = len(edge.graph.buffer)
-    constants = _constants(edge)
-    rest = size - sum(stored for _, _, stored in constants)
-    rows = [(dtype, str(number), stored) for dtype, number, stored in constants]
-    return table(
-        ("dtype", "count", "bytes", "share"),
-        [
-            (dtype, number, f"{stored:,}", f"{stored / size:.1%}")
-            for dtype, number, stored in [*rows, ("(all else)", "", rest)]
-        ],
-        numbers=("count", "bytes", "share"),
-    )
+    constants: list[tuple[str, int | str, int]] = [*_constants(edge)]
+    rest = size - sum(stored for *_, stored in constants)
+    rows = [
+        (dtype, str(number), f"{stored:,}", f"{stored / size:.1%}")
+        for dtype, number, stored in [*constants, ("(all else)", "", rest)]
+    ]
+    numbers = ("count", "bytes", "share")
+    return table(("dtype", *numbers), rows, numbers=numbers)
 
 
 def _constants(edge: EdgeFile) -> list[tuple[str, int, int]]:
@@ -207,12 +199,8 @@ def _constants(edge: EdgeFile) -> list[tuple[str, int, int]]:
         for tensor in subgraph.tensors
         if tensor.is_constant and not tensor.is_external
     }
-    numbers: Counter[str] = Counter()
-    stored: Counter[str] = Counter()
+    found: dict[str, list[int]] = {}
     for dtype, size in sizes.values():
-        numbers[dtype] += 1
-        stored[dtype] += size
-    return sorted(
-        ((dtype, numbers[dtype], stored[dtype]) for dtype in numbers),
-        key=lambda each: (-each[2], each[0]),
-    )
+        found.setdefault(dtype, []).append(size)
+    rows = [(dtype, len(each), sum(each)) for dtype, each in found.items()]
+    return sorted(rows, key=lambda row: (-row[2], row[0]))

@@ -11,14 +11,7 @@ from typing import Any, Final, Literal
 
 import pytest
 
-from pytest_edgeq.compare.parallel import available_cores
-from pytest_edgeq.names import (
-    CACHE_MODES,
-    DEFAULT_PRESET,
-    DEFAULT_RUNTIME,
-    ISOLATE_MODES,
-    RUNTIMES,
-)
+from pytest_edgeq.names import CACHE_MODES, DEFAULT_PRESET, DEFAULT_RUNTIME, ISOLATE_MODES, RUNTIMES
 from pytest_edgeq.plugin.options import values
 from pytest_edgeq.plugin.options.values import OptionSource
 from pytest_edgeq.runtimes.registry import Runtimes
@@ -35,7 +28,7 @@ class Option:
     default: str | int  # the ini default
     metavar: str  # what `--help` shows for the value
     help: str  # one sentence for `--help`
-    # makes the value from the text, or raises pytest.UsageError with the valid values
+    # makes the value from the text, or raises ValueError with the valid values
     resolve: Callable[[str, values.OptionSource], Any]
     bare: str | None = None  # what the flag means without a value; None if it needs one
     # whether the ini value is a list of lines, and the flag may be repeated
@@ -210,30 +203,6 @@ class Settings:
         values.html,
     )
 
-    @property
-    def wants_details(self) -> bool:
-        """Whether a view shows outputs and samples of comparisons, not their errors alone."""
-        return self.json is not None or self.html is not None
-
-    @property
-    def writes_views(self) -> bool:
-        """Whether a view of the run is written to a file of its own."""
-        return any(path is not None for path in (self.json, self.markdown, self.html))
-
-    def cores(self, workers: int) -> int:
-        """Return the number of cores for one of several workers on this machine."""
-        return self.threads or max(1, available_cores() // workers)
-
-    def effective_runtime(self, marked: str | None) -> str:
-        """Return the runtime, by precedence: command line, marker, ini."""
-        if marked is None or "runtime" in self.on_command_line:
-            return self.runtime
-        return marked
-
-    def effective_quantizers(self, marked: tuple[object, ...] | None) -> tuple[object, ...]:
-        """Return the quantizers, by precedence: marker, command line, ini."""
-        return self.quantizers if marked is None else marked
-
 
 OPTIONS: Final = tuple(
     dataclasses.replace(each.metadata["option"], stem=each.name)
@@ -281,16 +250,7 @@ def _ini(config: pytest.Config, option: Option) -> str:
 
 
 def target_options(config: pytest.Config) -> tuple[dict[str, tuple[str, ...]], int]:
-    """
-    Return the targets of a run, which name runtimes, and their time limit.
-
-    Returns:
-        The words of each command by name, those of the command line in place of the ini's of the
-        same names; and seconds.
-
-    Raises:
-        pytest.UsageError: One cannot be read.
-    """
+    """Return the targets of ini and command line, which name runtimes, and their time limit."""
     declared = {option.stem: option for option in OPTIONS}
     option, timeout = declared["targets"], declared["target_timeout"]
     found = dict(_resolved(config, option, "ini", Runtimes()))
@@ -317,16 +277,12 @@ def _resolved(
     if option.stem == "snapshot_dir":
         # Relative to the root folder wherever it is written, as the paths below it are.
         place = dataclasses.replace(place, folder=config.rootpath)
-    return option.resolve(text, place)
+    with place.errors():
+        return option.resolve(text, place)
 
 
 def resolve(config: pytest.Config, runtimes: Runtimes) -> Settings:
-    """
-    Make the settings of a run from its command line and ini file.
-
-    Raises:
-        pytest.UsageError: A value is not valid, or an update was asked for on CI.
-    """
+    """Make the settings of a run from its command line and ini file."""
     values: dict[str, Any] = {}
     given = set()
     for option in OPTIONS:

@@ -11,25 +11,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from bokeh.core.properties import field, value
 from bokeh.document import Document
 from bokeh.models import (
     BoxZoomTool,
     ColumnDataSource,
     FactorRange,
-    HBar,
     HoverTool,
-    Legend,
-    LegendItem,
-    Line,
     PanTool,
-    Quad,
     Range1d,
     ResetTool,
-    Scatter,
     Slope,
     Span,
-    Text,
     WheelZoomTool,
 )
 from bokeh.plotting import figure
@@ -58,6 +50,10 @@ _HATCHES = {"conversion": "dot", "quantization": None, "lowering": "right_diagon
 _NEUTRAL = "#80858d"
 _FONT = "system-ui, sans-serif"
 
+_LEAST_SHOWN = 12  # percent; the number does not fit into a bar of less on a phone
+_FEW_OPS = 50  # whose marks fit next to each other on a phone
+_LONGEST = 18  # characters of an output's name on a phone
+
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
@@ -71,13 +67,12 @@ class Chart:
 def stage_bar(outputs: Sequence[OutputNoise]) -> Chart:
     """Return the share of each stage in the noise of each output, worst output on top."""
     names = _unique([output.name for output in outputs])
-    chart = _figure(
-        80 + 34 * len(names),
-        x_range=Range1d(0, 100, bounds=(0, 100)),
-        y_range=FactorRange(factors=names[::-1]),
-        with_tools=False,
-    )
-    items, bars = [], []
+    ranges = {
+        "x_range": Range1d(0, 100, bounds=(0, 100)),
+        "y_range": FactorRange(factors=names[::-1]),
+    }
+    chart = _figure(80 + 34 * len(names), with_tools=False, **ranges)
+    bars = []
     left = np.zeros(len(outputs))
     for stage in outputs[0].shares:
         shares = np.array([100 * output.shares[stage] for output in outputs])
@@ -89,27 +84,20 @@ def stage_bar(outputs: Sequence[OutputNoise]) -> Chart:
                 "middle": left + shares / 2,
                 "stage": [stage] * len(names),
                 "share": [f"{share:.1f} %" for share in shares],
-                "told": [f"{share:.0f} %" if share >= _LEAST_TOLD else "" for share in shares],
+                "shown": [f"{share:.0f} %" if share >= _LEAST_SHOWN else "" for share in shares],
                 "sqnr": [output.decibels[stage] for output in outputs],
                 "rmse": [f"{output.rmse[stage]:.4g}" for output in outputs],
             }
         )
         color = COLORS[stage]
-        bar = HBar(
-            y="y",
-            left="left",
-            right="right",
-            height=0.72,
-            fill_color=color,
-            line_color=color,
-            hatch_pattern=_HATCHES[stage],
-            hatch_color="white",
-            hatch_alpha=0.3,
-        )
-        bars.append(chart.add_glyph(source, bar, name=stage))
-        chart.add_glyph(source, _text("middle", "y", "told", color="white", background=color))
-        items.append(LegendItem(label=stage, renderers=[bars[-1]]))
+        place = {"y": "y", "left": "left", "right": "right", "height": 0.72, "source": source}
+        hatch = {"hatch_pattern": _HATCHES[stage], "hatch_color": "white", "hatch_alpha": 0.3}
+        bar = chart.hbar(**place, **hatch, color=color, legend_label=stage)
+        bars.append(bar)
+        _text(chart, "middle", "y", "shown", source, "white", background_fill_color=color)
         left = left + shares
+    chart.ygrid.visible = False
+    chart.yaxis.visible = len(names) > 1
     tooltips = [
         ("output", "@y"),
         ("stage", "@stage"),
@@ -117,46 +105,27 @@ def stage_bar(outputs: Sequence[OutputNoise]) -> Chart:
         ("SQNR", "@sqnr"),
         ("RMSE", "@rmse"),
     ]
-    chart.ygrid.visible = False
-    chart.yaxis.visible = len(names) > 1
     hover = HoverTool(renderers=bars, tooltips=tooltips)
     label = "Share of each stage in the noise power of each output"
-    return _chart(chart, label, hover, items, x="share of the noise power, %")
-
-
-_LEAST_TOLD = 12  # percent; the number does not fit into a bar of less on a phone
-_FEW_OPS = 50  # whose marks fit next to each other on a phone
+    return _finished(chart, label, hover, x="share of the noise power, %")
 
 
 def layer_chart(points: LayerPoints) -> Chart:
     """Return local and cumulative error of each op over depth."""
     (low, high), index = points.range, points.columns["index"]
-    chart = _figure(
-        360,
-        x_range=Range1d(index.min() - 0.6, index.max() + 0.6),
-        y_range=Range1d(low, high),
-    )
+    depth = Range1d(index.min() - 0.6, index.max() + 0.6)
+    chart = _figure(360, x_range=depth, y_range=Range1d(low, high))
     source = ColumnDataSource(dict(points.columns))
     # The strip of an op is what the pointer meets, so that any height of the chart will do.
-    strips = chart.add_glyph(source, _bars(low, high, COLORS["lowering"], "alpha"), name="ops")
-    items = []
+    strips = _bars(chart, source, low, high, COLORS["lowering"], "alpha")
     for name, color, dash in (
         ("local", COLORS["lowering"], "solid"),
         ("cumulative", COLORS["quantization"], "dashed"),
     ):
-        line = chart.add_glyph(source, _line("index", name, color, dash), name=name)
-        marks = chart.add_glyph(
-            source,
-            Scatter(
-                x="index",
-                y=name,
-                size=7 if len(index) <= _FEW_OPS else 4,
-                marker=field(f"{name}_marker"),
-                fill_color=color,
-                line_color=color,
-            ),
-        )
-        items.append(LegendItem(label=f"{name} error", renderers=[line, marks]))
+        label = f"{name} error"
+        _line(chart, source, "index", name, color, dash, label)
+        look = {"size": 7 if len(index) <= _FEW_OPS else 4, "color": color, "legend_label": label}
+        chart.scatter(x="index", y=name, marker=f"{name}_marker", source=source, **look)
     if points.culprit is not None:
         chart.add_layout(_vertical(points.culprit, COLORS["lowering"], "dotted"))
     tooltips = [
@@ -170,7 +139,7 @@ def layer_chart(points: LayerPoints) -> Chart:
     hover = HoverTool(renderers=[strips], tooltips=tooltips, point_policy="follow_mouse")
     label = "Local and cumulative SQNR of each op over depth"
     axes = {"x": "op, in execution order", "y": "SQNR, dB (higher is better)"}
-    return _chart(chart, label, hover, items, **axes)
+    return _finished(chart, label, hover, **axes)
 
 
 def histogram(found: Distribution) -> Chart:
@@ -179,11 +148,8 @@ def histogram(found: Distribution) -> Chart:
     # Beside qmin and qmax there is room for their names, on a phone, too.
     margin = (max(marks) - min(marks)) * (0.25 if found.limits else 0.04)
     top = found.highest * 1.1
-    chart = _figure(
-        320,
-        x_range=Range1d(min(marks) - margin, max(marks) + margin),
-        y_range=Range1d(0, top),
-    )
+    values = Range1d(min(marks) - margin, max(marks) + margin)
+    chart = _figure(320, x_range=values, y_range=Range1d(0, top))
     bins = ColumnDataSource(
         {
             "left": found.edges[:-1],
@@ -193,26 +159,25 @@ def histogram(found: Distribution) -> Chart:
             **found.counts,
         }
     )
-    fills = chart.add_glyph(bins, _bars(0, "float", COLORS["float"], 0.16))
-    items = []
     for side, counts in found.counts.items():
-        steps = ColumnDataSource({"x": np.repeat(found.edges, 2), "y": _outline(counts)})
-        line = chart.add_glyph(steps, _line("x", "y", COLORS[side], _DASHES[side]), name=side)
-        items.append(LegendItem(label=side, renderers=[line, fills] if side == "float" else [line]))
-    strips = chart.add_glyph(bins, _bars(0, top, _NEUTRAL, 0), name="bins")
-    tooltips = [("values", "@from to @to"), *((side, f"@{side}") for side in found.counts)]
-    hover = HoverTool(renderers=[strips], tooltips=tooltips, point_policy="follow_mouse")
+        # A step line along the edges of the bins, from 0 to 0.
+        heights = np.concatenate(([0], np.repeat(counts, 2), [0]))
+        steps = ColumnDataSource({"x": np.repeat(found.edges, 2), "y": heights})
+        _line(chart, steps, "x", "y", COLORS[side], _DASHES[side], side)
+        if side == "float":
+            _bars(chart, bins, 0, "float", COLORS[side], 0.16, legend_label=side)
+    strips = _bars(chart, bins, 0, top, _NEUTRAL, 0)
     # There are no limits where the output is not quantized.
     for place, name, align, offset in zip(
         found.limits, ("qmin", "qmax"), ("right", "left"), (-5, 5), strict=False
     ):
         chart.add_layout(_vertical(place, _NEUTRAL, "solid"))
         end = ColumnDataSource({"x": [place], "y": [found.highest * 1.04], "text": [name]})
-        text = _text("x", "y", "text", color=_NEUTRAL, background=None)
-        text.update(text_align=align, x_offset=offset)
-        chart.add_glyph(end, text, name=name)
+        _text(chart, "x", "y", "text", end, _NEUTRAL, text_align=align, x_offset=offset)
+    tooltips = [("values", "@from to @to"), *((side, f"@{side}") for side in found.counts)]
+    hover = HoverTool(renderers=[strips], tooltips=tooltips, point_policy="follow_mouse")
     label = "Histograms of an output's values by side"
-    return _chart(chart, label, hover, items, x="value", y="elements")
+    return _finished(chart, label, hover, x="value", y="elements")
 
 
 def scatter(floats: npt.NDArray[np.float64], edge: npt.NDArray[np.float64]) -> Chart:
@@ -222,138 +187,95 @@ def scatter(floats: npt.NDArray[np.float64], edge: npt.NDArray[np.float64]) -> C
     margin = (high - low) * 0.04 or 1.0
     ends = low - margin, high + margin
     chart = _figure(320, x_range=Range1d(*ends), y_range=Range1d(*ends))
-    source = ColumnDataSource(
-        {
-            "float": floats.astype(np.float32),
-            "edge": edge.astype(np.float32),
-            "difference": (edge - floats).astype(np.float32),
-        }
-    )
+    columns = {"float": floats, "edge": edge, "difference": edge - floats}
+    source = ColumnDataSource({name: each.astype(np.float32) for name, each in columns.items()})
     chart.add_layout(
         Slope(gradient=1, y_intercept=0, line_color=_NEUTRAL, line_dash="dashed", line_width=1.5)
     )
-    dots = chart.add_glyph(
-        source,
-        Scatter(
-            x="float",
-            y="edge",
-            size=5,
-            fill_color=COLORS["edge"],
-            fill_alpha=0.45,
-            line_color=None,
-        ),
-        name="elements",
-    )
+    style = {"size": 5, "fill_color": COLORS["edge"], "fill_alpha": 0.45, "line_color": None}
+    dots = chart.scatter(x="float", y="edge", source=source, **style)
     tooltips = [("float", "@float"), ("edge", "@edge"), ("edge − float", "@difference")]
     hover = HoverTool(renderers=[dots], tooltips=tooltips, limit=1)
-    return _chart(
-        chart, "Edge values of an output over the float values", hover, x="float", y="edge"
-    )
+    label = "Edge values of an output over the float values"
+    return _finished(chart, label, hover, x="float", y="edge")
 
 
-def _chart(
-    chart: Figure,
-    label: str,
-    hover: HoverTool,
-    items: Sequence[LegendItem] = (),
-    *,
-    x: str,
-    y: str | None = None,
-) -> Chart:
-    """Return a finished figure as JSON, as `bokeh.embed.json_item` does in thrice the time."""
-    chart.add_tools(hover)
-    if items:
-        chart.add_layout(_legend(items), "above")
-    chart.xaxis.axis_label, chart.yaxis.axis_label = x, y
-    document = Document()
-    document.add_root(chart)
-    drawn = document.to_json(deferred=False)
-    item = {"root_id": chart.id, "doc": drawn, "version": drawn["version"]}
-    written = json.dumps(item, allow_nan=False, separators=(",", ":")).encode("utf-8")
-    packed = gzip.compress(written, mtime=0)
-    return Chart(base64.b64encode(packed).decode("ascii"), label)
-
-
-def _figure(height: int, *, with_tools: bool = True, **properties: Any) -> Figure:
+def _figure(height: int, *, with_tools: bool = True, **ranges: Any) -> Figure:
     """Return an empty figure; its colours are CSS variables of the page."""
     zoom, wheel = BoxZoomTool(), WheelZoomTool(modifiers={"ctrl": True})
-    used = [PanTool(), zoom, wheel, ResetTool()] if with_tools else []
     chart = figure(
         height=height,
         sizing_mode="stretch_width",
-        tools=used,
+        tools=[PanTool(), zoom, wheel, ResetTool()] if with_tools else [],
         toolbar_location="above" if with_tools else None,
         background_fill_color=None,
         border_fill_color=None,
         outline_line_color=None,
-        **properties,
+        **ranges,
     )
     if with_tools:
         chart.toolbar.active_drag = zoom
         chart.toolbar.active_scroll = wheel
     chart.toolbar.logo = None
     for axis in (*chart.xaxis, *chart.yaxis):
-        axis.update(
-            axis_label_text_font=_FONT,
-            axis_label_text_font_size="12px",
-            axis_label_text_font_style="normal",
-            major_label_text_font=_FONT,
-            major_label_text_font_size="12px",
-            minor_tick_line_color=None,
-        )
+        for label in ("axis_label", "major_label"):
+            axis.update(**{f"{label}_text_font": _FONT, f"{label}_text_font_size": "12px"})
+        axis.update(axis_label_text_font_style="normal", minor_tick_line_color=None)
     return chart
 
 
-def _bars(bottom: float, top: float | str, color: str, alpha: float | str) -> Quad:
-    ends = {"left": "left", "right": "right", "bottom": bottom, "top": top}
-    return Quad(**ends, fill_color=color, fill_alpha=alpha, line_color=None)
-
-
-def _line(x: str, y: str, color: str, dash: Any) -> Line:
-    return Line(x=x, y=y, line_color=color, line_dash=dash, line_width=1.8)
-
-
-def _text(x: str, y: str, text: str, *, color: str, background: str | None) -> Text:
-    return Text(
-        x=x,
-        y=y,
-        text=field(text),
-        text_align="center",
-        text_baseline="middle",
-        text_color=color,
-        text_font=value(_FONT),
-        text_font_size="12px",
-        text_font_style="bold",
-        background_fill_color=background,
-        padding=3,
-    )
-
-
-def _vertical(place: float, color: str, dash: Any) -> Span:
-    return Span(location=place, dimension="height", line_color=color, line_dash=dash, line_width=2)
-
-
-def _legend(items: Sequence[LegendItem]) -> Legend:
-    return Legend(
-        items=list(items),
-        orientation="horizontal",
-        background_fill_color=None,
-        border_line_color=None,
-        label_text_font=_FONT,
-        label_text_font_size="12px",
-        padding=2,
-        margin=2,
-        spacing=10,
-        click_policy="hide",
+def _finished(
+    chart: Figure, label: str, hover: HoverTool, *, x: str, y: str | None = None
+) -> Chart:
+    """Return a finished figure as JSON, as `bokeh.embed.json_item` does in thrice the time."""
+    chart.add_tools(hover)
+    for legend in chart.legend[:1]:
+        chart.add_layout(legend, "above")
+        legend.update(background_fill_color=None, border_line_color=None, click_policy="hide")
+        legend.update(orientation="horizontal", padding=2, margin=2, spacing=10)
         # Unlike those of axes, its labels are elements, which are styled before they are in a page.
-        stylesheets=[".bk-label { color: var(--ink) !important; }"],
-    )
+        ink = [".bk-label { color: var(--ink) !important; }"]
+        legend.update(label_text_font=_FONT, label_text_font_size="12px", stylesheets=ink)
+    chart.xaxis.axis_label, chart.yaxis.axis_label = x, y
+    document = Document()
+    document.add_root(chart)
+    drawn = document.to_json(deferred=False)
+    item = {"root_id": chart.id, "doc": drawn, "version": drawn["version"]}
+    written = json.dumps(item, allow_nan=False, separators=(",", ":")).encode("utf-8")
+    return Chart(base64.b64encode(gzip.compress(written, mtime=0)).decode("ascii"), label)
 
 
-def _outline(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the heights of a step line along the edges of the bins, from 0 to 0."""
-    inner = np.repeat(counts, 2)
-    return np.concatenate(([0], inner, [0]))
+def _bars(
+    chart: Figure,
+    source: ColumnDataSource,
+    bottom: float,
+    top: float | str,
+    color: str,
+    alpha: float | str,
+    **more: Any,
+) -> Any:
+    ends = {"left": "left", "right": "right", "bottom": bottom, "top": top}
+    look = {"fill_color": color, "fill_alpha": alpha, "line_color": None}
+    return chart.quad(source=source, **ends, **look, **more)
+
+
+def _line(
+    chart: Figure, source: ColumnDataSource, x: str, y: str, color: str, dash: str, label: str
+) -> None:
+    look = {"line_color": color, "line_dash": dash, "line_width": 1.8}
+    chart.line(x=x, y=y, source=source, legend_label=label, **look)
+
+
+def _text(
+    chart: Figure, x: str, y: str, text: str, source: ColumnDataSource, color: str, **more: Any
+) -> None:
+    look = {"text_color": color, "text_font": {"value": _FONT}, "text_font_size": "12px"}
+    look |= {"text_align": "center", "text_baseline": "middle", "text_font_style": "bold"}
+    chart.text(x=x, y=y, text=text, source=source, padding=3, **(look | more))
+
+
+def _vertical(place: float, color: str, dash: str) -> Span:
+    return Span(location=place, dimension="height", line_color=color, line_dash=dash, line_width=2)
 
 
 def _unique(names: Sequence[str]) -> list[str]:
@@ -363,6 +285,3 @@ def _unique(names: Sequence[str]) -> list[str]:
         f"{name} ({short[:i].count(name) + 1})" if short.count(name) > 1 else name
         for i, name in enumerate(short)
     ]
-
-
-_LONGEST = 18

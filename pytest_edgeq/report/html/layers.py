@@ -48,7 +48,9 @@ def layer_points(layers: Mapping[str, Any]) -> LayerPoints | None:
         "cumulative": _placed(cumulative, bounds),
         "local_told": [_figures(row, "local") for row in rows],
         "cumulative_told": [_figures(row, "cumulative") for row in rows],
-        "clipped": [_percent(number_of(row["clipped"])) for row in rows],
+        "clipped": [
+            "–" if (c := number_of(row["clipped"])) is None else f"{100 * c:.3g} %" for row in rows
+        ],
         "local_marker": [_marker(value, "circle") for value in local],
         "cumulative_marker": [_marker(value, "square") for value in cumulative],
         "alpha": np.array([_EMPHASIS.get(row["verdict"], 0.0) for row in rows]),
@@ -81,7 +83,3 @@ def _figures(row: Mapping[str, Any], kind: str) -> str:
         return "not measured"
     text = "not a number" if math.isnan(value) else decibels(value)
     return text if lsb is None else f"{text}, {lsb:.3g} LSB"
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.3g} %"

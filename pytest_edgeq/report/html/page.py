@@ -34,7 +34,9 @@ def html_page(run: Run) -> str:
         lstrip_blocks=True,
     )
     templates.filters |= {"figure": _figure, "blocks": text_blocks}
-    scripts = [_bokeh_js(), _asset("page.js")]
+    # Of Bokeh's bundles the one with plots; no script may end the element that it stands in.
+    (bokeh,) = Resources(mode="inline", components=["bokeh"]).js_raw[:1]
+    scripts = [bokeh.replace("</script", "<\\/script"), _asset("page.js")]
     page: str = templates.get_template("page.html.jinja").render(
         run=run.data,
         models=model_views(run, PageLimits()),
@@ -51,19 +53,8 @@ def write_html(run: Run, path: Path) -> None:
     write_whole(path, html_page(run))
 
 
-def _bokeh_js() -> str:
-    # Of its bundles the one with plots; tables, widgets and WebGL are not used.
-    (script,) = Resources(mode="inline", components=["bokeh"]).js_raw[:1]
-    return _closed(script)
-
-
 def _asset(name: str) -> str:
     return files("pytest_edgeq.report.html").joinpath(name).read_text(encoding="utf-8")
-
-
-def _closed(script: str) -> str:
-    """Escape a script so that it does not end its enclosing element."""
-    return script.replace("</script", "<\\/script")
 
 
 def _hash(script: str) -> str:

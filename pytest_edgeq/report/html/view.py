@@ -32,10 +32,9 @@ _TWO_GAPS = re.compile(r"\S {2,}\S.* {2,}\S")
 class PageLimits:
     """Limits that keep the page small for any number of models."""
 
-    outputs_per_model: int = 4  # how many outputs of a model have charts
-    points: int = 40_000  # how many points the scatter charts of all outputs may have
-    # how long the pictures of all samples may be; spent as they are made
-    picture_bytes: int = 900_000
+    outputs_per_model: int = 4  # outputs of a model that have charts
+    points: int = 40_000  # of the scatter charts of all outputs
+    picture_bytes: int = 900_000  # of all samples; spent as they are made
 
 
 def model_views(run: Run, limits: PageLimits) -> list[Record]:
@@ -249,11 +248,6 @@ def png_url(picture: Record) -> str:
 
 
 def text_blocks(text: str) -> list[tuple[bool, str]]:
-    """
-    Split a failure text into runs of lines, each with whether it is a table.
-
-    A line with two gaps of two blanks or more is a row of a table, which a narrow screen must
-    not wrap.
-    """
+    """Split a failure text into runs of lines, each with whether it is a table."""
     runs = itertools.groupby(text.splitlines(), lambda line: _TWO_GAPS.search(line) is not None)
     return [(is_table, "\n".join(lines)) for is_table, lines in runs]
