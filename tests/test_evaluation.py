@@ -85,9 +85,7 @@ def maker() -> Edgeq:
 def net(maker: Edgeq) -> QuantizedModel:
     """The sound network that was trained on digits."""
     return maker.quantize(
-        digits.trained(),
-        (torch.zeros(1, 1, 8, 8),),
-        calibration=digits.calibration(64),
+        digits.trained(), (torch.zeros(1, 1, 8, 8),), calibration=digits.calibration(64)
     )
 
 
@@ -213,9 +211,7 @@ def test_samples_are_counted_where_they_are_compared(maker: Edgeq, net: Quantize
     assert maker.compare(net, [black, other, other, black, black]).evaluated == (5, 2, 3)
 
 
-def test_eight_uneven_samples_are_refused_with_the_number_that_would_do(
-    remember: Remember,
-) -> None:
+def test_eight_uneven_samples_are_refused_with_the_number_that_would_do(remember: Remember) -> None:
     """The golden text, whether or not the file would be written; the number does."""
     comparison = _uneven(8)
     expected = (GOLDEN / "errors_too_few_samples.txt").read_text("utf-8")

@@ -19,11 +19,7 @@ from pytest_edgeq.baselines.build import (
     has_range_of,
     other_input,
 )
-from pytest_edgeq.baselines.paired_limits import (
-    floor_db,
-    narrowed,
-    on_other_kernels,
-)
+from pytest_edgeq.baselines.paired_limits import floor_db, narrowed, on_other_kernels
 from pytest_edgeq.baselines.shape import ShapeCheck, is_number, shape_problem
 from pytest_edgeq.numerics.confidence import BY_SAMPLE
 from pytest_edgeq.numerics.findings import (

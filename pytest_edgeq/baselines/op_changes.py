@@ -51,10 +51,7 @@ class _Group(NamedTuple):
 
 
 def describe_change(
-    old: Mapping[str, Any],
-    new: Mapping[str, Any],
-    *,
-    sides: tuple[str, str] = ("stored", "now"),
+    old: Mapping[str, Any], new: Mapping[str, Any], *, sides: tuple[str, str] = ("stored", "now")
 ) -> Finding | None:
     """
     Return how two op-dtype maps differ; None where nothing does.

@@ -350,12 +350,7 @@ class SnapshotSession:
         return stored
 
     def _write(
-        self,
-        path: Path,
-        claim: Claim,
-        owner: Owner,
-        name: str,
-        data: dict[str, Any] | None = None,
+        self, path: Path, claim: Claim, owner: Owner, name: str, data: dict[str, Any] | None = None
     ) -> None:
         __tracebackhide__ = True
         stored = claim.data if data is None else data

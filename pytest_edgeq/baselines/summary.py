@@ -46,11 +46,7 @@ class Outcome:
 def summarize(layout: Layout, log: RunLog, outcome: Outcome) -> list[Line]:
     """Make the lines of the section; no lines, no section."""
     lines: list[Line] = []
-    for category, verb in (
-        ("new", "stored"),
-        ("changed", "rewritten"),
-        ("tighten", "tightened"),
-    ):
+    for category, verb in (("new", "stored"), ("changed", "rewritten"), ("tighten", "tightened")):
         written = _paths(
             f"{claim['path']}: {claim['stored']}"
             for claim in log.claims()

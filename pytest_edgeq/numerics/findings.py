@@ -420,14 +420,7 @@ LOSS_KINDS: Final = (LOSSY_OP, LOSSY_EVERYWHERE, ACCUMULATED_LOSS)
 UNEXPLAINED: Final = (ACCUMULATED_LOSS, OP_IN_FLOAT, NOT_LOCALIZED)
 """Of layers: none of these says why an error is as large as it is."""
 
-LAYER_KINDS: Final = frozenset(
-    {
-        *WRONG_KINDS,
-        LOSSY_OP,
-        LOSSY_EVERYWHERE,
-        *UNEXPLAINED,
-    }
-)
+LAYER_KINDS: Final = frozenset({*WRONG_KINDS, LOSSY_OP, LOSSY_EVERYWHERE, *UNEXPLAINED})
 """Of layers: `LayerErrors.finding` is one of these, or of an input."""
 
 LOSSES: Final = frozenset(

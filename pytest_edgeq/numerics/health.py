@@ -12,13 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .checks import (
-    ON_NOTHING,
-    UNKNOWN,
-    Calibration,
-    DefaultRange,
-    keeps_nothing,
-)
+from .checks import ON_NOTHING, UNKNOWN, Calibration, DefaultRange, keeps_nothing
 from .error_sums import IOSpec
 from .findings import (
     CLIPPED_INPUT,

@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pytest_edgeq import (
-    QuantizedModel,
-    assert_no_float_ops,
-    assert_op_counts,
-    assert_op_dtypes,
-)
+from pytest_edgeq import QuantizedModel, assert_no_float_ops, assert_op_counts, assert_op_dtypes
 from pytest_edgeq.check.assertions.channels import granularities
 from pytest_edgeq.errors import UnmatchedError
 
@@ -53,8 +48,7 @@ def test_an_add_that_non_strict_export_left_in_float(
 def test_weights_per_tensor(per_tensor: QuantizedModel, golden: Any) -> None:
     """The other recipe was taken."""
     golden(
-        "op_per_tensor",
-        lambda: assert_op_dtypes(per_tensor, "CONV_2D", granularity="per_channel"),
+        "op_per_tensor", lambda: assert_op_dtypes(per_tensor, "CONV_2D", granularity="per_channel")
     )
 
 

@@ -391,10 +391,7 @@ def _transformer(
 
 
 _LOGITS: dict[str, Any] = {"output": "logits"}
-_PIXELS: dict[str, Any] = {
-    "arguments": ("pixel_values",),
-    "sample": functools.partial(_image, 32),
-}
+_PIXELS: dict[str, Any] = {"arguments": ("pixel_values",), "sample": functools.partial(_image, 32)}
 _PIXELS_64: dict[str, Any] = {**_PIXELS, "sample": functools.partial(_image, 64)}
 
 # ------------------------------------------------------------------------------------- timm

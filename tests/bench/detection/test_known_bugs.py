@@ -273,8 +273,7 @@ def _with_ranges(
 
 
 @pytest.mark.known_bug(
-    "ai-edge-quantizer 0.10.0",
-    then="README's advice on samples for static recipes goes",
+    "ai-edge-quantizer 0.10.0", then="README's advice on samples for static recipes goes"
 )
 def test_averaged_ranges_make_int16_as_coarse_as_int8(maker: Edgeq, still: Still) -> None:
     """Ranges are averages of each sample's, so they clip, and finer steps gain nothing."""

@@ -45,10 +45,7 @@ INTEGERS = ("int8", "recipe_static_wi8_ai8", "recipe_static_wi8_ai16")
 GROUPS = {
     "int8 and 16×8, integer outputs": (INTEGERS, ("int8", "int16")),
     "int8, float outputs": (INTEGERS, ("float32",)),
-    "weight-only": (
-        ("recipe_weight_only_wi8_afp32", "recipe_weight_only_wi4_afp32"),
-        ("float32",),
-    ),
+    "weight-only": (("recipe_weight_only_wi8_afp32", "recipe_weight_only_wi4_afp32"), ("float32",)),
     "dynamic": (("recipe_dynamic_wi8_afp32",), ("float32",)),
     "float": (("float",), ("float32",)),
 }
