@@ -16,7 +16,6 @@ from pytest_edgeq.numerics.budget import Budget
 from pytest_edgeq.numerics.checks import check_bias, check_scales, has_default_parameters
 from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import SAMPLES
-from pytest_edgeq.numerics.health import OutputHealth
 from pytest_edgeq.numerics.metric_table import LOWER_BOUNDED, UPPER_BOUNDED
 from pytest_edgeq.numerics.results import StageErrors
 from tests.faults.sentences import is_sentence
@@ -120,23 +119,6 @@ def test_a_budget_is_kept_broken_or_refused(
         assert violations
     if needed is not None:
         assert repr(needed)
-
-
-@given(arrays(FLOATS), arrays(INTEGERS), SCALES)
-@derandomized
-def test_health_is_told_or_refused(reference: Array, codes: Array, scale: float | None) -> None:
-    """Of one sample and of none."""
-    health = OutputHealth(IOSpec("y", scale, 3, -128, 127))
-    health.findings()
-    try:
-        with np.errstate(all="ignore"):
-            health.update(reference, codes.astype(np.float64), codes)
-    except (ValueError, TypeError) as error:
-        if not is_sentence(error):
-            raise
-        return
-    for finding in health.findings():
-        assert str(finding)
 
 
 @given(
