@@ -9,6 +9,7 @@ from typing import Literal
 
 from pytest_edgeq.baselines.obsolete import RunLog, Survey
 from pytest_edgeq.baselines.paths import Layout
+from pytest_edgeq.numerics.findings import counted
 
 Severity = Literal["error", "warning", "info"]
 
@@ -57,27 +58,21 @@ def summarize(layout: Layout, log: RunLog, outcome: Outcome) -> list[Line]:
     if outcome.pruned:
         pruned = [layout.shown(path) for path in outcome.pruned]
         lines += _listing(f"{_baselines(pruned)} {_was(pruned)} deleted:", "info", pruned)
-    refused = [
-        claim
-        for claim in log.claims(of_failed=True)
-        if not claim["written"] and claim["category"] in ("new", "changed")
-    ]
-    found = {
-        category: _paths(claim["path"] for claim in refused if claim["category"] == category)
-        for category in ("new", "changed")
-    }
-    if changed := found["changed"]:
-        text = (
-            f"Error: {_checks(changed)} changed: see in the failures above what changed and why; "
-            "if all of it is meant, --edgeq-update=changed"
-        )
-        lines.append(Line(text, "error"))
-    if new := found["new"]:
-        text = (
-            f"Error: {_checks(new)} no baseline yet: see above what would be stored, and store it "
-            "with --edgeq-update=new"
-        )
-        lines.append(Line(text, "error"))
+    for category, text in (
+        (
+            "changed",
+            "changed: see in the failures above what changed and why; if all of it is meant, "
+            "--edgeq-update=changed",
+        ),
+        (
+            "new",
+            "no baseline yet: see above what would be stored, and store it with --edgeq-update=new",
+        ),
+    ):
+        refused = (each for each in log.claims(of_failed=True) if not each["written"])
+        if paths := _paths(each["path"] for each in refused if each["category"] == category):
+            has = "1 check has" if len(paths) == 1 else f"{len(paths)} checks have"
+            lines.append(Line(f"Error: {has} {text}", "error"))
     unwritten = _paths(claim["path"] for claim in log.claims() if claim["category"] == "unwritable")
     if unwritten:
         text = f"Error: {_baselines(unwritten)} could not be written: see in the failures above why"
@@ -89,8 +84,8 @@ def summarize(layout: Layout, log: RunLog, outcome: Outcome) -> list[Line]:
     if outcome.shows_not_judged and outcome.survey.not_judged:
         named = [f"{module}: {why}" for module, why in outcome.survey.not_judged.items()]
         lines += _listing(
-            f"Warning: no obsolete baselines were looked for in {_modules(named)} that did not run "
-            "completely:",
+            "Warning: no obsolete baselines were looked for in "
+            f"{counted(len(named), 'module')} that did not run completely:",
             "warning",
             named,
         )
@@ -127,15 +122,7 @@ def _listing(head: str, severity: Severity, paths: Sequence[str]) -> list[Line]:
 
 
 def _baselines(paths: Sequence[str]) -> str:
-    return f"{len(paths)} {'baseline' if len(paths) == 1 else 'baselines'}"
-
-
-def _modules(modules: Sequence[str]) -> str:
-    return f"{len(modules)} {'module' if len(modules) == 1 else 'modules'}"
-
-
-def _checks(paths: Sequence[str]) -> str:
-    return "1 check has" if len(paths) == 1 else f"{len(paths)} checks have"
+    return counted(len(paths), "baseline")
 
 
 def _is(paths: Sequence[str]) -> str:

@@ -9,7 +9,6 @@ answers a question by itself: is the drop small enough, and is it too great?
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import NamedTuple
@@ -88,8 +87,16 @@ class RightWrong:
             grown = RightWrong(n, round(self.lost / self.n * n), round(self.gained / self.n * n))
             return grown.bounds.high <= max_drop if passes else grown.bounds.low > max_drop
 
-        needed = bisect_left(range(MOST_SAMPLES), True, self.n, key=settles)
-        return None if needed == MOST_SAMPLES else _rounded_up(needed)
+        high = self.n
+        while not settles(high):
+            high *= 2
+            if high > MOST_SAMPLES:
+                return None
+        low = high // 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if settles(middle) else (middle, high)
+        return _rounded_up(high)
 
 
 def _difference_high(more: int, less: int, n: int) -> float:

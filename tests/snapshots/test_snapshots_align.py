@@ -12,11 +12,6 @@ from pytest_edgeq.baselines.align import align
 Make = Callable[..., Any]
 
 
-def test_equal_maps_align_whole(residual: Make) -> None:
-    """Nothing differs between a map and itself."""
-    assert align(residual()["ops"], residual()["ops"]).size == 0
-
-
 def test_ops_in_front_shift_nothing(residual: Make, op: Make) -> None:
     """Two ops more at the top are two ops more, not a map of changed rows."""
     old = residual()["ops"]
@@ -84,13 +79,6 @@ def test_a_block_in_front_of_a_sequential_renames_the_rest(op: Make) -> None:
     assert (found.appeared, found.size) == ([0], 1)
 
 
-def test_a_removed_op_is_told_by_its_module(op: Make) -> None:
-    """Of two equal neighbours, the one whose module is gone is the one that disappeared."""
-    found = align([op("RELU", "a"), op("RELU", "b")], [op("RELU", "b")])
-
-    assert (found.disappeared, found.size) == ([0], 1)
-
-
 def test_an_op_elsewhere_moved(op: Make) -> None:
     """An op that only stands elsewhere neither came nor went."""
     ops = [op("CONV_2D", "a"), op("RELU", "b"), op("MEAN", "c")]
@@ -111,7 +99,7 @@ def test_an_op_that_another_took_the_place_of(op: Make) -> None:
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
-@pytest.mark.parametrize("every", [1, 2, 7])
+@pytest.mark.parametrize("every", [1, 7])
 def test_sixteen_hundred_repeated_ops_align_well_and_fast(
     named: bool, every: int, op: Make, borders: Make
 ) -> None:
