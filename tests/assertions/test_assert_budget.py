@@ -42,20 +42,6 @@ def test_a_real_model_is_within_its_budget(static: QuantizedModel) -> None:
     )
 
 
-def test_a_changed_scale_leaves_the_budget(static: QuantizedModel, patch: Any) -> None:
-    """A file whose output scale was doubled: every value is twice as large."""
-
-    def doubled(content: Any) -> None:
-        graph = content.subgraphs[0]
-        quantization = graph.tensors[graph.outputs[0]].quantization
-        quantization.scale = [2 * scale for scale in quantization.scale]
-
-    spoiled = static.with_tflite(patch(static, doubled))
-    measured = Edgeq(runtime="builtin").compare(spoiled, samples(ResidualNet, 2, seed=7))
-    with pytest.raises(AssertionError, match="total, output 'output_0': sqnr_db: expected"):
-        assert_within_budget(measured, Budget(sqnr_db=45))
-
-
 def test_one_bound(comparison: Any, golden: Any) -> None:
     """The text of the simplest failure."""
     golden("budget", lambda: assert_within_budget(comparison(), Budget(max_abs_error=0.25)))
@@ -149,17 +135,6 @@ def test_nan_of_a_real_model(plain: QuantizedModel, patch: Any, operand: Any) ->
     spoiled = plain.with_tflite(patch(plain, spoilt))
     measured = Edgeq().compare(spoiled, samples(ResidualNet, 1))
     with pytest.raises(AssertionError, match="conversion is the first stage to give NaN"):
-        assert_within_budget(measured, Budget(max_abs_error=1e30))
-
-
-def test_a_reference_with_nan_is_to_blame(comparison: Any) -> None:
-    """The text points to the torch side."""
-    accumulator = StageAccumulator([IOSpec("scores", 0.5)])
-    accumulator.update([np.array([math.nan, 1.0])], [np.array([1.0, 1.0])])
-    from pytest_edgeq import Comparison
-
-    measured = Comparison(name="net", flow="prebuilt", runtime="x", total=accumulator.result())
-    with pytest.raises(AssertionError, match="the reference itself gives NaN"):
         assert_within_budget(measured, Budget(max_abs_error=1e30))
 
 
