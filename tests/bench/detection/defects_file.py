@@ -35,52 +35,30 @@ _MADE_FLOAT = (*("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"), "ADD", "MUL
 
 @dataclass(frozen=True)
 class Defect:
-    """
-    One defect in one file.
+    """One defect in one file."""
 
-    Attributes:
-        kind: As in `KINDS`.
-        place: What was changed, in words.
-        tflite: The file with the defect.
-        ops: Where it sits: indices in the ORIGINAL file, any of which is a right answer; empty
-            where it sits in no single layer.
-        origins: For each op of the changed file the op of the original that it belongs to.
-    """
-
-    kind: str
-    place: str
-    tflite: bytes = field(repr=False)
+    kind: str  # as in `KINDS`
+    place: str  # what was changed, in words
+    tflite: bytes = field(repr=False)  # the file with the defect
+    # where it sits: indices in the ORIGINAL file, any of which is a right answer; empty where it
+    # sits in no single layer
     ops: frozenset[int]
+    # for each op of the changed file the op of the original that it belongs to
     origins: tuple[int | None, ...] = field(repr=False)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """
-    A kind of defect.
+    """A kind of defect."""
 
-    Attributes:
-        places: Where it may be written into a file.
-        apply: Writes it at one of them; gives the words for it and the ops that it sits in, None
-            where nothing would change.
-    """
-
-    places: Callable[[FlatFile], Iterable[Any]]
+    places: Callable[[FlatFile], Iterable[Any]]  # where it may be written into a file
+    # writes it at one of them; gives the words for it and the ops that it sits in, None where
+    # nothing would change
     apply: Callable[[FlatFile, Any, random.Random], tuple[str, frozenset[int]] | None]
 
 
 def defect(content: bytes, kind: str, seed: int = 0) -> Defect | None:
-    """
-    Write a defect into a file, at a place drawn by the seed.
-
-    Args:
-        content: The sound file.
-        kind: Of `KINDS`.
-        seed: Another seed tries the places in another order.
-
-    Returns:
-        None where no place will do.
-    """
+    """Write a defect into a file, at a place drawn by the seed."""
     # Text, because Python's own hash of a tuple differs from run to run.
     rng = random.Random(f"{kind} {seed}")
     sound = FlatFile(content).content()

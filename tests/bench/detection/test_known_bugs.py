@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import functools
 import re
-import runpy
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -309,16 +307,6 @@ def test_averaged_ranges_make_int16_as_coarse_as_int8(maker: Edgeq, still: Still
     assert_within_budget(whole[16], quantization=Budget(sqnr_db=45))
 
 
-def _compare_tflite_torch() -> Callable[..., bool]:
-    """The converter's own, from its file: its package imports `parameterized`, undeclared."""
-    with litert.quiet():
-        import litert_torch
-    home = Path(litert_torch.__file__).parent
-    functions = runpy.run_path(str(home / "testing/model_coverage/model_coverage.py"))
-    compare: Callable[..., bool] = functions["compare_tflite_torch"]
-    return compare
-
-
 class _Resized(nn.Module):
     """An upsampling by half as much again."""
 
@@ -355,39 +343,6 @@ def test_the_nearest_pixel_is_another(maker: Edgeq, still: Still) -> None:
     ), told
     assert "report it" not in told.partition("[2]")[0]
     assert not gate(maker, sound, evaluation)
-
-
-class _Mean(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        """Give one number a sample."""
-        return x.mean(1, keepdim=True)
-
-
-class _MeanOfAll(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        """The same number for each of five columns, which the file does not have."""
-        return x.mean(1, keepdim=True).expand(-1, 5)
-
-
-@pytest.mark.known_bug("litert-torch 0.10.0", then="our check of shapes stays")
-def test_the_converters_comparison_broadcasts(maker: Edgeq, still: Still) -> None:
-    """`compare_tflite_torch` takes 1×1 for 1×5."""
-    with litert.quiet():
-        import litert_torch
-
-        sample = (normal(1, 4, seed=0),)
-        edge = litert_torch.convert(_Mean().eval(), sample)
-        theirs = _compare_tflite_torch()
-        assert not theirs(edge, lambda x: _Mean()(x) + 1, sample)
-        assert theirs(edge, _Mean(), sample)
-        still(theirs(edge, _MeanOfAll(), sample))
-
-    tflite = edge.model_content()
-    sound = maker.load(tflite, reference=_Mean().eval())
-    assert_within_budget(maker.compare(sound, [sample]), Budget(max_abs_error=1e-6))
-    defect = maker.load(tflite, reference=_MeanOfAll().eval())
-    with pytest.raises(ValueError, match=r"(?s)output 'output_0'.*1, 5.*1, 1"):
-        maker.compare(defect, [sample])
 
 
 class _Scaled(nn.Module):
@@ -467,35 +422,6 @@ def test_an_output_that_is_read_again_is_computed_by_no_op(maker: Edgeq, still: 
     sound = maker.quantize(model, calibration[0], quantizer="recipe_dynamic_wi8_afp32")
     # Measured 49 dB.
     assert_within_budget(maker.compare(sound, normals(8, 3, 1, 4, seed=2)), Budget(sqnr_db=30))
-
-
-@pytest.mark.known_bug("litert-torch 0.10.0", then="nothing of ours names it")
-def test_a_linear_layer_of_open_batch_is_refused(maker: Edgeq, still: Still) -> None:
-    """A size left open is taken for −2⁶³; a convolution is converted."""
-    with litert.quiet():
-        import litert_torch
-    shapes = ({0: torch.export.Dim("batch", min=1, max=16)},)
-    sample, image = (normal(2, 8, seed=0),), (normal(2, 3, 8, 8, seed=0),)
-    linear, conv = seeded(lambda: nn.Linear(8, 4)), seeded(lambda: nn.Conv2d(3, 4, 3))
-
-    def theirs() -> Any:
-        with litert.quiet():
-            return litert_torch.convert(linear, sample, dynamic_shapes=shapes)
-
-    still(raised(theirs, "float32[-9223372036854775808,4]"))
-
-    def quantized(model: nn.Module, inputs: tuple[Tensor, ...]) -> QuantizedModel:
-        return maker.quantize(model, inputs, quantizer=None, dynamic_shapes=shapes)
-
-    assert_error(
-        lambda: quantized(linear, sample),
-        RuntimeError,
-        "the converter refuses Linear: litert-torch does not lower the op that the last",
-        "float32[-9223372036854775808,4]",
-    )
-    comparison = maker.compare(quantized(conv, image), [normal(n, 3, 8, 8, seed=n) for n in (1, 3)])
-    # Float: one rounding is 144 dB.
-    assert_within_budget(comparison, Budget(sqnr_db=100))
 
 
 class _Pair(NamedTuple):

@@ -77,19 +77,13 @@ FLOWS: dict[str, Flow] = {
 
 
 class Measured(NamedTuple):
-    """
-    What was found.
+    """What was found."""
 
-    Attributes:
-        cell: As it would be recorded.
-        listing: Every op that is not of the promised scheme, with its module and dtypes; of an
-            error its text.
-        failures: Texts of the assertions that the record, if there is one, did not pass, and
-            where the second reading of the file differs from the op-dtype map.
-    """
-
-    cell: Cell
+    cell: Cell  # as it would be recorded
+    # every op that is not of the promised scheme, with its module and dtypes; of an error its text
     listing: list[str]
+    # texts of the assertions that the record, if there is one, did not pass, and where the second
+    # reading of the file differs from the op-dtype map
     failures: list[str]
 
 
@@ -361,13 +355,7 @@ class Worker:
         self._pipe: Any = None
 
     def measure(self, model: str, records: dict[str, Cell | None]) -> dict[str, Measured]:
-        """
-        Measure one model in some flows.
-
-        Args:
-            model: Its name in `fixtures.models`.
-            records: What is recorded by flow, None where nothing is.
-        """
+        """Measure one model in some flows."""
         found: dict[str, Measured] = {}
         while rest := {flow: record for flow, record in records.items() if flow not in found}:
             if self._process is None:
