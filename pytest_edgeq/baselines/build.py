@@ -18,8 +18,7 @@ from pytest_edgeq.baselines.sequences import common
 from pytest_edgeq.baselines.shape import ShapeCheck, is_number
 from pytest_edgeq.numerics.findings import Place
 
-UNDO = "undo what changed since the baseline"
-"""The fix where it is known what changed."""
+UNDO = "undo what changed since the baseline"  # the fix where it is known what changed
 
 # A setting by module or op, which a quantizer does not have by itself; None is float.
 _CONFIG = re.compile(

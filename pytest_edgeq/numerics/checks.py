@@ -176,5 +176,4 @@ ON_NOTHING: Final = Reason(
 )
 """Why an input's range keeps nothing."""
 
-UNKNOWN: Final = Calibration()
-"""Nothing is known of the calibration samples."""
+UNKNOWN: Final = Calibration()  # nothing is known of the calibration samples

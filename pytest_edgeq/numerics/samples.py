@@ -17,8 +17,7 @@ _FEW_NUMBERS = 8  # samples of up to so many whole numbers, as of a user and an 
 
 _SIGMAS = 3  # how many standard deviations above its share by chance a count is none
 
-_REPEATED = 4
-"""How often one sample must be given to be a mistake: fewer may be all there are."""
+_REPEATED = 4  # how often one sample must be given to be a mistake: fewer may be all there are
 
 
 class SampleLedger:
@@ -131,8 +130,7 @@ class EvaluatedSamples(NamedTuple):
     constant: int = 0  # in how many every input has one value, as of a black image
 
 
-NOT_COUNTED: Final = EvaluatedSamples()
-"""Nothing is known of the samples."""
+NOT_COUNTED: Final = EvaluatedSamples()  # nothing is known of the samples
 
 
 class EvaluatedLedger:

@@ -44,8 +44,7 @@ from tests.bench.detection.plain import Run, same_codes
 from tests.bench.detection.sound import FLOWS, NETS, Net, Sound, build, sound
 
 PAGE = Path(__file__).with_name("README.md")
-_LINES = 6
-"""So many lines of a failure are kept."""
+_LINES = 6  # so many lines of a failure are kept
 _LIBRARIES = ("torch", "litert-torch", "ai-edge-litert", "torchao", "ai-edge-quantizer")
 
 

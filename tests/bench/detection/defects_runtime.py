@@ -76,8 +76,7 @@ SPOILT: dict[str, Callable[[Arrays, Arrays | None], Arrays]] = {
     "off-by-one": _off_by_one,
 }
 
-BOARD = "board"
-"""What the runner is called."""
+BOARD = "board"  # what the runner is called
 
 
 class Switch:
