@@ -185,22 +185,11 @@ class _OutputAccumulator:
 
 
 class StageAccumulator:
-    """
-    Collects the errors of one stage, sample by sample.
-
-    Raises:
-        ValueError: there is no output, or two have the same name.
-    """
+    """Collects the errors of one stage, sample by sample."""
 
     def __init__(self, outputs: Sequence[IOSpec]) -> None:
-        self.outputs = tuple(outputs)
-        names = [spec.name for spec in self.outputs]
-        if not names:
-            raise ValueError("no outputs: there is nothing to measure")
-        if len(set(names)) < len(names):
-            raise ValueError(f"output names must differ, got {', '.join(map(repr, names))}")
         self.n_samples = 0
-        self._accumulators = [_OutputAccumulator(spec) for spec in self.outputs]
+        self._accumulators = [_OutputAccumulator(spec) for spec in outputs]
 
     def update(
         self,
@@ -215,7 +204,7 @@ class StageAccumulator:
         It is NaN with anything non-finite, +inf without any error.
 
         Raises:
-            ValueError: number of outputs, a shape or a kind of dtype does not match; nothing was
+            ValueError: a shape or a kind of dtype does not match; nothing was
                 added.
         """
         sample = self.n_samples if index is None else index
@@ -227,16 +216,9 @@ class StageAccumulator:
     def _checked(
         self, reference: Sequence[Array | Side], actual: Sequence[Array | Side], sample: int
     ) -> list[tuple[Side, Side]]:
-        for side, arrays in (("reference", reference), ("actual", actual)):
-            if len(arrays) != len(self.outputs):
-                names = ", ".join(spec.name for spec in self.outputs)
-                raise ValueError(
-                    f"sample {sample}: expected {len(self.outputs)} output(s) ({names}), "
-                    f"got {len(arrays)} in {side}"
-                )
         pairs = [(Side.of(a), Side.of(b)) for a, b in zip(reference, actual, strict=True)]
-        for spec, pair in zip(self.outputs, pairs, strict=True):
-            where = f"output {spec.name!r}, sample {sample}"
+        for accumulator, pair in zip(self._accumulators, pairs, strict=True):
+            where = f"output {accumulator.spec.name!r}, sample {sample}"
             left, right = (side.array for side in pair)
             if left.shape != right.shape:
                 raise ValueError(

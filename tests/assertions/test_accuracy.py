@@ -430,34 +430,3 @@ def test_models_without_a_reference(static: QuantizedModel) -> None:
             assert_accuracy_drop(model, _inputs(1), top1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"no float model to lose accuracy against"):
         assert_accuracy_drop(Edgeq().load(static.path), _inputs(1), top1)
-
-
-def test_what_a_metric_raises_is_the_metrics_own(doubled: QuantizedModel) -> None:
-    """An error of the user's own function is not dressed up."""
-
-    def broken(outputs: Any, label: Any) -> float:
-        raise KeyError(label)
-
-    with pytest.raises(KeyError):
-        assert_accuracy_drop(doubled, _inputs(1), broken)
-
-
-def test_the_users_line_is_shown(pytester: pytest.Pytester, reader: QuantizedModel) -> None:
-    """And no line of this package."""
-    pytester.makepyfile(
-        f"""
-        import torch
-        from pytest_edgeq import assert_accuracy_drop
-
-        def test_accuracy(edgeq):
-            model = edgeq.load({str(reader.path)!r}, reference=lambda x: torch.zeros(1, 10))
-            pairs = [(torch.zeros(1, 1, 8, 8), 0)] * 3
-            assert_accuracy_drop(model, pairs, lambda out, label: 1)  # the user's line
-        """
-    )
-    result = pytester.runpytest("-p", "no:randomly")
-    result.assert_outcomes(failed=1)
-    output = result.stdout.str()
-    assert "3 samples cannot settle it, about 300 would" in output
-    assert output.count("# the user's line") == 1
-    assert "pytest_edgeq/" not in output

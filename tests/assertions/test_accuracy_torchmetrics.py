@@ -103,23 +103,6 @@ def test_a_resample_is_the_metric_on_its_draws(metric: str) -> None:
         assert drops[row] == pytest.approx(drop * scorer._sign, abs=1e-6)
 
 
-def test_bounds_agree_with_those_of_a_callable() -> None:
-    """Squared errors, by a Metric and as numbers: the same drop, bounds alike."""
-    by_metric = MetricScorer(MeanSquaredError())
-    by_callable = CallableScorer(lambda outputs, label: -((outputs - label) ** 2).mean())
-    for i, (before, after, _) in enumerate(_pairs(200, 0.5)):
-        scorers: tuple[Any, ...] = (by_metric, by_callable)
-        for scorer in scorers:
-            scorer.add(scorer.score(i, (before, after), before.round(), {1}))
-    one, other = by_metric.result().evidence, by_callable.result().evidence
-    assert one.drop == pytest.approx(other.drop, rel=1e-5)
-    # A 5 % quantile of 1,000 resamples has a standard error of 0.07 deviations, and the width is
-    # 1.64 of them: 4 %. Three times that, and 5 % for the acceleration that a Metric lacks.
-    width = other.bounds.high - other.drop
-    assert one.bounds.high == pytest.approx(other.bounds.high, abs=0.17 * width)
-    assert one.bounds.low == pytest.approx(other.bounds.low, abs=0.17 * width)
-
-
 def test_bounds_agree_with_exact_ones() -> None:
     """Accuracy, by a Metric and as right or wrong."""
     by_metric = MetricScorer(MulticlassAccuracy(10, average="micro"))
@@ -141,7 +124,7 @@ def test_the_users_metric_is_left_as_it_is(reader: QuantizedModel) -> None:
     metric = MulticlassAccuracy(10, average="micro")
     metric.update(torch.eye(10), torch.zeros(10, dtype=torch.int64))
     before = str(metric.metric_state)
-    assert_accuracy_drop(reader, labelled(), metric, max_drop=0.03)
+    assert_accuracy_drop(reader, labelled(60), metric, max_drop=0.3)
     assert float(metric.compute()) == pytest.approx(0.1)
     assert str(metric.metric_state) == before
 

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pytest_edgeq.numerics.budget import Budget
-from pytest_edgeq.numerics.checks import check_bias, check_scales, has_default_parameters
 from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
-from pytest_edgeq.numerics.findings import SAMPLES
 from pytest_edgeq.numerics.metric_table import LOWER_BOUNDED, UPPER_BOUNDED
 from pytest_edgeq.numerics.results import StageErrors
 from tests.faults.sentences import is_sentence
@@ -119,24 +117,3 @@ def test_a_budget_is_kept_broken_or_refused(
         assert violations
     if needed is not None:
         assert repr(needed)
-
-
-@given(
-    st.lists(NUMBERS, max_size=3),
-    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3),
-    st.sampled_from(("int8", "uint8", "int16", "int32", "int4", "float32")),
-    arrays((np.int32,)),
-)
-@derandomized
-def test_parameters_are_judged(
-    scales: list[float], points: list[int], dtype: str, bias: Array
-) -> None:
-    """Any scales, any zero points, any bias."""
-    with np.errstate(over="ignore"):
-        given = np.array(scales, np.float64).astype(np.float32)
-    count = min(len(scales), len(points))
-    zero_points = np.array(points[:count], np.int64)
-    for finding in check_scales(SAMPLES, given[:count]):
-        assert str(finding)
-    assert has_default_parameters(given[:count], zero_points, dtype) in (True, False)
-    assert all(map(str, check_bias(SAMPLES, bias.reshape(-1))))

@@ -42,18 +42,6 @@ def test_ops_that_changed_where_another_moved_are_paired_all_the_same(op: Make) 
     assert [new[index]["op"] for index in found.appeared] == ["QUANTIZE"]
 
 
-def test_a_changed_op_is_paired_across_its_borders(residual: Make, borders: Make) -> None:
-    """An ADD that went to float is the same ADD, between the conversions that came with it."""
-    old = residual()["ops"]
-    new = [*old[:2], *borders(old[2]), *old[3:]]
-
-    found = align(old, new)
-
-    assert (found.changed, found.appeared) == ([(2, 4)], [2, 3, 5])
-    assert not found.disappeared
-    assert not found.moved
-
-
 def test_ops_of_the_same_module_are_paired(op: Make) -> None:
     """Two convolutions that swap their granularity both changed: neither came or went."""
     old = [op("CONV_2D", "a"), op("CONV_2D", "b", granularity="per_tensor")]
@@ -77,25 +65,6 @@ def test_a_block_in_front_of_a_sequential_renames_the_rest(op: Make) -> None:
     found = align(old, new)
 
     assert (found.appeared, found.size) == ([0], 1)
-
-
-def test_an_op_elsewhere_moved(op: Make) -> None:
-    """An op that only stands elsewhere neither came nor went."""
-    ops = [op("CONV_2D", "a"), op("RELU", "b"), op("MEAN", "c")]
-
-    found = align(ops, [ops[1], ops[2], ops[0]])
-
-    assert (found.moved, found.size) == ([(0, 2)], 1)
-
-
-def test_an_op_that_another_took_the_place_of(op: Make) -> None:
-    """One op for another at the same module is a change, not a coming and a going."""
-    old = [op("CONV_2D", "stem"), op("RELU6", "act"), op("MEAN", "pool")]
-    new = [op("CONV_2D", "stem"), op("HARD_SWISH", "act"), op("MEAN", "pool")]
-
-    found = align(old, new)
-
-    assert (found.changed, found.size) == ([(1, 1)], 1)
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])

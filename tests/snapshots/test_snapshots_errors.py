@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_edgeq.baselines import session, store
-from pytest_edgeq.baselines.errors import is_explained_by, loose, summarize
+from pytest_edgeq.baselines.errors import is_explained_by, loose
 from pytest_edgeq.baselines.paths import Layout
 from pytest_edgeq.baselines.record import Owner
 from pytest_edgeq.baselines.session import SnapshotSession
@@ -406,17 +406,6 @@ def test_what_comes_or_goes_is_a_failure(check: Check, data: Data) -> None:
     assert text.startswith("errors appeared: conversion, output 'logits': rmse\n")
 
 
-def test_a_top1_class_that_is_measured_no_more_is_no_failure(check: Check, data: Data) -> None:
-    """Baselines hold it of outputs of any rank; where the output itself is gone, it fails."""
-    held = {**data, "errors": [*data["errors"], row("top1_agreement", 0.9, 0.8, 1.0)]}
-    check(held, "new")
-
-    check(data)
-
-    gone = {**data, "errors": data["errors"][:1]}
-    assert "total, output 'logits': sqnr_db and 2 more" in failure(check, gone)
-
-
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -443,21 +432,6 @@ def test_a_file_that_is_not_whole_is_refused(
     path.write_text(json.dumps(stored), encoding="utf-8")
     with pytest.raises(ValueError, match=expected):
         check(data)
-
-
-def test_without_calibration_samples_none_are_named(check: Check, data: Data) -> None:
-    """A dynamic recipe is not calibrated, so that neither build has samples."""
-    data |= {"weights": "a", "calibration": ""}
-    check(data, "new", options=OPTIONS)
-    text = failure(check, with_values(data, 60.0, 31.0, 9.0), options=OPTIONS)
-    assert "\ncause: options, runtime, weights and versions are the baseline's: the model's" in text
-
-
-def test_what_was_stored_is_told_in_one_line(check: Check, data: Data) -> None:
-    """The SQNR of the whole with its limit, and how many samples support it."""
-    assert summarize(data) == ("output 'logits': sqnr 36.5 dB, fails below 35 dB (64 samples)")
-    without = {**data, "n_samples": 1, "errors": data["errors"][:1]}
-    assert summarize(without) == "1 sample"
 
 
 def test_a_tightened_file_is_of_the_versions_that_tightened_it(

@@ -47,11 +47,6 @@ def test_a_module_outside_rootdir_stays_in_the_folder() -> None:
     assert path == ROOT / "kept" / "__" / "elsewhere" / "test_x"
 
 
-def test_a_document_keeps_its_suffix() -> None:
-    """README.md and README.py beside it do not share a folder."""
-    assert Layout(ROOT).folder(ROOT / "README.md") == ROOT / "__edgeq__" / "README.md"
-
-
 @pytest.mark.parametrize(
     ("one", "other"),
     [

@@ -51,15 +51,6 @@ def logged(layout: Layout, owner: Owner, *runs: tuple[str, str]) -> RunLog:
     return log
 
 
-def test_a_clean_run_without_a_claim(layout: Layout, owner: Owner, file: Path) -> None:
-    """All three phases passed: the file is obsolete."""
-    log = logged(layout, owner, *((phase, "passed") for phase in PHASES))
-
-    assert survey(layout, log, COLLECTED) == Survey(
-        {file: "test_x.py::test_y passed without checking it"}
-    )
-
-
 def test_a_folder_that_is_gone_or_a_file(layout: Layout, owner: Owner, file: Path) -> None:
     """Another process may delete it while the run ends: there is nothing to judge."""
     log = logged(layout, owner, *((phase, "passed") for phase in PHASES))
@@ -109,15 +100,6 @@ def test_what_did_not_run_to_the_end_is_named(layout: Layout, owner: Owner, file
     found = survey(layout, logged(layout, owner), [[collected]])
 
     assert found.not_judged == {"test_x.py": "test_0 and 2 more did not run to the end"}
-
-
-def test_a_rerun_that_passes_counts(layout: Layout, owner: Owner, file: Path) -> None:
-    """After a plugin's rerun it is the last run that tells."""
-    first = [("setup", "passed"), ("call", "rerun"), ("teardown", "passed")]
-    last = [(phase, "passed") for phase in PHASES]
-
-    log = logged(layout, owner, *first, *last)
-    assert list(survey(layout, log, COLLECTED).obsolete) == [file]
 
 
 def test_a_file_that_cannot_be_deleted_is_told(

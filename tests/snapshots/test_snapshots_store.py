@@ -74,12 +74,6 @@ def test_the_text_is_made_for_review() -> None:
     )
 
 
-def test_data_that_json_does_not_have() -> None:
-    """NaN would be written as something that other readers refuse."""
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        store.plain({"rmse": float("nan")})
-
-
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
