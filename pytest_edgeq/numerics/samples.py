@@ -29,8 +29,6 @@ class SampleLedger:
 
     def __init__(self) -> None:
         self._digests: set[bytes] = set()
-        # Of a few elements each: tells a new sample from the known ones without reading it whole.
-        self._glances: set[bytes] = set()
         self._repeated: set[bytes] = set()
         self._recurs = False
         self.n_added = 0
@@ -41,7 +39,6 @@ class SampleLedger:
         digest = sample_digest(known)
         if digest in self._digests:
             self._repeated.add(digest)
-        self._glances.add(sample_digest(map(_glance, known)))
         self._digests.add(digest)
         self.n_added += 1
         is_whole = all(array.dtype.kind in "biu" for array in known)
@@ -65,25 +62,17 @@ class SampleLedger:
         """Return SHA-256 over the different samples, in whatever order; empty without any."""
         return hashlib.sha256(b"".join(sorted(self._digests))).hexdigest() if self._digests else ""
 
+    def knows(self, digest: bytes) -> bool:
+        """Return whether a sample of this digest was added."""
+        return digest in self._digests
+
     def __contains__(self, arrays: Iterable[Array]) -> bool:
         """Return whether the sample was added before."""
-        asked = [np.asarray(array) for array in arrays]
-        return (
-            sample_digest(map(_glance, asked)) in self._glances
-            and sample_digest(asked) in self._digests
-        )
+        return bool(self._digests) and self.knows(sample_digest(map(np.asarray, arrays)))
 
     def __len__(self) -> int:
         """Return the number of different samples."""
         return len(self._digests)
-
-
-_GLANCE = 64  # elements of an array that are looked at first
-
-
-def _glance(array: Array) -> Array:
-    # Of one that is not contiguous, flat[...] copies the elements asked for alone.
-    return np.asarray(array.flat[:: max(1, array.size // _GLANCE)])
 
 
 def sample_digest(arrays: Iterable[Array]) -> bytes:
@@ -140,12 +129,13 @@ class EvaluatedLedger:
         self._digests: dict[int, bytes] = {}
         self._constant = 0
 
-    def add(self, index: int, arrays: Iterable[Array]) -> None:
-        """Count one sample."""
+    def add(self, index: int, arrays: Iterable[Array]) -> bytes:
+        """Count one sample, and return its digest."""
         known = [np.asarray(array) for array in arrays]
-        self._digests[index] = sample_digest(known)
+        self._digests[index] = digest = sample_digest(known)
         several = [array for array in known if array.size > 1]  # an index alone says nothing
         self._constant += bool(several) and all((each == each.flat[0]).all() for each in several)
+        return digest
 
     def merge(self, other: EvaluatedLedger) -> None:
         """Count the samples that another ledger has counted, none of which is counted here."""

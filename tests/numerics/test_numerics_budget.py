@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_edgeq.numerics.budget import Budget
@@ -255,7 +255,6 @@ DECIBELS = st.one_of(st.floats(0, 1e3, exclude_min=True), st.just(math.inf))
 SHARES = st.one_of(st.floats(0, 1, exclude_min=True), st.floats(0.999999, 1))
 
 
-@settings(max_examples=300)
 @given(
     st.fixed_dictionaries(
         dict.fromkeys(("max_abs_error", "mean_abs_error", "rmse", "max_lsb_error"), ERRORS)

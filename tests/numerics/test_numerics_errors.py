@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
@@ -234,7 +234,6 @@ def accumulate(samples: Sequence[tuple[int, Any]]) -> StageAccumulator:
     return copy
 
 
-@settings(max_examples=200)
 @given(SAMPLES, st.randoms(use_true_random=False), st.integers(1, 4))
 def test_any_split_and_merge_order_is_one_pass(samples: list[Any], random: Any, parts: int) -> None:
     """However samples are dealt out and merged, every figure is the same, bit for bit."""
