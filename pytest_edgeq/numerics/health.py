@@ -76,7 +76,7 @@ def more_than_chance(count: int, elements: int, *, averaged: int = 0) -> bool:
     return count > expected + _SIGMAS * spread
 
 
-class _Codes(NamedTuple):
+class _CodeSpan(NamedTuple):
     """The codes of an input or output, and the values at their ends."""
 
     scale: float
@@ -85,10 +85,10 @@ class _Codes(NamedTuple):
     qmax: int
 
     @staticmethod
-    def of(spec: IOSpec) -> _Codes | None:
+    def of(spec: IOSpec) -> _CodeSpan | None:
         """Return None without a whole and sound set of parameters; check_scales reports it."""
         known: Any = spec[1:5]
-        return _Codes(*known) if None not in known and 0 < known[0] < math.inf else None
+        return _CodeSpan(*known) if None not in known and 0 < known[0] < math.inf else None
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -106,7 +106,7 @@ class _Health:
     def __init__(self, spec: IOSpec, *, averaged: bool = False) -> None:
         self.spec = spec
         self._averaged = averaged
-        self._codes = _Codes.of(spec)
+        self._codes = _CodeSpan.of(spec)
         self._is_default = spec[1:3] == (1.0, 0) and spec.qmin is not None and spec.qmin < 0
         self._is_whole = True
         self._low, self._high = math.inf, -math.inf

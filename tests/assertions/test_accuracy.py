@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -265,39 +265,6 @@ def test_outputs_are_nested_as_the_model_nests_them(kind: Any) -> None:
         assert sum(value.shape == x.shape and bool((value == x).all()) for x in ran) >= 1
     for float_leaf, leaf in zip(pytree.tree_leaves(reference), leaves, strict=True):
         assert torch.equal(float_leaf, leaf)
-
-
-Pair = namedtuple("Pair", "scores double")  # noqa: PYI024 # its fields have no types to tell
-
-
-class Fields(OrderedDict[str, Any]):
-    """As transformers' outputs are: its values are attributes, too."""
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        super().__setitem__(key, value)
-        super().__setattr__(key, value)
-
-
-@pytest.mark.parametrize(
-    "nest",
-    [
-        lambda x: Pair(x, [2 * x]),
-        lambda x: Fields(scores=x, double=2 * x),
-        lambda x: {"scores": x, "rest": (2 * x,)},
-    ],
-    ids=["named tuple", "attributes", "dict"],
-)
-def test_other_nests(doubled: QuantizedModel, nest: Callable[[Any], Any]) -> None:
-    """Named tuples, and dicts whose keys are attributes; a reference on arrays gives arrays."""
-    torch.manual_seed(0)
-    loaded = Edgeq().load(doubled.tflite, reference=lambda x: nest(np.asarray(x)))
-    sample = np.array([[1.0, 2.0]], np.float32)
-    for given in _seen(loaded, sample):
-        assert type(given) is type(nest(sample))
-        leaves = given.values() if isinstance(given, dict) else given
-        assert np.array_equal(next(iter(leaves)), sample)
-        if isinstance(given, Fields):
-            assert np.array_equal(vars(given)["double"], 2 * sample)
 
 
 def test_classes_have_the_models_dtype() -> None:
