@@ -225,7 +225,7 @@ class SnapshotSession:
         return replace(change, suspects=suspects, unchanged=tuple(same) if has_options else ())
 
     def _compare(self, claim: Claim, stored: store.Document, describe: Describe) -> None:
-        """Find the change, tighten or rewrite what did not change, and note what is now refused."""
+        """Find the change; else tighten or rewrite the baseline, and note a refusal."""
         claim.change = describe(stored.data, claim.data)
         is_changed = claim.change or (claim.note and "changed" in self.update)
         claim.category = "changed" if is_changed else "unchanged"
