@@ -15,7 +15,6 @@ from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq import Budget, Comparison, Edgeq, QuantizedModel
 from pytest_edgeq.check.remember import errors_to_remember
 from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
-from pytest_edgeq.numerics.metric_table import LOWER_BOUNDED, METRICS, UPPER_BOUNDED
 
 Array = np.ndarray[Any, Any]
 Pair = tuple[Array, Array]
@@ -82,12 +81,6 @@ def test_the_file_states_how_its_margins_were_made() -> None:
     assert len(rows["sqnr_db"]["samples"]) == 16
     noise = math.fsum(rows["sqnr_db"]["samples"])
     assert noise / 160 == pytest.approx(rows["rmse"]["value"] ** 2, rel=1e-4)
-
-
-def test_every_metric_is_ranked_and_limited() -> None:
-    """By a rank of its own."""
-    assert {*METRICS} == {*UPPER_BOUNDED, *LOWER_BOUNDED}
-    assert sorted(each.rank for each in METRICS.values()) == [*range(len(METRICS))]
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, 0.0])

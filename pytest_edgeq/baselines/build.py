@@ -1,11 +1,9 @@
 """
 Changes of a build that its errors may not show: ranges, weight schemes, shared scales.
 
-A much wider range improves the errors of one that was too narrow, and leaves few codes. One sample
-may have nearly the range of many by chance. Asymmetric weights lose less, but int8 kernels and
-accelerators reject them (the quantization specification of TensorFlow Lite, "Symmetric vs
-asymmetric": the zero point of int8 weights is 0). An op that passes codes through, and has another
-scale than its input, requantizes.
+A much wider range improves the errors of one that was too narrow, and leaves few codes. Asymmetric
+weights lose less, but int8 kernels and accelerators reject them (the quantization specification of
+TensorFlow Lite: the zero point of int8 weights is 0).
 """
 
 from __future__ import annotations
@@ -13,33 +11,27 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pytest_edgeq.baselines.sequences import common
 from pytest_edgeq.baselines.shape import ShapeCheck, is_number
 from pytest_edgeq.numerics.findings import Place
 
-UNDO = "undo what changed since the baseline"
-"""The fix where it is known what changed."""
+UNDO = "undo what changed since the baseline"  # the fix where it is known what changed
 
+# A setting by module or op, which a quantizer does not have by itself; None is float.
 _CONFIG = re.compile(
     r"quantizer\..*?(?P<of>module_name|module_type|operator_type)_config\.(?P<name>.+?)"
     r"(\.(?P<setting>((in|out)put_activation|weight|bias|fixed_qparams|is_qat|is_dynamic)\b.*))?"
 )
-"""A setting by module or op, which a quantizer does not have by itself; None is float."""
+_RULE = re.compile(r"quantizer\.\[(?P<name>\d+)\]\.(?P<setting>.+)")  # of a rule of a recipe
 
-_RULE = re.compile(r"quantizer\.\[(?P<name>\d+)\]\.(?P<setting>.+)")
-"""A setting of a rule of a recipe."""
-
+# How to describe a module, the ops of a type, or a rule that the quantizer has settings for.
 _FLOAT, _OWN, _ADDED = "left in float", "with settings of its own", "added"
-"""How to describe a module, the ops of a type, or a rule that the quantizer has settings for."""
 
-_SAME = 0.02
-"""Relative difference of two scales of one range: as of another order of the same samples."""
-
-_HALF = 0.5
-"""A bit: another order of the same data moves averaged ranges by some per cent, others not."""
+_SAME = 0.02  # relative difference of two scales of one range, as of another order of samples
+_HALF = 0.5  # a bit: another order of the same data moves averaged ranges by some per cent
 
 
 _RANGE = ShapeCheck(
@@ -224,25 +216,27 @@ def fewer_samples(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 def _weights(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     before, after = old.get("asymmetric", []), new.get("asymmetric", [])
-    lines = []
-    for changed, symptom, differs in (
-        (_beyond(after, before), "became", "symmetric ones, got zero points other than 0"),
-        (_beyond(before, after), "are no longer", "zero points other than 0, got none"),
-    ):
-        if changed:
-            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-            lines.append(f"weights {symptom} asymmetric: {changed[0]}{more}: expected {differs}")
-    return lines
+    return [
+        f"weights {symptom} asymmetric: {_first_of(changed)}: expected {differs}"
+        for changed, symptom, differs in (
+            (_beyond(after, before), "became", "symmetric ones, got zero points other than 0"),
+            (_beyond(before, after), "are no longer", "zero points other than 0, got none"),
+        )
+        if changed
+    ]
+
+
+def _first_of(names: Sequence[str]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _beyond(names: Iterable[str], others: Iterable[str]) -> list[str]:
     """Return the ops that others lack, whatever their positions."""
     left = Counter(map(_unplaced, others))
-    seen: Counter[Place] = Counter()
     found = []
     for each in sorted(names, key=_position):
-        seen[_unplaced(each)] += 1
-        if seen[_unplaced(each)] > left[_unplaced(each)]:
+        left[_unplaced(each)] -= 1
+        if left[_unplaced(each)] < 0:
             found.append(each)
     return found
 
@@ -254,8 +248,7 @@ def _sharing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     parted = [op for op in old.get("shared", []) if op in pairs and pairs[op] not in shared]
     if not parted:
         return []
-    more = f" and {len(parted) - 1} more" if len(parted) > 1 else ""
     return [
-        f"parameters no longer shared: {parted[0]}{more}: expected the scale and zero point of its "
-        "input, got others: it rounds once more"
+        f"parameters no longer shared: {_first_of(parted)}: expected the scale and zero point of "
+        "its input, got others: it rounds once more"
     ]

@@ -19,11 +19,7 @@ from pytest_edgeq.baselines.build import (
     has_range_of,
     other_input,
 )
-from pytest_edgeq.baselines.paired_limits import (
-    floor_db,
-    narrowed,
-    on_other_kernels,
-)
+from pytest_edgeq.baselines.paired_limits import floor_db, narrowed, on_other_kernels
 from pytest_edgeq.baselines.shape import ShapeCheck, is_number, shape_problem
 from pytest_edgeq.numerics.confidence import BY_SAMPLE
 from pytest_edgeq.numerics.findings import (
@@ -42,8 +38,8 @@ from pytest_edgeq.numerics.metric_table import LOWER_BOUNDED, METRICS
 
 _SHOWN_ROWS: Final = 4  # the first ones tell it; the others are metrics of the same loss
 
+# Of stages that gained as much noise, the one that explains the others first.
 _STAGES: Final = ("lowering", "quantization", "conversion", "total")
-"""Of stages that gained as much noise, the one that explains the others first."""
 
 _Row = Mapping[str, Any]
 _RowKey = tuple[str, str, str]
@@ -98,7 +94,8 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> Finding |
     None if all is within its margin or better.
     """
     if old["fingerprint"] != new["fingerprint"]:
-        if _is_by_sample(old) != _is_by_sample(new):
+        by_sample = [str(side["fingerprint"]).startswith(BY_SAMPLE) for side in (old, new)]
+        if by_sample[0] != by_sample[1]:
             return _not_compared(
                 f"data hashed in another way: expected {_data(old)}, got {_data(new)}",
                 "samples of edgeq.samples(factory, n), which workers read, are hashed one by one, "
@@ -122,9 +119,7 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> Finding |
     before = _limits(old, new)
     rank = _rank(before, after)
     worse = _worse(before, after)
-    gone, came = (
-        sorted(_unpaired(*sides), key=rank) for sides in ((before, after), (after, before))
-    )
+    gone, came = (sorted(_unpaired(*each), key=rank) for each in ((before, after), (after, before)))
     built, fewer = describe_build(old, new), fewer_samples(old, new)
     if not (worse or gone or came or built or fewer):
         return None
@@ -152,8 +147,7 @@ def is_explained_by(layer: Finding, old: Mapping[str, Any], new: Mapping[str, An
     """
     Whether a finding on layers can be why errors are worse than in the baseline.
 
-    Not a loss by quantization where the stage that got worse has none, or in an op whose range is
-    the baseline's, of the same weights.
+    No loss is where the worse stage quantizes nothing, or weights and range did not change.
     """
     if layer.kind not in LOSS_KINDS:
         return True
@@ -192,31 +186,23 @@ def _harm(
     before: Mapping[_RowKey, _Row], after: Mapping[_RowKey, _Row], worse: Sequence[_RowKey]
 ) -> Harm:
     """Return the most dB that an output lost."""
-    lost = [
-        Harm.decibels(min(float(before[key]["value"]), _EXACT_DB) - float(after[key]["value"]))
-        for key in worse
-        if key[2] == "sqnr_db"
-    ]
+    pairs = ((before[key], after[key]) for key in worse if key[2] == "sqnr_db")
+    values = ((float(was["value"]), float(now["value"])) for was, now in pairs)
+    lost = (Harm.decibels(min(was, _EXACT_DB) - now) for was, now in values)
     return max(lost, default=NO_HARM)
 
 
+# Metrics that baselines of other releases hold of more outputs, or of fewer: some measured the
+# top-1 class over the last axis of any rank, and no LSB behind a DEQUANTIZE.
 _OF_RELEASES: Final = {"top1_agreement", "max_lsb_error"}
-"""
-Metrics that baselines of other releases hold of more outputs, or of fewer.
-
-Some measured the top-1 class over the last axis of any rank, and no LSB behind a DEQUANTIZE.
-"""
 
 
 def _unpaired(rows: Iterable[_RowKey], others: Iterable[_RowKey]) -> list[_RowKey]:
     """Return the rows that the other side lacks, except metrics that depend on the release."""
     known = set(others)
     outputs = {key[:2] for key in known}
-    return [
-        key
-        for key in rows
-        if key not in known and not (key[2] in _OF_RELEASES and key[:2] in outputs)
-    ]
+    left = (key for key in rows if key not in known)
+    return [key for key in left if not (key[2] in _OF_RELEASES and key[:2] in outputs)]
 
 
 def loose(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -263,18 +249,13 @@ def _kernels(data: Mapping[str, Any]) -> tuple[object, ...]:
 
 def _runtimes(*sides: Mapping[str, Any]) -> list[str]:
     """Name the runtimes, with targets' machines, or their features where only these differ."""
-    known = [(str(data["runtime"]), data.get("target") or {}) for data in sides]
-    named = [[target.get(n) for n in ("machine", "package", "release")] for _, target in known]
-    if all(each == named[0] for each in named):
-        named = [target.get("features") or [] for _, target in known]
-        return [
-            f"{name} ({' '.join(map(str, n))})" if n else name
-            for (name, _), n in zip(known, named, strict=True)
-        ]
-    return [
-        f"{name} ({machine}, {package} {release})" if machine else name
-        for (name, _), (machine, package, release) in zip(known, named, strict=True)
-    ]
+    targets = [data.get("target") or {} for data in sides]
+    named = [[each.get(n) for n in ("machine", "package", "release")] for each in targets]
+    notes = ["{}, {} {}".format(*each) if each[0] else "" for each in named]
+    if named[0] == named[-1]:
+        notes = [" ".join(map(str, each.get("features") or [])) for each in targets]
+    pairs = zip((str(data["runtime"]) for data in sides), notes, strict=True)
+    return [f"{name} ({note})" if note else name for name, note in pairs]
 
 
 def _floor(flow: str, rows: Mapping[_RowKey, _Row], key: _RowKey) -> float:
@@ -379,11 +360,8 @@ def _figure(row: _Row, key: str) -> str:
     return f"{number:.6f}" if is_share and 0.9 <= number < 1 else f"{number:.4g}"
 
 
-def _is_by_sample(data: Mapping[str, Any]) -> bool:
-    return str(data["fingerprint"]).startswith(BY_SAMPLE)
-
-
 def _data(data: Mapping[str, Any]) -> str:
-    digest = str(data["fingerprint"]).removeprefix(BY_SAMPLE)
-    by = " each" if _is_by_sample(data) else ""
+    fingerprint = str(data["fingerprint"])
+    digest = fingerprint.removeprefix(BY_SAMPLE)
+    by = "" if digest == fingerprint else " each"
     return f"{data['n_samples']} sample(s) with SHA-256{by} {digest[:12]}…"

@@ -10,13 +10,61 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
+from typing import TypedDict
 
 from pytest_edgeq.baselines import store
-from pytest_edgeq.baselines.collected import CollectedModule, merged
 from pytest_edgeq.baselines.paths import Layout
 from pytest_edgeq.baselines.record import ClaimRecord, Owner, TestRecord
+from pytest_edgeq.numerics.findings import counted
+
+
+class CollectedModule(TypedDict):
+    """The tests of a module that one process collected, as plain data for xdist."""
+
+    module: str  # its path, relative to rootdir where it is below
+    tests: dict[str, str]  # the part of each test's name behind the module, by node id
+    gap: str  # why the run did not select all of its tests; empty where it did
+
+
+def collected_modules(
+    layout: Layout,
+    collected: Mapping[Path, Mapping[str, str]],
+    selected: AbstractSet[str],
+    *,
+    named: Collection[Path],
+    absent: Mapping[Path, str],
+    narrowed: str,
+) -> list[CollectedModule]:
+    """Describe the modules that have baselines."""
+    found: list[CollectedModule] = []
+    for module, names in collected.items():
+        gap = narrowed
+        if module in named:
+            gap = "only tests named on the command line were collected"
+        elif gone := len(names.keys() - selected):
+            were = "was" if gone == 1 else "were"
+            gap = f"{gone} of {counted(len(names), 'test')} {were} deselected"
+        found.append({"module": layout.shown(module), "tests": dict(names), "gap": gap})
+    found += [
+        {"module": layout.shown(module), "tests": {}, "gap": gap}
+        for module, gap in absent.items()
+        if layout.has_baselines(module)
+    ]
+    return found
+
+
+def _merged(reports: Iterable[Iterable[CollectedModule]]) -> list[CollectedModule]:
+    """Merge the collections of several processes; a gap in one is a gap."""
+    modules: dict[str, CollectedModule] = {}
+    for each in (each for report in reports for each in report):
+        known = modules.setdefault(each["module"], {**each, "tests": {}, "gap": ""})
+        known["tests"] |= each["tests"]
+        known["gap"] = known["gap"] or each["gap"]
+    return [modules[name] for name in sorted(modules)]
+
 
 _PHASES = frozenset({"setup", "call", "teardown"})
 
@@ -100,7 +148,7 @@ def survey(layout: Layout, log: RunLog, reports: Iterable[Iterable[CollectedModu
     unreadable: dict[Path, str] = {}
     not_judged: dict[str, str] = {}
     claimed = {layout.rootdir / claim["path"] for claim in log.claims()}
-    modules = {layout.rootdir / each["module"]: each for each in merged(reports)}
+    modules = {layout.rootdir / each["module"]: each for each in _merged(reports)}
     for name in sorted(log.modules()):
         # Tests that ran, and nothing was heard of what else their worker collected.
         module = layout.rootdir / name
@@ -179,12 +227,7 @@ def _why_obsolete(owner: Owner, collected: CollectedModule, log: RunLog) -> str:
 
 
 def prune(paths: Iterable[Path]) -> dict[Path, str]:
-    """
-    Delete obsolete baselines.
-
-    Returns:
-        Those that could not be deleted, with the reason.
-    """
+    """Delete obsolete baselines; return those that could not be deleted, with the reason."""
     kept = {}
     for path in paths:
         try:

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from pytest_edgeq.baselines.align import Alignment, Pair, Row, align, fields
+from pytest_edgeq.baselines.align import Pair, Row, align, fields
 from pytest_edgeq.numerics.findings import (
     FILE,
     OP_DTYPES_CHANGED,
@@ -51,10 +51,7 @@ class _Group(NamedTuple):
 
 
 def describe_change(
-    old: Mapping[str, Any],
-    new: Mapping[str, Any],
-    *,
-    sides: tuple[str, str] = ("stored", "now"),
+    old: Mapping[str, Any], new: Mapping[str, Any], *, sides: tuple[str, str] = ("stored", "now")
 ) -> Finding | None:
     """
     Return how two op-dtype maps differ; None where nothing does.
@@ -72,87 +69,143 @@ def describe_change(
         for key in sorted({*old, *new} - {"inputs", "outputs", "ops"})
         if key not in old or key not in new or old[key] != new[key]
     ]
-    alignment = align(old["ops"], new["ops"])
-    if not (alignment.size or io_changes or others):
+    ops = _OpChanges(old["ops"], new["ops"])
+    if not (ops.alignment.size or io_changes or others):
         return None
-    groups = _groups(alignment, old["ops"], new["ops"])
-    diff = [
-        *_table(alignment, groups, old["ops"], new["ops"], sides),
-        *_came_and_went(alignment, old["ops"], new["ops"], sides[0]),
-    ]
+    diff = [*ops.table(sides), *ops.came_and_went(sides[0])]
     if io_changes:
         diff.append(_line("inputs and outputs:", kind="heading"))
         diff += [_line(f"  {change}", kind="changed") for change in io_changes]
     diff += map(_line, others)
-    to_float = bool(_new_floats(alignment, new["ops"])) or any(
-        old["ops"][before]["scheme"] != "float" and new["ops"][after]["scheme"] == "float"
-        for before, after in alignment.changed
-    )
+    effect = _EFFECT_FLOAT if ops.to_float else _EFFECT_IO if io_changes else _EFFECT
     return Finding(
         kind=OP_DTYPES_CHANGED,
         place=FILE,
-        headline=_first_line(alignment, groups, [*io_changes, *others], old["ops"], new["ops"]),
+        headline=ops.first_line([*io_changes, *others]),
         diff=tuple(diff),
-        evidence=(_EFFECT_FLOAT if to_float else _EFFECT_IO if io_changes else _EFFECT,),
+        evidence=(effect,),
     )
 
 
-# --- line one -----------------------------------------------------------------------------------
+class _OpChanges:
+    """The changes between two lists of ops, and how they are described."""
 
+    def __init__(self, old: Sequence[Row], new: Sequence[Row]) -> None:
+        self.old, self.new = old, new
+        self.alignment = align(old, new)
+        ways: dict[tuple[int, str], list[Pair]] = defaultdict(list)
+        for before, after in self.alignment.changed:
+            ways[_way(old[before], new[after])].append((before, after))
+        groups = []
+        for (rank, text), pairs in ways.items():
+            only_qdq = all(new[after]["op"] in QDQ for _, after in pairs)
+            groups.append(_Group(rank + _QDQ_RANK * only_qdq, text, pairs))
+        # The most telling way first.
+        self._groups = sorted(groups, key=lambda each: (each.rank, -len(each.pairs), each.pairs[0]))
 
-def _first_line(
-    alignment: Alignment,
-    groups: Sequence[_Group],
-    others: Sequence[str],
-    old: Sequence[Row],
-    new: Sequence[Row],
-) -> str:
-    floats = len(_new_floats(alignment, new))
-    appeared = f"appeared, {floats} in float" if floats else "appeared"
-    came_and_went = [
-        f"{_several(rows, indices)} {verb}"
-        for verb, rows, indices in (
-            (appeared, new, alignment.appeared),
-            ("disappeared", old, alignment.disappeared),
-            ("moved", new, [after for _, after in alignment.moved]),
+    @property
+    def to_float(self) -> bool:
+        """Whether an op computes in float that did not before, or appeared so."""
+        pairs = ((self.old[a]["scheme"], self.new[b]["scheme"]) for a, b in self.alignment.changed)
+        return bool(self._new_floats) or any(
+            was != "float" and now == "float" for was, now in pairs
         )
-        if indices
-    ]
-    # What became of QUANTIZE and DEQUANTIZE follows from something else, which goes first.
-    shown = [group for group in groups if group.rank < _QDQ_RANK][:2]
-    if not (shown or others or came_and_went):
-        shown = list(groups[:1])
-    parts = [_group_text(group, old, new) for group in shown]
-    if others:
-        more = len(others) - 1
-        parts.append(others[0] + (f" ({more} more such {_plural('change', more)})" if more else ""))
-    parts += came_and_went
-    if more := len(alignment.changed) - sum(len(group.pairs) for group in shown):
-        parts.append(f"{more} more {_plural('op', more)} changed")
-    return "; ".join(parts)
 
+    @property
+    def _new_floats(self) -> list[int]:
+        """Ops that appeared and compute in float, in a file that does not throughout."""
+        if all(row["scheme"] in ("float", "integer") or row["op"] in QDQ for row in self.new):
+            return []
+        appeared = ((index, self.new[index]) for index in self.alignment.appeared)
+        return [i for i, row in appeared if row["scheme"] == "float" and row["op"] not in QDQ]
 
-def _new_floats(alignment: Alignment, new: Sequence[Row]) -> list[int]:
-    """Ops that appeared and compute in float, in a file that does not throughout."""
-    if all(row["scheme"] in ("float", "integer") or row["op"] in QDQ for row in new):
-        return []
-    return [
-        index
-        for index in alignment.appeared
-        if new[index]["scheme"] == "float" and new[index]["op"] not in QDQ
-    ]
+    def first_line(self, others: Sequence[str]) -> str:
+        floats = len(self._new_floats)
+        moved = [after for _, after in self.alignment.moved]
+        came_and_went = [
+            f"{_several(rows, indices)} {verb}"
+            for verb, rows, indices in (
+                (
+                    f"appeared, {floats} in float" if floats else "appeared",
+                    self.new,
+                    self.alignment.appeared,
+                ),
+                ("disappeared", self.old, self.alignment.disappeared),
+                ("moved", self.new, moved),
+            )
+            if indices
+        ]
+        # What became of QUANTIZE and DEQUANTIZE follows from something else, which goes first.
+        shown = [group for group in self._groups if group.rank < _QDQ_RANK][:2]
+        if not (shown or others or came_and_went):
+            shown = list(self._groups[:1])
+        parts = [self._group_text(group) for group in shown]
+        if others:
+            more = len(others) - 1
+            such = f" ({more} more such {_plural('change', more)})" if more else ""
+            parts.append(others[0] + such)
+        parts += came_and_went
+        if more := len(self.alignment.changed) - sum(len(group.pairs) for group in shown):
+            parts.append(f"{more} more {_plural('op', more)} changed")
+        return "; ".join(parts)
 
+    def _group_text(self, group: _Group) -> str:
+        counts = Counter(self.old[before]["op"] for before, _ in group.pairs)
+        (op, count), *more = counts.most_common()
+        if more:
+            return f"{_several(self.old, [before for before, _ in group.pairs])}{group.text}"
+        places = [_place(self.new, after) for _, after in group.pairs[:2]]
+        if count == 1:
+            return f"{places[0]._replace(name=op)}{group.text}"
+        shown = ", ".join(each.module or each.number for each in places)
+        return f"{count} {op} ({shown}{', …' if count > 2 else ''}){group.text}"
 
-def _groups(alignment: Alignment, old: Sequence[Row], new: Sequence[Row]) -> list[_Group]:
-    """Put ops that changed in the same way together, the most telling way first."""
-    ways: dict[tuple[int, str], list[Pair]] = defaultdict(list)
-    for pair in alignment.changed:
-        ways[_way(old[pair[0]], new[pair[1]])].append(pair)
-    groups = []
-    for (rank, text), pairs in ways.items():
-        only_qdq = all(new[after]["op"] in QDQ for _, after in pairs)
-        groups.append(_Group(rank + _QDQ_RANK * only_qdq, text, pairs))
-    return sorted(groups, key=lambda group: (group.rank, -len(group.pairs), group.pairs[0]))
+    def table(self, sides: tuple[str, str]) -> list[DiffLine]:
+        """Return a table of the ops that changed, the most important first."""
+        if not self.alignment.changed:
+            return []
+        pairs = [pair for group in self._groups for pair in group.pairs]
+        rows = [[[DiffPart(text)] for text in ("op", "module", " → ".join(sides))]]
+        for before, after in pairs[:_SHOWN_ROWS]:
+            old, new = self.old[before], self.new[after]
+            name = str(_place(self.new, after)._replace(module=None))
+            rows.append([[DiffPart(name)], _modules(old, new), _field_changes(old, new)])
+        widths = [max(_length(row[column]) for row in rows) for column in range(2)]
+        lines = [_line(f"changed ops ({len(pairs)} of {len(self.new)}):", kind="heading")]
+        for *columns, change in rows:
+            parts = [DiffPart("  ")]
+            for cell, width in zip(columns, widths, strict=True):
+                parts += [*cell, DiffPart(" " * (width - _length(cell) + 2))]
+            lines.append(_line(*parts, *change, kind="changed" if lines[1:] else "plain"))
+        return [*lines, *_hidden(len(pairs))]
+
+    def came_and_went(self, old_side: str) -> list[DiffLine]:
+        lines = []
+        listed: tuple[tuple[str, DiffKind, Sequence[Row], list[int]], ...] = (
+            ("appeared", "added", self.new, self.alignment.appeared),
+            (
+                f"disappeared (numbers of the {old_side} map)",
+                "removed",
+                self.old,
+                self.alignment.disappeared,
+            ),
+        )
+        for verb, kind, rows, indices in listed:
+            if indices:
+                by_op: dict[str, list[int]] = defaultdict(list)
+                for index in indices:
+                    by_op[rows[index]["op"]].append(index)
+                kinds = sorted(by_op.items(), key=lambda item: (item[0] in QDQ, -len(item[1])))
+                lines.append(_line(f"{verb}:", kind="heading"))
+                lines += [_line(f"  {len(i)} {op}: {_some(rows, i)}", kind=kind) for op, i in kinds]
+        if self.alignment.moved:
+            lines.append(_line("moved:", kind="heading"))
+            for before, after in self.alignment.moved[:_SHOWN_ROWS]:
+                here, there = _place(self.old, before), _place(self.new, after)
+                parts = _went(here.number, there.number)
+                lines.append(_line(f"  {there}: ", *parts, kind="changed"))
+            lines += _hidden(len(self.alignment.moved))
+        return lines
 
 
 def _way(old: Row, new: Row) -> tuple[int, str]:
@@ -187,20 +240,6 @@ def _weight(row: Row) -> str:
     return " ".join(str(row[key]) for key in ("weight", "granularity") if row[key]) or "none"
 
 
-def _group_text(group: _Group, old: Sequence[Row], new: Sequence[Row]) -> str:
-    pairs = group.pairs
-    counts = Counter(old[before]["op"] for before, _ in pairs)
-    (op, count), *more = counts.most_common()
-    if more:
-        return f"{_several(old, [before for before, _ in pairs])}{group.text}"
-    if count == 1:
-        _, after = pairs[0]
-        return f"{_place(new, after)._replace(name=op)}{group.text}"
-    places = [new[after]["module"] or _place(new, after).number for _, after in pairs[:2]]
-    shown = ", ".join(places) + (", …" if count > 2 else "")
-    return f"{count} {op} ({shown}){group.text}"
-
-
 def _several(rows: Sequence[Row], indices: Sequence[int]) -> str:
     """Count ops by name: `2 DEQUANTIZE and 1 QUANTIZE`, `12 ops (4 ADD, 3 MUL, …)`."""
     if len(indices) == 1:
@@ -214,41 +253,9 @@ def _several(rows: Sequence[Row], indices: Sequence[int]) -> str:
     return f"{sum(count for _, count in counts)} ops ({counted[0]}, {counted[1]}, …)"
 
 
-# --- details ------------------------------------------------------------------------------------
-
-
-def _table(
-    alignment: Alignment,
-    groups: Sequence[_Group],
-    old: Sequence[Row],
-    new: Sequence[Row],
-    sides: tuple[str, str],
-) -> list[DiffLine]:
-    """Return a table of the ops that changed, the most important first."""
-    if not alignment.changed:
-        return []
-    pairs = [pair for group in groups for pair in group.pairs]
-    rows: list[list[list[DiffPart]]] = [
-        [[DiffPart(text)] for text in ("op", "module", " → ".join(sides))]
-    ]
-    for before, after in pairs[:_SHOWN_ROWS]:
-        rows.append(
-            [
-                [DiffPart(str(_place(new, after)._replace(module=None)))],
-                _modules(old[before], new[after]),
-                _field_changes(old[before], new[after]),
-            ]
-        )
-    widths = [max(_length(row[column]) for row in rows) for column in range(2)]
-    lines = [_line(f"changed ops ({len(pairs)} of {len(new)}):", kind="heading")]
-    for *columns, change in rows:
-        parts = [DiffPart("  ")]
-        for cell, width in zip(columns, widths, strict=True):
-            parts += [*cell, DiffPart(" " * (width - _length(cell) + 2))]
-        lines.append(_line(*parts, *change, kind="changed" if lines[1:] else "plain"))
-    if (hidden := len(pairs) - _SHOWN_ROWS) > 0:
-        lines.append(_line(f"  … and {hidden} more", kind="changed"))
-    return lines
+def _hidden(count: int) -> list[DiffLine]:
+    more = count - _SHOWN_ROWS
+    return [_line(f"  … and {more} more", kind="changed")] if more > 0 else []
 
 
 def _length(cell: Sequence[DiffPart]) -> int:
@@ -280,41 +287,12 @@ def _line(*parts: DiffPart | str, kind: DiffKind = "plain") -> DiffLine:
     )
 
 
-def _came_and_went(
-    alignment: Alignment, old: Sequence[Row], new: Sequence[Row], old_side: str
-) -> list[DiffLine]:
-    lines = []
-    listed: tuple[tuple[str, DiffKind, Sequence[Row], list[int]], ...] = (
-        ("appeared", "added", new, alignment.appeared),
-        (f"disappeared (numbers of the {old_side} map)", "removed", old, alignment.disappeared),
-    )
-    for verb, kind, rows, indices in listed:
-        if indices:
-            by_op: dict[str, list[int]] = defaultdict(list)
-            for index in indices:
-                by_op[rows[index]["op"]].append(index)
-            kinds = sorted(by_op.items(), key=lambda item: (item[0] in QDQ, -len(item[1])))
-            lines.append(_line(f"{verb}:", kind="heading"))
-            lines += [_line(f"  {len(at)} {op}: {_some(rows, at)}", kind=kind) for op, at in kinds]
-    if alignment.moved:
-        lines.append(_line("moved:", kind="heading"))
-        for before, after in alignment.moved[:_SHOWN_ROWS]:
-            here, there = _place(old, before), _place(new, after)
-            lines.append(_line(f"  {there}: ", *_went(here.number, there.number), kind="changed"))
-        if (hidden := len(alignment.moved) - _SHOWN_ROWS) > 0:
-            lines.append(_line(f"  … and {hidden} more", kind="changed"))
-    return lines
-
-
 def _some(rows: Sequence[Row], indices: Sequence[int]) -> str:
     """List ops of one name, without it."""
     places = [_place(rows, index) for index in indices[:_SHOWN_PLACES]]
     shown = ", ".join(str(each).removeprefix(f"{each.name} ") for each in places)
     hidden = len(indices) - _SHOWN_PLACES
     return f"{shown} and {hidden} more" if hidden > 0 else shown
-
-
-# --- inputs and outputs -------------------------------------------------------------------------
 
 
 def _io_changes(side: str, old: Sequence[Row], new: Sequence[Row]) -> list[str]:
@@ -363,9 +341,6 @@ def _io_change(side: str, old: Row, new: Row) -> list[str]:
                 f"{side} {new['name']!r}{what} went from {old.get(key)} to {new.get(key)}"
             )
     return changes
-
-
-# --- words --------------------------------------------------------------------------------------
 
 
 def _place(rows: Sequence[Row], index: int) -> Place:

@@ -1,10 +1,8 @@
 """
 Paired limits: margins derived from the same samples in the baseline and now.
 
-Limits derived from one measurement are wide, because most of the variation between samples has
-nothing to do with a rebuild. Two builds on the same samples can be compared sample by sample: the
-common variation cancels, and rounding differences average out. A loss that all samples share does
-not.
+Most of the variation between samples has nothing to do with a rebuild. Compared sample by sample it
+cancels, and rounding differences average out. A loss that all samples share does not.
 
 The statistic is log(Σb/Σa) of one sum a sample before (a) and now (b). Its standard error is that
 of a paired bootstrap over the samples in the limit of infinitely many resamples (the infinitesimal
@@ -14,17 +12,15 @@ jackknife, Efron, Biometrika 68, 1981): √(n/(n−1) · Σ(bᵢ/Σb − aᵢ/Σ
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from pytest_edgeq.numerics.confidence import student
 from pytest_edgeq.numerics.metric_table import LOWER_BOUNDED, METRICS
 
+# How many samples must bear the error, by Kish's count (Σx)²/Σx²: one flipped code is one sample of
+# however many, and shows no spread.
 FEWEST_SAMPLES: Final = 5
-"""
-How many samples must bear the error, by Kish's count (Σx)²/Σx²: one flipped code is one sample of
-however many, and tells of no spread.
-"""
 
 # What a rebuild may lose at all samples alike, because its scales have moved, in dB. Measured by
 # rebuilding with the calibration in another order: at most 1.04 dB under pt2e_static_int8.
@@ -46,6 +42,7 @@ FLOOR_DB_KERNELS: Final = 20 * math.log10(2)
 FLOAT_NOISE_DB: Final = 100.0
 
 _Sums = Sequence[float]
+_Row = Mapping[str, Any]
 
 
 def floor_db(flow: str, stage: str, sqnr_db: float) -> float:
@@ -56,44 +53,44 @@ def floor_db(flow: str, stage: str, sqnr_db: float) -> float:
     return max(FLOOR_DB_LOWERING if stage == "lowering" else FLOOR_DB, noise)
 
 
-def at_least(row: Mapping[str, Any], floor: float) -> dict[str, Any]:
+def at_least(row: _Row, floor: float) -> dict[str, Any]:
     """Widen the limits of a measured row to a margin; one without a number of dB stays."""
-    value, metric = row["value"], METRICS[row["metric"]]
-    if isinstance(value, str):
-        return dict(row)
-    worst, best = (metric.after_loss(value, sign * floor) for sign in (1, -1))
-    if worst is None or best is None:
-        return dict(row)
-    inner, outer = (min, max) if metric.name in LOWER_BOUNDED else (max, min)
-    limits = {"worst": inner(worst, float(row["worst"])), "best": outer(best, float(row["best"]))}
+    inner, outer = (min, max) if row["metric"] in LOWER_BOUNDED else (max, min)
+    limits = _limits(row, floor, inner, outer)
     return {
         **row,
         **{key: limit if math.isfinite(limit) else str(limit) for key, limit in limits.items()},
     }
 
 
-def narrowed(row: Mapping[str, Any], now: Mapping[str, Any], floor: float) -> Mapping[str, Any]:
+def _limits(
+    row: _Row, margin: float, *combine: Callable[[float, float], float]
+) -> dict[str, float]:
+    """Combine the limits of a row with those of a margin; none without a number of dB."""
+    if isinstance(row["value"], str):
+        return {}
+    found = {}
+    for name, sign, choose in zip(("worst", "best"), (1, -1), combine, strict=True):
+        limit = METRICS[row["metric"]].after_loss(row["value"], sign * margin)
+        if limit is not None:
+            found[name] = choose(limit, float(row[name]))
+    return found
+
+
+def narrowed(row: _Row, now: _Row, floor: float) -> _Row:
     """
     Narrow the limits of a stored row to the paired margin of its samples and those of now.
 
     A row without samples, or with too few, is unchanged. No limit becomes wider.
     """
-    metric, value = METRICS[row["metric"]], row["value"]
-    margin = margin_db(metric.name, row.get("samples", ()), now.get("samples", ()), floor)
-    if margin is None or isinstance(value, str):
+    margin = margin_db(row["metric"], row.get("samples", ()), now.get("samples", ()), floor)
+    if margin is None:
         return row
-    worst, best = (metric.after_loss(value, sign * margin) for sign in (1, -1))
-    assert worst is not None, "unreachable because no share of rows has sums of samples"
-    assert best is not None, "as before"
-    inner, outer = (max, min) if metric.name in LOWER_BOUNDED else (min, max)
-    return {
-        **row,
-        "worst": inner(worst, float(row["worst"])),
-        "best": outer(best, float(row["best"])),
-    }
+    inner, outer = (max, min) if row["metric"] in LOWER_BOUNDED else (min, max)
+    return {**row, **_limits(row, margin, inner, outer)}
 
 
-def on_other_kernels(row: Mapping[str, Any]) -> Mapping[str, Any]:
+def on_other_kernels(row: _Row) -> _Row:
     """
     Widen the limits of a stored row for a result of other kernels.
 

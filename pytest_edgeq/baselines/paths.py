@@ -85,13 +85,11 @@ def _test_part(test: str) -> str:
     *classes, function = names.split("::")
     # Class names are in CamelCase by convention: a hash on each would only cost readability.
     # Two that differ in case alone are found when the file's owner is read.
-    safe = [re.sub(r"[^A-Za-z0-9_]", "_", name) for name in classes]
-    safe.append(re.sub(r"[^A-Za-z0-9_]", "_", function))
+    safe = [re.sub(r"[^A-Za-z0-9_]", "_", name) for name in (*classes, function)]
     plain = ".".join(safe) + bracket + re.sub(r"[^A-Za-z0-9_.,+=@\[\]-]", "_", parameters)
     same = plain == test.replace("::", ".", len(classes))
-    return _finish(
-        plain, test, _LONGEST_TEST, unsafe=_has_upper_case(function + parameters) or not same
-    )
+    unsafe = _has_upper_case(function + parameters) or not same
+    return _finish(plain, test, _LONGEST_TEST, unsafe=unsafe)
 
 
 def _name_part(name: str) -> str:

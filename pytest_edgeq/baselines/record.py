@@ -80,17 +80,18 @@ class Judge(Protocol):
 class Claim:
     """One baseline that the running test asked for."""
 
+    path: Path
     kind: str  # what sort of data it is
+    name: str  # what it is remembered as, within its test
+    owner: Owner
     data: dict[str, Any]  # the measured data
-    category: Category  # what was found
+    options: dict[str, str] = dataclasses.field(default_factory=dict)  # of `quantize`, as text
     judge: Judge | None = None  # judges what is stored; None where anything may be
-    # the options of `quantize`, as text
-    options: dict[str, str] = dataclasses.field(default_factory=dict)
+    category: Category = "unreadable"  # what was found
     written: bool = False  # whether the file was written
     before: bytes | None = None  # the file's bytes before it was written; None if there was no file
     note: str = ""  # something to tell the user that is no failure; may be empty
-    # what changed since the file was written, such as `strict_export: True → False` and `torch
-    # 2.13.0 → 2.14.0`
+    # changes since the file was written, as `strict_export: True → False`, `torch 2.13 → 2.14`
     since: list[str] = dataclasses.field(default_factory=list)
     stored: str = ""  # what was written, in one line; empty if nothing was
     change: Finding | None = None  # what differs from the stored data; None if nothing does

@@ -11,24 +11,16 @@ import errno
 import functools
 import os
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pytest_edgeq.baselines import store
 from pytest_edgeq.baselines.build import UNDO, is_known, option_changes
-from pytest_edgeq.baselines.kinds import KINDS, Kind
+from pytest_edgeq.baselines.kinds import KINDS
 from pytest_edgeq.baselines.paths import Layout
-from pytest_edgeq.baselines.record import (
-    Category,
-    Claim,
-    Judge,
-    Owner,
-    Phase,
-    RunningTest,
-    TestRecord,
-)
+from pytest_edgeq.baselines.record import Claim, Judge, Owner, Phase, RunningTest, TestRecord
 from pytest_edgeq.errors import failure
 from pytest_edgeq.numerics.findings import NO_BASELINE, Finding, Place
 from pytest_edgeq.versions import producer, version_changes
@@ -60,23 +52,6 @@ def _unwritable(shown: str, error: OSError) -> str:
     )
 
 
-def _with_origin(
-    change: Finding, known: Kind, stored: store.Document, claim: Claim, versions: Sequence[str]
-) -> Finding:
-    """Add to a change what differs from the baseline; else which causes remain."""
-    others = known.changes(stored.data, claim.data)
-    options = option_changes(stored.options, claim.options)
-    since = (*options, *filter(None, others.values()), *versions)
-    if since or change.fix:
-        fix = change.fix or UNDO
-        return replace(change, since=since, fix=fix)
-    has_options = bool(stored.options) and is_known(claim.options)
-    same = ["options", *(name for name, other in others.items() if other == "")]
-    left = [] if has_options else ["the quantizer and its settings"]
-    left += [*(f"the {name}" for name, other in others.items() if other is None), *known.depends_on]
-    return replace(change, suspects=tuple(left), unchanged=tuple(same) if has_options else ())
-
-
 class SnapshotSession:
     """The baselines of one run."""
 
@@ -97,8 +72,7 @@ class SnapshotSession:
         """Record claims for this test in the body; its set-up starts a new record."""
         if phase == "setup" or self._test is None or self._test.owner != owner:
             self._test = RunningTest(owner, phase)
-        test = self._test
-        test.phase = phase
+        self._test.phase = phase
         try:
             yield
         finally:
@@ -146,51 +120,37 @@ class SnapshotSession:
             RuntimeError: No test body is running, so that the file would have no owner.
             OSError: The file cannot be written; what was stored before is as it was.
         """
-        __tracebackhide__ = True
         test = self._body(kind, name)
         if not name:
             raise ValueError("a claim needs a name: what it is remembered as, within its test")
         known = KINDS[kind]
         describe = known.describe_change if describe_change is None else describe_change
-        data = store.plain(data)
-        path = self.layout.path(test.owner, name)
-        earlier = test.claims.get(path)
+        claim = self._claim(test, kind, name, store.plain(data), options, judge)
+        earlier = test.claims.get(claim.path)
         if earlier is not None and self.update & {"new", "changed", "tighten"}:
-            self._refuse_second(path, earlier, kind, name, data, describe)
+            self._refuse_second(earlier, claim, describe)
             if earlier.written:
                 return
-        claim = test.claims[path] = Claim(kind, data, "unreadable", judge, dict(options or {}))
+        test.claims[claim.path] = claim
         claim.remarks += () if judge is None else judge.notes
         try:
-            stored = self._read(path, kind, known, name, test.owner, claim)
+            stored = self._read(claim)
         except FileNotFoundError:
             stored = None
-        change = None if stored is None else describe(stored.data, data)
-        claim.category = "new" if stored is None else "changed" if change else "unchanged"
-        claim.change = change
-        if claim.note and "changed" in self.update:
-            claim.category = "changed"
-        if stored is not None:
-            versions = version_changes(stored.producer, self._versions)
-            claim.since = [*option_changes(stored.options, claim.options), *versions]
-            if claim.category == "unchanged" and known.loose is not None:
-                self._tighten(path, claim, known, stored, name)
-            is_older = claim.since or claim.options not in ({}, stored.options)
-            if claim.category == "unchanged" and is_older and "changed" in self.update:
-                claim.category = "changed"
-                self._write(path, claim, test.owner, name, stored.data)
-        if claim.category in ("unchanged", "tighten") and stored is not None and not claim.written:
-            self._note_refusal(path, claim, stored.data)
+        if stored is None:
+            claim.category = "new"
+        else:
+            self._compare(claim, stored, describe)
         if claim.category in ("unchanged", "tighten") or claim.written:
             return
         if claim.category in self.update:
-            self._write(path, claim, test.owner, name)
+            self._write(claim, claim.data)
             return
-        shown, command = self.layout.shown(path), self._command(test.owner, claim.category)
-        refusal = None if judge is None else judge.refusal(data)
-        if change is None:
-            self._refuse(path, claim, refusal)
-            what, summary = f'{known.title} "{name}"', known.summarize(data)
+        shown, command = self.layout.shown(claim.path), self._command(claim, claim.category)
+        refusal = None if judge is None else judge.refusal(claim.data)
+        if stored is None or claim.change is None:
+            self._refuse(claim, refusal)
+            what, summary = f'{known.title} "{name}"', known.summarize(claim.data)
             found = Finding(
                 kind=NO_BASELINE,
                 place=Place("baseline", shown),
@@ -200,9 +160,8 @@ class SnapshotSession:
                 command=f"to store it and commit the file (on CI nothing is written): {command}",
             )
         else:
-            assert stored is not None, "unreachable, because something changed"
             accept = f"if the change is meant: {command}"
-            change = _with_origin(change, known, stored, claim, versions)
+            change = self._with_origin(claim.change, stored, claim)
             found = replace(
                 change,
                 place=Place("baseline", shown),
@@ -227,113 +186,135 @@ class SnapshotSession:
             ValueError: The file cannot be read.
             RuntimeError: No test body is running.
         """
-        owner = self._body(kind, name).owner
-        path = self.layout.path(owner, name)
+        claim = self._claim(self._body(kind, name), kind, name, data, options)
         try:
-            stored = self._read(path, kind, KINDS[kind], name, owner, Claim(kind, {}, "unreadable"))
+            return self._since(self._read(claim), claim)
         except FileNotFoundError:
             return ()
-        others = KINDS[kind].changes(stored.data, data)
+
+    def _claim(
+        self,
+        test: RunningTest,
+        kind: str,
+        name: str,
+        data: dict[str, Any],
+        options: Mapping[str, str] | None,
+        judge: Judge | None = None,
+    ) -> Claim:
+        path = self.layout.path(test.owner, name)
+        return Claim(path, kind, name, test.owner, data, dict(options or {}), judge)
+
+    def _since(self, stored: store.Document, claim: Claim) -> tuple[str, ...]:
+        """Return what changed since the baseline: options, what the kind depends on, versions."""
+        others = KINDS[claim.kind].changes(stored.data, claim.data)
         versions = version_changes(stored.producer, self._versions)
-        since = (*option_changes(stored.options, options), *filter(None, others.values()))
-        return (*since, *versions)
+        options = option_changes(stored.options, claim.options)
+        return (*options, *filter(None, others.values()), *versions)
 
-    def _refuse(self, path: Path, claim: Claim, refusal: Finding | None) -> None:
-        """Raise if the claimed value must not be stored."""
-        __tracebackhide__ = True
-        if refusal is not None:
-            claim.category = "refused"
-            assert self._test is not None, "unreachable, because a test's body is running"
-            others = self._test.claims.items()
-            stored = [f"stored: {self.layout.shown(at)}" for at, each in others if each.written]
-            place = Place("baseline", self.layout.shown(path))
-            raise failure([replace(refusal, place=place, evidence=(*refusal.evidence, *stored))])
+    def _with_origin(self, change: Finding, stored: store.Document, claim: Claim) -> Finding:
+        """Add to a change what differs from the baseline; else which causes remain."""
+        if (since := self._since(stored, claim)) or change.fix:
+            return replace(change, since=since, fix=change.fix or UNDO)
+        known = KINDS[claim.kind]
+        others = known.changes(stored.data, claim.data)
+        has_options = bool(stored.options) and is_known(claim.options)
+        same = ["options", *(name for name, other in others.items() if other == "")]
+        left = [] if has_options else ["the quantizer and its settings"]
+        left += (f"the {name}" for name, other in others.items() if other is None)
+        suspects = (*left, *known.depends_on)
+        return replace(change, suspects=suspects, unchanged=tuple(same) if has_options else ())
 
-    def _note_refusal(self, path: Path, claim: Claim, data: Mapping[str, Any]) -> None:
-        """Add a remark if the stored baseline would be refused today."""
-        if claim.judge is None or (refusal := claim.judge.refusal(data)) is None:
+    def _compare(self, claim: Claim, stored: store.Document, describe: Describe) -> None:
+        """Find the change; else tighten or rewrite the baseline, and note a refusal."""
+        claim.change = describe(stored.data, claim.data)
+        is_changed = claim.change or (claim.note and "changed" in self.update)
+        claim.category = "changed" if is_changed else "unchanged"
+        options = option_changes(stored.options, claim.options)
+        claim.since = [*options, *version_changes(stored.producer, self._versions)]
+        if is_changed:
             return
-        claim.remarks.append(
-            f"{self.layout.shown(path)} would be refused today: "
-            f"{'; '.join(filter(None, (refusal.title, refusal.fix)))}; then update it with "
-            "--edgeq-update=changed"
-        )
+        self._tighten(claim, stored)
+        is_older = claim.since or claim.options not in ({}, stored.options)
+        if claim.category == "unchanged" and is_older and "changed" in self.update:
+            claim.category = "changed"
+            self._write(claim, stored.data)
+        if claim.judge is None or claim.written:
+            return
+        if (refusal := claim.judge.refusal(stored.data)) is not None:
+            claim.remarks.append(
+                f"{self.layout.shown(claim.path)} would be refused today: "
+                f"{'; '.join(filter(None, (refusal.title, refusal.fix)))}; then update it with "
+                "--edgeq-update=changed"
+            )
 
-    def _tighten(
-        self, path: Path, claim: Claim, known: Kind, stored: store.Document, name: str
-    ) -> None:
+    def _tighten(self, claim: Claim, stored: store.Document) -> None:
         """Report results better than the baseline; store them if asked to."""
-        assert known.loose is not None and known.tightened is not None  # noqa: PT018
-        if not (better := known.loose(stored.data, claim.data)):
+        known = KINDS[claim.kind]
+        if known.loose is None or not (better := known.loose(stored.data, claim.data)):
             return
+        assert known.tightened is not None, "unreachable, because the kind has a better"
         claim.category = "tighten"
         if "tighten" in self.update:
-            assert self._test is not None, "unreachable, because a test's body is running"
-            self._write(
-                path, claim, self._test.owner, name, known.tightened(stored.data, claim.data)
-            )
+            self._write(claim, known.tightened(stored.data, claim.data))
             return
         more = f" and {len(better) - 1} more" if len(better) > 1 else ""
         claim.note = (
-            f"{self.layout.shown(path)} is loose: {better[0]}{more}; --edgeq-update=tighten "
+            f"{self.layout.shown(claim.path)} is loose: {better[0]}{more}; --edgeq-update=tighten "
             "remembers the better"
         )
 
+    def _refuse(self, claim: Claim, refusal: Finding | None) -> None:
+        """Raise if the claimed value must not be stored."""
+        if refusal is None:
+            return
+        claim.category = "refused"
+        assert self._test is not None, "unreachable, because a test's body is running"
+        others = self._test.claims.items()
+        stored = [f"stored: {self.layout.shown(at)}" for at, each in others if each.written]
+        place = Place("baseline", self.layout.shown(claim.path))
+        raise failure([replace(refusal, place=place, evidence=(*refusal.evidence, *stored))])
+
     def _body(self, kind: str, name: str) -> RunningTest:
         """Return the test whose body is running."""
-        __tracebackhide__ = True
         if self._test is not None and self._test.phase == "call":
             return self._test
-        when = (
-            "while no test was running"
-            if self._test is None
-            else f"{_PHASES[self._test.phase]} {self._test.owner}"
-        )
+        when = "while no test was running"
+        if self._test is not None:
+            when = f"{_PHASES[self._test.phase]} {self._test.owner}"
         raise RuntimeError(
             f"the {KINDS[kind].title} {name!r} was checked {when}: check it in the body of a test, "
             "because a baseline belongs to one test, and here it cannot be told which"
         )
 
-    def _refuse_second(
-        self,
-        path: Path,
-        earlier: Claim,
-        kind: str,
-        name: str,
-        data: dict[str, Any],
-        describe: Describe,
-    ) -> None:
+    def _refuse_second(self, earlier: Claim, claim: Claim, describe: Describe) -> None:
         """Raise if the test has claimed another value by this name; restore the earlier file."""
-        __tracebackhide__ = True
-        same_kind = earlier.kind == kind
-        change = describe(earlier.data, data) if same_kind else None
-        if same_kind and change is None:
+        is_same_kind = earlier.kind == claim.kind
+        change = describe(earlier.data, claim.data) if is_same_kind else None
+        if is_same_kind and change is None:
             return
         if earlier.written:
             try:
-                store.restore(path, earlier.before)
+                store.restore(claim.path, earlier.before)
             except OSError as error:
-                raise OSError(_unwritable(self.layout.shown(path), error)) from error
+                raise OSError(_unwritable(self.layout.shown(claim.path), error)) from error
             earlier.written = False
-        first = f"its kind, {kind}" if change is None else change.title
-        raise ValueError(_TWICE.format(title=KINDS[earlier.kind].title, name=name, change=first))
+        title = KINDS[earlier.kind].title
+        first = f"its kind, {claim.kind}" if change is None else change.title
+        raise ValueError(_TWICE.format(title=title, name=claim.name, change=first))
 
-    def _read(
-        self, path: Path, kind: str, known: Kind, name: str, owner: Owner, claim: Claim
-    ) -> store.Document:
-        """Read the file of a claim, and hold it to be one."""
-        __tracebackhide__ = True
-        shown = self.layout.shown(path)
-        stored = store.read(path, shown)
-        if stored.kind != kind:
+    def _read(self, claim: Claim) -> store.Document:
+        """Read the file of a claim, and check that it is one."""
+        shown, known, owner = self.layout.shown(claim.path), KINDS[claim.kind], claim.owner
+        stored = store.read(claim.path, shown)
+        if stored.kind != claim.kind:
             raise ValueError(
-                f"{shown} holds a {stored.kind!r}, but a {kind!r} is claimed as {name!r}: two "
-                "claims of one test share a name; give each its own (name=…)"
+                f"{shown} holds a {stored.kind!r}, but a {claim.kind!r} is claimed as "
+                f"{claim.name!r}: two claims of one test share a name; give each its own (name=…)"
             )
         if problem := known.problem(stored.data):
             raise ValueError(
                 f"{shown} is no whole {known.title}: {problem}. Restore it from version control, "
-                f"or delete it and store it anew with {self._command(owner, 'new')}"
+                f"or delete it and store it anew with {self._command(claim, 'new')}"
             )
         module = self.layout.module_in_file(owner.module)
         if (stored.module, stored.test) != (module, owner.test):
@@ -349,40 +330,30 @@ class SnapshotSession:
             )
         return stored
 
-    def _write(
-        self,
-        path: Path,
-        claim: Claim,
-        owner: Owner,
-        name: str,
-        data: dict[str, Any] | None = None,
-    ) -> None:
-        __tracebackhide__ = True
-        stored = claim.data if data is None else data
+    def _write(self, claim: Claim, data: dict[str, Any]) -> None:
         if claim.judge is not None:
-            self._refuse(path, claim, claim.judge.refusal(stored))
+            self._refuse(claim, claim.judge.refusal(data))
         document = store.Document(
             kind=claim.kind,
-            module=self.layout.module_in_file(owner.module),
-            test=owner.test,
-            name=name,
+            module=self.layout.module_in_file(claim.owner.module),
+            test=claim.owner.test,
+            name=claim.name,
             producer=self._versions,
-            data=stored,
+            data=data,
             options=claim.options,
         )
-        content = store.render(document).encode("utf-8")
         try:
-            before = path.read_bytes() if path.exists() else None
-            store.write(path, content)
+            before = claim.path.read_bytes() if claim.path.exists() else None
+            store.write(claim.path, store.render(document).encode("utf-8"))
         except OSError as error:
             claim.category = "unwritable"
-            raise OSError(_unwritable(self.layout.shown(path), error)) from error
+            raise OSError(_unwritable(self.layout.shown(claim.path), error)) from error
         claim.written, claim.before, claim.note, claim.since = True, before, "", []
-        claim.stored = KINDS[claim.kind].summarize(document.data)
-        if claim.judge is not None and (remark := claim.judge.remark(document.data)):
+        claim.stored = KINDS[claim.kind].summarize(data)
+        if claim.judge is not None and (remark := claim.judge.remark(data)):
             claim.stored += f"; {remark}"
 
-    def _command(self, owner: Owner, category: Category) -> str:
+    def _command(self, claim: Claim, category: str) -> str:
         """Make the command that accepts a claim, ready to paste where pytest was started."""
-        test = f"{os.path.relpath(owner.module, self._invocation_dir)}::{owner.test}"
+        test = f"{os.path.relpath(claim.owner.module, self._invocation_dir)}::{claim.owner.test}"
         return f"pytest {shlex.quote(test)} --edgeq-update={category}"

@@ -7,7 +7,6 @@ Every reading error is a ValueError that says what was seen and what to do.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import hashlib
 import json
@@ -17,7 +16,7 @@ import re
 import time
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_edgeq.baselines.paths import FOLDER
 from pytest_edgeq.baselines.regular_files import NotRegularError, open_regular
@@ -36,15 +35,13 @@ _DOCUMENT = {
 }
 _TEMPORARY = re.compile(r"\.edgeq-(?P<host>[0-9a-f]+)-(?P<pid>[0-9]{1,9})-[0-9a-f]+\.tmp")
 
-_LONGEST_WRITE = 3600
-"""Seconds after which the writer of a file, a process of another machine, was killed."""
+_LONGEST_WRITE = 3600  # seconds after which a writer on another machine was killed
 
 _START_OVER = "Restore it from version control, or delete it and store it anew with"
 _NEW = "--edgeq-update=new"
 
 
-@dataclasses.dataclass(frozen=True)
-class Document:
+class Document(NamedTuple):
     """One baseline."""
 
     kind: str  # what sort of data it holds, such as `op_dtype_map`
@@ -53,8 +50,7 @@ class Document:
     name: str  # the claim's name
     producer: dict[str, str | None]  # the versions that made it
     data: dict[str, Any]  # what was measured: plain JSON
-    # the options of `quantize`, as text; empty if unknown
-    options: dict[str, str] = dataclasses.field(default_factory=dict)
+    options: dict[str, str] = {}  # noqa: RUF012 # of `quantize`, as text; empty if unknown
 
 
 def plain(data: dict[str, Any]) -> dict[str, Any]:
@@ -256,16 +252,9 @@ def _document(content: object, shown: str) -> Document:
     content = {"producer": {}, "options": {}, **content}
     if problem := shape_problem(content, _DOCUMENT, "content"):
         raise ValueError(f"{shown} is no whole baseline: {problem}. {_START_OVER} {_NEW}")
+    known = {name: content[name] for name in ("kind", "name", "producer", "data", "options")}
     owner = content["owner"]
-    return Document(
-        kind=content["kind"],
-        module=owner["module"],
-        test=owner["test"],
-        name=content["name"],
-        producer=content["producer"],
-        data=content["data"],
-        options=content["options"],
-    )
+    return Document(module=owner["module"], test=owner["test"], **known)
 
 
 def _json_type(value: object) -> str:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pytest_edgeq.baselines.obsolete import RunLog, Survey
 from pytest_edgeq.baselines.paths import Layout
+from pytest_edgeq.numerics.findings import counted
 
 Severity = Literal["error", "warning", "info"]
 
@@ -43,108 +44,63 @@ class Outcome:
         return self.obsolete_is_error and bool(self.left)
 
 
+_REFUSED = {
+    "changed": "changed: see in the failures above what changed and why; if all of it is meant, "
+    "--edgeq-update=changed",
+    "new": "no baseline yet: see above what would be stored, and store it with --edgeq-update=new",
+}
+
+
 def summarize(layout: Layout, log: RunLog, outcome: Outcome) -> list[Line]:
     """Make the lines of the section; no lines, no section."""
     lines: list[Line] = []
-    for category, verb in (
-        ("new", "stored"),
-        ("changed", "rewritten"),
-        ("tighten", "tightened"),
-    ):
-        written = _paths(
-            f"{claim['path']}: {claim['stored']}"
-            for claim in log.claims()
-            if claim["written"] and claim["category"] == category
-        )
-        if written:
-            lines += _listing(f"{_baselines(written)} {_was(written)} {verb}:", "info", written)
-    if outcome.pruned:
-        pruned = [layout.shown(path) for path in outcome.pruned]
-        lines += _listing(f"{_baselines(pruned)} {_was(pruned)} deleted:", "info", pruned)
-    refused = [
-        claim
-        for claim in log.claims(of_failed=True)
-        if not claim["written"] and claim["category"] in ("new", "changed")
-    ]
-    found = {
-        category: _paths(claim["path"] for claim in refused if claim["category"] == category)
-        for category in ("new", "changed")
-    }
-    if changed := found["changed"]:
-        text = (
-            f"Error: {_checks(changed)} changed: see in the failures above what changed and why; "
-            "if all of it is meant, --edgeq-update=changed"
-        )
-        lines.append(Line(text, "error"))
-    if new := found["new"]:
-        text = (
-            f"Error: {_checks(new)} no baseline yet: see above what would be stored, and store it "
-            "with --edgeq-update=new"
-        )
-        lines.append(Line(text, "error"))
-    unwritten = _paths(claim["path"] for claim in log.claims() if claim["category"] == "unwritable")
-    if unwritten:
-        text = f"Error: {_baselines(unwritten)} could not be written: see in the failures above why"
-        lines.append(Line(text, "error"))
+
+    def add(severity: Severity, head: str, items: Iterable[str] = ()) -> None:
+        lines.append(Line(head, severity))
+        lines.extend(Line(f"  {each}") for each in items)
+
+    for category, verb in (("new", "stored"), ("changed", "rewritten"), ("tighten", "tightened")):
+        claims = (each for each in log.claims() if each["written"] and each["category"] == category)
+        if written := _once(f"{each['path']}: {each['stored']}" for each in claims):
+            add("info", f"{_baselines(written, 'was', 'were')} {verb}:", written)
+    if pruned := [layout.shown(path) for path in outcome.pruned]:
+        add("info", f"{_baselines(pruned, 'was', 'were')} deleted:", pruned)
+    for category, text in _REFUSED.items():
+        refused = (each for each in log.claims(of_failed=True) if not each["written"])
+        if paths := _once(each["path"] for each in refused if each["category"] == category):
+            has = "1 check has" if len(paths) == 1 else f"{len(paths)} checks have"
+            add("error", f"Error: {has} {text}")
+    if paths := _once(each["path"] for each in log.claims() if each["category"] == "unwritable"):
+        count = counted(len(paths), "baseline")
+        add("error", f"Error: {count} could not be written: see in the failures above why")
     if left := [f"{layout.shown(path)}: {outcome.survey.obsolete[path]}" for path in outcome.left]:
         severity: Severity = "error" if outcome.obsolete_is_error else "info"
-        head = f"{_baselines(left)} {_is(left)} obsolete; delete with --edgeq-update=prune:"
-        lines += _listing(f"{severity.capitalize()}: {head}", severity, left)
+        head = f"{_baselines(left)} obsolete; delete with --edgeq-update=prune:"
+        add(severity, f"{severity.capitalize()}: {head}", left)
     if outcome.shows_not_judged and outcome.survey.not_judged:
         named = [f"{module}: {why}" for module, why in outcome.survey.not_judged.items()]
-        lines += _listing(
-            f"Warning: no obsolete baselines were looked for in {_modules(named)} that did not run "
-            "completely:",
-            "warning",
-            named,
-        )
-    lines += [
-        Line(f"Error: {layout.shown(path)} could not be deleted: {reason}", "error")
-        for path, reason in outcome.kept.items()
-    ]
-    lines += [Line(f"Warning: {text}", "warning") for text in outcome.survey.unreadable.values()]
-    older = [claim for claim in log.claims() if claim["since"]]
-    if older:
-        paths = _paths(claim["path"] for claim in older)
-        bumps = dict.fromkeys(bump for claim in older for bump in claim["since"])
-        text = (
-            f"Info: {_baselines(paths)} {_is(paths)} of other versions or options: "
-            f"{', '.join(bumps)}; --edgeq-update=changed writes these down"
-        )
-        lines.append(Line(text, "info"))
-    claims = [
-        *log.claims(of_failed=False),
-        # What is better in a model that failed is nothing to accept.
-        *(claim for claim in log.claims(of_failed=True) if claim["category"] != "tighten"),
-    ]
-    notes = _paths(note for claim in claims for note in (claim["note"], *claim["remarks"]) if note)
-    lines += [Line(f"Info: {note}", "info") for note in notes]
+        modules = f"{counted(len(named), 'module')} that did not run completely"
+        add("warning", f"Warning: no obsolete baselines were looked for in {modules}:", named)
+    for path, reason in outcome.kept.items():
+        add("error", f"Error: {layout.shown(path)} could not be deleted: {reason}")
+    for text in outcome.survey.unreadable.values():
+        add("warning", f"Warning: {text}")
+    if older := [claim for claim in log.claims() if claim["since"]]:
+        paths = _once(claim["path"] for claim in older)
+        bumps = ", ".join(dict.fromkeys(bump for claim in older for bump in claim["since"]))
+        text = f"of other versions or options: {bumps}; --edgeq-update=changed writes these down"
+        add("info", f"Info: {_baselines(paths)} {text}")
+    # What is better in a model that failed is nothing to accept.
+    failed = (each for each in log.claims(of_failed=True) if each["category"] != "tighten")
+    told = [*log.claims(of_failed=False), *failed]
+    for note in _once(note for each in told for note in (each["note"], *each["remarks"]) if note):
+        add("info", f"Info: {note}")
     return lines
 
 
-def _paths(paths: Iterable[str]) -> list[str]:
-    return sorted(set(paths))
+def _once(texts: Iterable[str]) -> list[str]:
+    return sorted(set(texts))
 
 
-def _listing(head: str, severity: Severity, paths: Sequence[str]) -> list[Line]:
-    return [Line(head, severity), *(Line(f"  {path}") for path in paths)]
-
-
-def _baselines(paths: Sequence[str]) -> str:
-    return f"{len(paths)} {'baseline' if len(paths) == 1 else 'baselines'}"
-
-
-def _modules(modules: Sequence[str]) -> str:
-    return f"{len(modules)} {'module' if len(modules) == 1 else 'modules'}"
-
-
-def _checks(paths: Sequence[str]) -> str:
-    return "1 check has" if len(paths) == 1 else f"{len(paths)} checks have"
-
-
-def _is(paths: Sequence[str]) -> str:
-    return "is" if len(paths) == 1 else "are"
-
-
-def _was(paths: Sequence[str]) -> str:
-    return "was" if len(paths) == 1 else "were"
+def _baselines(paths: Sequence[str], one: str = "is", several: str = "are") -> str:
+    return f"{counted(len(paths), 'baseline')} {one if len(paths) == 1 else several}"

@@ -26,9 +26,9 @@ class Tally:
 
     def add(self, index: int, arrays: Arrays, ledger: SampleLedger) -> None:
         """Count one sample."""
-        self.evaluated.add(index, arrays)
+        digest = self.evaluated.add(index, arrays)
         self._widen([_range(np.asarray(array)) for array in arrays])
-        self._overlap += arrays in ledger
+        self._overlap += ledger.knows(digest)
         self._count += 1
 
     def merge(self, other: Tally) -> None:

@@ -1,42 +1,32 @@
 """
 Margins of the errors of a rebuilt model, derived from one measurement.
 
-The same samples are measured then and now, so what is left to explain is the rounding: another
-order of calibration or another kernel moves a scale by a hair, and every code is rounded anew. Each
-sample's error is then drawn again, for the remembered build and for the new one.
+A rebuild moves scales by a hair, and every code is rounded anew. What that may change is estimated
+from the spread of the samples' errors, and is rather too wide than too narrow:
 
-- Sums over samples (SQNR, RMSE, mean, cosine, top-1): samples are drawn with replacement, reference
-  and result together (a paired bootstrap), and the standard error of the metric's logarithm is
-  taken. The difference of two builds has √2 times that error. Samples also differ for reasons that
-  no rebuild changes, so this is too wide rather than too narrow.
+- Sums over samples (SQNR, RMSE, mean, cosine, top-1): the standard error of the metric's logarithm
+  over a paired bootstrap of the samples; the difference of two builds has √2 times that error.
 - A handful of codes that flip by one step are counts, which a bootstrap cannot tell from none: the
   variance of √count is 1/4 (Anscombe 1948), so k flips may become (√(k + 3/8) + z/√2)².
-- Greatest errors: resampling never exceeds the greatest that was seen. The maximum of Gumbel
-  variables is Gumbel with the same spread, and the difference of two is logistic; so the
-  spread of the samples' own maxima gives that of the greatest. Few samples may show too little of
-  it, so it is widened as Student's t widens a normal quantile: by 1.31 for 16 samples. One LSB is
-  added for the codes.
-- float32 rounds at 2⁻²⁴, and errors below 2⁻¹⁷ of the output's RMS, some hundred such roundings,
-  are not distinguished.
-
-One sample has no spread: only counts, the LSB and float rounding are left.
+- Greatest errors: the maximum of Gumbel variables is Gumbel with the same spread, and the
+  difference of two is logistic. The spread of few samples is widened as Student's t widens a normal
+  quantile, and one LSB is added for the codes.
+- Errors below 2⁻¹⁷ of the output's RMS, some hundred roundings of float32, are not distinguished.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from statistics import NormalDist
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from .confidence import LEVEL, student
 from .metric_table import LOWER_BOUNDED, UPPER_BOUNDED
 from .metrics import Array, json_number
-from .results import OutputErrors, StageErrors
+from .results import OutputErrors, SampleErrors, StageErrors
 
 CHOICE_METRICS: Final = ("top1_agreement",)
 """Metrics that say something of an output that holds a choice."""
@@ -50,8 +40,7 @@ _FLOAT_SHARE: Final = 2.0**-17
 _DRAWN_AT_ONCE: Final = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(NamedTuple):
     """One metric with the margin that a rebuild explains."""
 
     value: float  # what was measured
@@ -92,9 +81,7 @@ def remembered(stages: dict[str, StageErrors]) -> list[dict[str, Any]]:
             "stage": stage,
             "output": name,
             "metric": metric,
-            "value": json_number(limit.value),
-            "worst": json_number(limit.worst),
-            "best": json_number(limit.best),
+            **{key: json_number(number) for key, number in limit._asdict().items()},
         }
         for stage, errors in stages.items()
         for name, output in errors.outputs.items()
@@ -105,70 +92,46 @@ def remembered(stages: dict[str, StageErrors]) -> list[dict[str, Any]]:
 
 
 class _Draws:
-    """The sums of one output's samples, and statistics of their resamples."""
+    """The sums of one output's samples, and those of their resamples."""
 
     def __init__(self, errors: OutputErrors, times: int) -> None:
-        columns = np.tile(np.array(errors.samples, dtype=np.float64).T, times)
-        (_, self.n, self.signal, self.noise, self.power, self.product) = columns[:6]
-        (self.absolute, self.largest, self.agreeing, self.rows) = columns[6:10]
-        self.size = columns.shape[1]
-        self.different = len(errors.samples)
+        table = np.array(errors.samples, dtype=np.float64)
+        names = SampleErrors._fields
+        self.different, self.size = len(table), len(table) * times
+        self.samples = dict(zip(names, np.tile(table.T, times), strict=True))
+        self.sums = {name: float(column.sum()) for name, column in self.samples.items()}
+        self.drawn = dict(zip(names, _resampled(table, self.size).T, strict=True))
         self.scale = errors.scale or 0.0
-        self.rms = math.sqrt(self.signal.sum() / self.n.sum())
-        self.floor = _FLOAT_SHARE * self.rms
-        self.floor_noise = self.floor**2 * self.n.sum()
+        self.floor = _FLOAT_SHARE * math.sqrt(self.sums["signal"] / self.sums["n"])
         # float64 sums of squares cancel in 1 − cosine below this.
         self.distance = max(1 - errors.cosine_similarity, 0.0)
 
-    def spread(self, statistic: Callable[[Array], Array], *columns: Array) -> float:
-        """Standard error of log(statistic) of the resampled column sums, for two builds."""
-        if self.size < 2:
-            return 0.0
-        table = np.stack(columns, axis=1)[: self.different]
-        values = statistic(
-            np.concatenate([drawn @ table for drawn in _resamples(self.size, self.different)])
-        )
+    def growth(self, statistic: Array) -> float:
+        """Return by what factor a statistic of the resamples may grow between two builds."""
         # Resampling n values knows n − 1 of them.
-        unbiased = math.sqrt(self.size / (self.size - 1))
-        return float(np.std(np.log(values), ddof=1)) * unbiased * _Z * math.sqrt(2)
-
-    def each(self) -> Iterator[tuple[float, float, float]]:
-        """Signal, noise and number of elements of each different sample."""
-        columns = (self.signal, self.noise, self.n)
-        return zip(*(column[: self.different] for column in columns), strict=True)
+        unbiased = math.sqrt(self.size / max(self.size - 1, 1))
+        return math.exp(float(np.std(np.log(statistic), ddof=1)) * unbiased * _Z * math.sqrt(2))
 
     def noise_range(self) -> tuple[float, float]:
         """Σ(f−q)² at worst and at best."""
-        noise = float(self.noise.sum())
-        least = self.scale**2 * _COUNT + self.floor_noise or 1e-300
-        growth = math.exp(
-            self.spread(
-                lambda sums: (sums[:, 0] + least) / (sums[:, 1] + least), self.noise, self.signal
-            )
-        )
-        return _range(noise, growth, self.scale**2, self.floor_noise)
+        floor = self.floor**2 * self.sums["n"]
+        least = self.scale**2 * _COUNT + floor or 1e-300
+        growth = self.growth((self.drawn["noise"] + least) / (self.drawn["signal"] + least))
+        return _range(self.sums["noise"], growth, self.scale**2, floor)
 
 
-def _resamples(size: int, different: int) -> Iterable[Array]:
-    """Draw the count of each sample in each resample, a block of resamples at a time."""
-    if RESAMPLES * different <= _DRAWN_AT_ONCE:
-        return _kept_resamples(size, different)
-    return _drawn_resamples(size, different)
-
-
-@functools.lru_cache(maxsize=1)
-def _kept_resamples(size: int, different: int) -> tuple[Array, ...]:
-    """Keep up to 8 MB: every metric of every output of a comparison draws the same."""
-    return tuple(_drawn_resamples(size, different))
-
-
-def _drawn_resamples(size: int, different: int) -> Iterator[Array]:
+def _resampled(table: Array, size: int) -> Array:
+    """Return the column sums of each resample of `size` rows; blocks bound the memory."""
+    different = len(table)
+    if size < 2:
+        return np.repeat(table, RESAMPLES, axis=0)
     rng = np.random.default_rng(SEED)
     step = max(1, _DRAWN_AT_ONCE // different)
     share = np.full(different, 1 / different)
-    for start in range(0, RESAMPLES, step):
-        block = rng.multinomial(size, share, size=min(step, RESAMPLES - start))
-        yield block.astype(np.float64)
+    blocks = (min(step, RESAMPLES - start) for start in range(0, RESAMPLES, step))
+    return np.concatenate(
+        [rng.multinomial(size, share, size=n).astype(float) @ table for n in blocks]
+    )
 
 
 def _range(amount: float, growth: float, unit: float, floor: float) -> tuple[float, float]:
@@ -192,84 +155,71 @@ def _decibels(signal: float, noise: float) -> float:
 
 
 def _sqnr(draws: _Draws, value: float) -> tuple[float, float]:
-    signal = float(draws.signal.sum())
     most, least = draws.noise_range()
-    return _decibels(signal, most), _decibels(signal, least)
+    return _decibels(draws.sums["signal"], most), _decibels(draws.sums["signal"], least)
 
 
 def _rmse(draws: _Draws, value: float) -> tuple[float, float]:
     most, least = draws.noise_range()
-    count = float(draws.n.sum())
-    return math.sqrt(most / count), math.sqrt(least / count)
+    return math.sqrt(most / draws.sums["n"]), math.sqrt(least / draws.sums["n"])
 
 
 def _mean(draws: _Draws, value: float) -> tuple[float, float]:
-    count = float(draws.n.sum())
+    count = draws.sums["n"]
     least = draws.scale * _COUNT + draws.floor * count or 1e-300
-    growth = math.exp(
-        draws.spread(lambda sums: (sums[:, 0] + least) / sums[:, 1], draws.absolute, draws.n)
-    )
-    most, less = _range(float(draws.absolute.sum()), growth, draws.scale, draws.floor * count)
+    growth = draws.growth((draws.drawn["absolute"] + least) / draws.drawn["n"])
+    most, less = _range(draws.sums["absolute"], growth, draws.scale, draws.floor * count)
     return most / count, less / count
 
 
 def _largest(draws: _Draws, value: float) -> tuple[float, float]:
-    spread = _gumbel(draws.largest) + draws.scale + draws.floor
+    spread = _gumbel(draws.samples["largest"]) + draws.scale + draws.floor
     return value + spread, max(value - spread, 0.0)
 
 
 def _largest_lsb(draws: _Draws, value: float) -> tuple[float, float]:
-    spread = (_gumbel(draws.largest) + draws.scale + draws.floor) / draws.scale
+    spread = (_gumbel(draws.samples["largest"]) + draws.scale + draws.floor) / draws.scale
     return value + spread, max(value - spread, 0.0)
 
 
 def _worst_sample(draws: _Draws, value: float) -> tuple[float, float]:
-    has_sqnr = (draws.noise > 0) & (draws.signal > 0)
-    spread = _gumbel(10 * np.log10(draws.signal[has_sqnr] / draws.noise[has_sqnr]))
+    signal, noise, n = (draws.samples[name] for name in ("signal", "noise", "n"))
+    has_sqnr = (noise > 0) & (signal > 0)
+    spread = _gumbel(10 * np.log10(signal[has_sqnr] / noise[has_sqnr]))
     # Any sample may be the one with the next few flips.
     flipped = [
-        _decibels(signal, max(_counts(noise, draws.scale**2)[0], noise + draws.floor**2 * n))
-        for signal, noise, n in draws.each()
-        if signal
+        _decibels(power, max(_counts(error, draws.scale**2)[0], error + draws.floor**2 * count))
+        for power, error, count in zip(signal, noise, n, strict=True)
+        if power
     ]
-    worst = min(flipped, default=value)
-    return min(value - spread, worst), max(value + spread, _without_flips(draws))
-
-
-def _without_flips(draws: _Draws) -> float:
-    """SQNR of the worst sample if the few codes that flipped there do not."""
-    if not draws.noise.any():
-        return math.inf
-    with np.errstate(divide="ignore"):
-        at = int(np.argmin(np.where(draws.noise > 0, draws.signal, math.inf) / draws.noise))
-    noise = float(draws.noise[at])
-    least = min(_counts(noise, draws.scale**2)[1], noise - draws.floor**2 * float(draws.n[at]))
-    return _decibels(float(draws.signal[at]), max(least, 0.0))
+    best = math.inf
+    if noise.any():  # the worst sample without the few codes that flipped
+        with np.errstate(divide="ignore"):
+            at = int(np.argmin(np.where(noise > 0, signal, math.inf) / noise))
+        fewest = _counts(float(noise[at]), draws.scale**2)[1]
+        least = min(fewest, float(noise[at]) - draws.floor**2 * float(n[at]))
+        best = _decibels(float(signal[at]), max(least, 0.0))
+    return min([value - spread, *flipped]), max(value + spread, best)
 
 
 def _cosine(draws: _Draws, value: float) -> tuple[float, float]:
-    signal = float(draws.signal.sum())
+    signal = draws.sums["signal"]
     # Noise at a right angle to the signal turns it by Σ(f−q)² / 2Σf².
     unit = draws.scale**2 / (2 * signal) if signal else 0.0
     least = unit * _COUNT + _FLOAT_SHARE**2
-    growth = math.exp(
-        draws.spread(
-            lambda sums: np.maximum(1 - _cosines(sums), 0.0) + least,
-            draws.product,
-            draws.signal + 1e-300,
-            draws.power + 1e-300,
-        )
-    )
+    # Root by root: of two that are next to nothing the product is none.
+    signals, powers = (np.sqrt(draws.drawn[name] + 1e-300) for name in ("signal", "power"))
+    cosines = draws.drawn["product"] / (signals * powers)
+    growth = draws.growth(np.maximum(1 - cosines, 0.0) + least)
     most, less = _range(draws.distance, growth, unit, _FLOAT_SHARE**2)
     return max(1 - most, -1.0), 1 - less
 
 
 def _top1(draws: _Draws, value: float) -> tuple[float, float]:
-    wrong, rows = draws.rows - draws.agreeing, float(draws.rows.sum())
-    growth = math.exp(
-        draws.spread(lambda sums: (sums[:, 0] + _COUNT) / sums[:, 1], wrong, draws.rows)
-    )
-    most, less = _range(float(wrong.sum()), growth, 1.0, 0.0)
+    rows = draws.sums["rows"]
+    wrong = draws.drawn["rows"] - draws.drawn["agreeing"]
+    growth = draws.growth((wrong + _COUNT) / draws.drawn["rows"])
+    most, less = _range(rows - draws.sums["agreeing"], growth, 1.0, 0.0)
     return max(1 - most / rows, 0.0), 1 - less / rows
 
 
@@ -291,9 +241,3 @@ _DERIVATIONS: Final[dict[str, Callable[[_Draws, float], tuple[float, float]]]] =
     "top1_agreement": _top1,
 }
 assert set(_DERIVATIONS) == {*UPPER_BOUNDED, *LOWER_BOUNDED}
-
-
-def _cosines(sums: Array) -> Array:
-    """Of Σfq, Σf² and Σq². Root by root: of two that are next to nothing the product is none."""
-    cosines: Array = sums[:, 0] / (np.sqrt(sums[:, 1]) * np.sqrt(sums[:, 2]))
-    return cosines

@@ -17,41 +17,30 @@ _KINDS = {"nonfinite": NONFINITE, "degenerate": ZERO_OUTPUT}
 
 _DECIBELS = tuple(each.name for each in METRICS.values() if each.kind == "decibels")
 
+# Similarities from here on are rounded in their distance from 1, so that 0.99987 is not 0.999.
 _FEW_DIGITS = 0.9
-"""Similarities from here on are rounded in their distance from 1, so that 0.99987 is not 0.999."""
 
+# By metric: why an output lacks it, and what to bound instead.
 _LACKS = {
-    "max_lsb_error": "has no LSB",
-    "top1_agreement": "has no classes: it is not of rank 2 with 2 elements or more a row",
-}
-_INSTEAD = {
-    "max_lsb_error": "bound max_abs_error instead",
-    "top1_agreement": "bound cosine_similarity instead",
+    "max_lsb_error": ("has no LSB", "max_abs_error"),
+    "top1_agreement": (
+        "has no classes: it is not of rank 2 with 2 elements or more a row",
+        "cosine_similarity",
+    ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """
-    One bound that one output does not keep.
+    """One bound that one output does not keep."""
 
-    Attributes:
-        metric: name of the metric, or ``nonfinite`` or ``degenerate``.
-        stage: what was measured, such as ``total``.
-        output: name of the output.
-        actual: what was measured of it.
-        bound: what was accepted.
-        direction: ``at most`` or ``at least``, said of the bound.
-        note: where the worst is found, or why this fails.
-    """
-
-    metric: str
-    stage: str
+    metric: str  # or `nonfinite` or `degenerate`
+    stage: str  # what was measured, such as `total`
     output: str
     actual: float
     bound: float
-    direction: str
-    note: str = ""
+    direction: str  # `at most` or `at least`, said of the bound
+    note: str = ""  # where the worst is found, or why this fails
 
     @property
     def finding(self) -> Finding:
@@ -127,15 +116,7 @@ class Budget:
         """
         Compare errors with this budget, output by output.
 
-        An output with anything non-finite, or where nothing was tested, gets that one violation:
-        its metrics say nothing then.
-
-        Args:
-            errors: what was measured, of a stage or of one output.
-            stage: what it is called in the texts, such as ``total``.
-
-        Returns:
-            What is violated, in the order of outputs and bounds; empty where all is kept.
+        An output with anything non-finite, or where nothing was tested, gets that one violation.
 
         Raises:
             ValueError: an output lacks a metric that is bounded.
@@ -146,17 +127,10 @@ class Budget:
 
     def needed(self, errors: OutputErrors | StageErrors) -> Budget | None:
         """
-        Return the budget that this measurement would need, with the same bounds set.
+        Return the budget that this measurement would need, with the same bounds set; None without.
 
         Each is rounded outward to 3 significant digits (similarities near 1 in their distance from
-        1), so that the measurement keeps it. An SQNR of +inf needs no bound in particular: this
-        budget's own stays.
-
-        Args:
-            errors: what was measured, of a stage or of one output.
-
-        Returns:
-            The budget; None where there is no valid one that the measurement would keep.
+        1). With an SQNR of +inf this budget's own bound stays.
 
         Raises:
             ValueError: an output lacks a metric that is bounded.
@@ -168,24 +142,19 @@ class Budget:
         needed = {}
         for metric, bound in self.bounds().items():
             actual = getattr(errors, metric)
-            value = (
-                bound if metric in _DECIBELS and actual == math.inf else loosened(metric, actual)
-            )
-            if value is None:
-                return None
-            needed[metric] = value
-        return Budget(**needed)
+            is_exact = metric in _DECIBELS and actual == math.inf
+            needed[metric] = bound if is_exact else loosened(metric, actual)
+        return None if None in needed.values() else Budget(**needed)
 
     def _require_metrics(self, outputs: Sequence[OutputErrors]) -> None:
         for metric in self.bounds():
-            lacking = [output for output in outputs if getattr(output, metric) is None]
-            if lacking:
+            if lacking := [output for output in outputs if getattr(output, metric) is None]:
+                why, other = _LACKS[metric]
                 text = ", ".join(
-                    f"output {output.name!r} is {output.dtype} and {_LACKS[metric]}"
-                    for output in lacking
+                    f"output {each.name!r} is {each.dtype} and {why}" for each in lacking
                 )
                 several = ", or give a budget per output" if len(outputs) > 1 else ""
-                raise ValueError(f"{metric}: {text}; {_INSTEAD[metric]}{several}")
+                raise ValueError(f"{metric}: {text}; bound {other} instead{several}")
 
     def _violations(self, output: OutputErrors, stage: str) -> list[Violation]:
         at = _describe(output.max_abs_index)

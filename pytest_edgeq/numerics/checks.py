@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -20,25 +19,10 @@ from .metrics import Array
 
 _INT32 = np.iinfo(np.int32)
 
-_FILLED = {"input": 1 / 4, "output": 1 / 32}
-"""
-Share of the codes that the values of a range that was meant span at least.
-
-Inputs in steps of 1 are whole numbers, which differ from others; outputs are rounded to them.
-"""
-
 
 def check_scales(place: Place, scales: Array) -> list[Finding]:
-    """
-    Check the scales of one tensor.
-
-    Returns:
-        Findings of kind `bad_scale`.
-    """
+    """Return the finding `bad_scale` for the scales of one tensor, or none."""
     values = np.asarray(scales, dtype=np.float64).ravel()
-    if not values.size:
-        return []
-    found = []
     tiny = float(np.finfo(np.float32).tiny)
     defects = {
         "zero": values == 0,
@@ -47,30 +31,28 @@ def check_scales(place: Place, scales: Array) -> list[Finding]:
         "not finite": ~np.isfinite(values),
     }
     bad = np.logical_or.reduce(list(defects.values()))
-    n_bad = int(np.count_nonzero(bad))
-    if n_bad:
-        kinds = [name for name, mask in defects.items() if mask.any()]
-        first = int(bad.argmax())
-        found.append(
-            Finding(
-                kind=BAD_SCALE,
-                place=place,
-                expected="positive normal scales",
-                got=f"{' and '.join(kinds)} in {n_bad} of {values.size} (the "
-                f"first at channel {first}: {values[first]:.6g})",
-                causes=("a channel without range, or never observed",),
-                harm=Harm.share(n_bad, values.size),
-            )
+    if not bad.any():
+        return []
+    n_bad, first = int(np.count_nonzero(bad)), int(bad.argmax())
+    kinds = " and ".join(name for name, mask in defects.items() if mask.any())
+    return [
+        Finding(
+            kind=BAD_SCALE,
+            place=place,
+            expected="positive normal scales",
+            got=f"{kinds} in {n_bad} of {values.size} (the first at channel {first}: "
+            f"{values[first]:.6g})",
+            causes=("a channel without range, or never observed",),
+            harm=Harm.share(n_bad, values.size),
         )
-    return found
+    ]
 
 
 def has_default_parameters(scales: Array, zero_points: Array, dtype: str) -> bool:
     """
-    Whether an activation has scale 1.0 and zero point 0.
+    Whether an activation has scale 1.0 and zero point 0, which an observer without samples leaves.
 
-    An observer that saw no sample leaves these. They are right for whole numbers from -128 to 127,
-    and of uint8 for raw pixels.
+    They are right for whole numbers from -128 to 127, and of uint8 for raw pixels.
     """
     is_signed = dtype in ("int8", "int16")
     return is_signed and bool(len(scales) and np.all(scales == 1)) and not np.any(zero_points)
@@ -88,44 +70,8 @@ def uncalibrated_finding(place: Place, evidence: str, harm: Harm = NO_HARM) -> F
     )
 
 
-class DefaultRange:
-    """Check for values that fill codes of scale 1.0 and zero point 0; mergeable."""
-
-    def __init__(self, scale: float | None, zero_point: int | None, low: int | None) -> None:
-        self._is_default = (scale, zero_point) == (1.0, 0) and low is not None and low < 0
-        self._is_whole = True
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether all values are whole numbers, in steps of 1."""
-        return self._is_default and self._is_whole
-
-    def update(self, values: Array) -> None:
-        """Look at the finite values of one sample."""
-        if self._is_default and self._is_whole:
-            self._is_whole = bool((values == np.rint(values)).all())
-
-    def merge(self, other: DefaultRange) -> None:
-        """Add all that another one has seen."""
-        self._is_whole &= other._is_whole
-
-    def finding(self, place: Place, least: float, greatest: float, codes: int) -> Finding | None:
-        """Return the finding, if values of fractions leave most codes unused."""
-        used = max(greatest, 0.0) - min(least, 0.0) + 1
-        if not self._is_default or self._is_whole or not 1 < used < codes * _FILLED[place.kind]:
-            return None
-        evidence = f"and its values, in [{least:.3g}, {greatest:.3g}], span {used:.2g} of {codes}"
-        harm = Harm.decibels(20 * math.log10(codes / used))
-        return uncalibrated_finding(place, f"{evidence} codes", harm)
-
-
 def check_bias(place: Place, values: Array) -> list[Finding]:
-    """
-    Check the codes of one bias for the limits of int32.
-
-    Returns:
-        A finding of kind `bias_at_int32_limit`, or none.
-    """
+    """Return the finding `bias_at_int32_limit` for the codes of one bias, or none."""
     values = np.asarray(values)
     if values.dtype.kind not in "iu":
         return []
@@ -148,8 +94,6 @@ def check_bias(place: Place, values: Array) -> list[Finding]:
 LEAST_SCALE: Final = 2.0**-12
 """The least scale that torchao's observers give (`eps` of its quantizers)."""
 
-_AT_LEAST_SCALE = "PT2E gives no scale below 2⁻¹²"
-
 _CHANGED = "the model's weights or code changed after the calibration"
 
 # More samples do not help.
@@ -167,18 +111,15 @@ class Reason(NamedTuple):
 
     def __str__(self) -> str:
         """Return one clause."""
-        return "; ".join((*self.causes, *([self.fix] if self.fix else [])))
+        return "; ".join(filter(None, (*self.causes, self.fix)))
 
 
 class Calibration(NamedTuple):
     """How the evaluated samples relate to those of the calibration."""
 
     evaluated: int = 0  # how many samples were evaluated
-    # how many of them the file was calibrated on; 0, too, where a loaded file does not tell
-    known: int = 0
-    # whether the file's ranges are averages over samples, as of a recipe; False where a loaded file
-    # does not tell
-    averages: bool = False
+    known: int = 0  # how many of them the file was calibrated on, as far as it is known
+    averages: bool = False  # whether the file's ranges are averages over samples, as of a recipe
 
     @property
     def is_own(self) -> bool:
@@ -188,7 +129,8 @@ class Calibration(NamedTuple):
     def too_wide(self, scale: float | None = None) -> Reason:
         """Return why a range is mostly unused, or a check that distinguishes the causes."""
         if scale == LEAST_SCALE:
-            return Reason((_AT_LEAST_SCALE,), "leave what is so small in float, or scale it up")
+            cause = "PT2E gives no scale below 2⁻¹²"
+            return Reason((cause,), "leave what is so small in float, or scale it up")
         if self.is_own:
             cause = (
                 f"the file was calibrated on {self._samples}, so they are not the cause: another "
@@ -204,15 +146,12 @@ class Calibration(NamedTuple):
     def too_narrow(self) -> Reason:
         """Return the cause of a range that clips values, or the calibration that fixes it."""
         if self.is_own:
+            changed = (
+                f"either a recipe {_AVERAGES}, or {_CHANGED} (then a file built anew has another "
+                "range)"
+            )
             own = f"the file was calibrated on {self._samples}, so others will not widen it"
-            if self.averages:
-                own += (
-                    f": either a recipe {_AVERAGES}, or {_CHANGED} (then a file built anew has "
-                    "another range)"
-                )
-            else:
-                own += f": {_CHANGED}"
-            return Reason((own,))
+            return Reason((f"{own}: {changed if self.averages else _CHANGED}",))
         averages = f"; a recipe {_AVERAGES}" if self.averages else ""
         return Reason(
             fix=f"calibrate with samples like those evaluated, preprocessed alike{averages}"
@@ -236,5 +175,4 @@ ON_NOTHING: Final = Reason(
 )
 """Why an input's range keeps nothing."""
 
-UNKNOWN: Final = Calibration()
-"""Nothing is known of the calibration samples."""
+UNKNOWN: Final = Calibration()  # nothing is known of the calibration samples

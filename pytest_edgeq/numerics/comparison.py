@@ -24,11 +24,10 @@ _LIMIT = 2048
 
 class PointSample:
     """
-    Keeps some elements of one output, the same ones of each side.
+    Keeps some elements of one output, the same ones of each side, however samples are split.
 
     Of a sample these are up to 256, evenly spaced. Of the samples they are those whose index is a
     multiple of 1, 2, 4, …: the least power of two at which no more than 2,048 elements are kept.
-    So any split of the samples over threads keeps the same elements.
     """
 
     def __init__(self) -> None:
@@ -44,14 +43,12 @@ class PointSample:
         self._kept[index] = {
             name: array.reshape(-1)[chosen].astype(np.float64) for name, array in sides.items()
         }
-        self._thin()
+        self._thin(self._every)
 
     def merge(self, other: PointSample) -> None:
         """Add the samples of another one."""
-        self._every = max(self._every, other._every)
         self._kept |= other._kept
-        self._kept = {i: points for i, points in self._kept.items() if not i % self._every}
-        self._thin()
+        self._thin(max(self._every, other._every))
 
     def result(self) -> dict[str, npt.NDArray[np.float64]]:
         """Return the elements by side, in the order of the samples."""
@@ -59,13 +56,12 @@ class PointSample:
         names = ordered[0] if ordered else ()
         return {name: np.concatenate([points[name] for points in ordered]) for name in names}
 
-    def _thin(self) -> None:
-        while len(self._kept) > 1 and self._count() > _LIMIT:
-            self._every *= 2
-            self._kept = {i: points for i, points in self._kept.items() if not i % self._every}
-
-    def _count(self) -> int:
-        return sum(next(iter(points.values())).size for points in self._kept.values())
+    def _thin(self, every: int) -> None:
+        self._every = every
+        self._kept = {i: points for i, points in self._kept.items() if not i % every}
+        count = sum(next(iter(points.values())).size for points in self._kept.values())
+        if len(self._kept) > 1 and count > _LIMIT:
+            self._thin(2 * every)
 
 
 _STAGES = ("conversion", "quantization", "lowering", "total")  # in the order of the pipeline
@@ -100,9 +96,6 @@ class WorstSamples:
 
     NaN is the worst SQNR, then −inf. Of equals the sample with the least index is kept, in whatever
     order they come.
-
-    Args:
-        limit: how many to keep.
     """
 
     def __init__(self, limit: int = 3) -> None:

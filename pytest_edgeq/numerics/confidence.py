@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+# One-sided, of one metric: three stages of eight metrics in 200 rebuilds are 4800 tests, of which
+# less than one may fail.
 LEVEL: Final = 0.9999
-"""
-One-sided, of one metric: three stages of eight metrics in 200 rebuilds are 4800 tests, of which
-less than one may fail.
-"""
 
+# Begins a fingerprint over a digest of each sample; one without it is over the bytes of all
+# samples, which a single process has to read in order.
 BY_SAMPLE: Final = "by sample "
-"""
-Begins a fingerprint over a digest of each sample.
-
-One without it is over the bytes of all samples, which a single process has to read in order.
-"""
 
 
 def student(freedom: float) -> float:

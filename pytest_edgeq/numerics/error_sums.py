@@ -1,16 +1,14 @@
 """
 Accumulators that turn outputs, sample by sample, into errors, and merge.
 
-Sums over samples are computed at the end. Memory grows by thirteen numbers a sample and output,
-whatever their size.
+Sums over samples are computed at the end. Memory grows by thirteen numbers a sample and output.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -24,29 +22,22 @@ from .metrics import (
     sqnr_db,
     top1_counts,
     total,
-    worst_low,
 )
 from .results import ElementError, OutputErrors, SampleErrors, StageErrors
 
+# Difference of two rows that are the same choice, as a share of the spread of a column. Of a sound
+# file, 20 dB SQNR, it is 2.5 standard deviations of the error; of two rows drawn at random one in
+# seven is so near in one column, and one in 2,500 in four.
 _SPREAD = 0.25
-"""
-Difference of two rows that are the same choice, as a share of the spread of a column.
-
-Of a sound file, 20 dB SQNR, it is 2.5 standard deviations of the error; of two rows drawn at
-random one in seven is so near in one column, and one in 2,500 in four.
-"""
 
 
 def match_counts(reference: Array, actual: Array) -> tuple[int, int]:
     """
-    Count the rows of a chosen output, and those that agree with the reference.
+    Count the rows of a chosen output that match the reference, and all rows.
 
     A row is the last axis, as the coordinates of a box; of an array of one row, of integers and of
     bools it is an element. It matches where all whole numbers in it, such as a class, are equal,
     and all others within a quarter of the standard deviation of their column.
-
-    Returns:
-        Matching rows and all rows.
     """
     if not reference.size:
         return 0, 0
@@ -62,185 +53,143 @@ def match_counts(reference: Array, actual: Array) -> tuple[int, int]:
     return int(np.count_nonzero(near.all(axis=1))), len(wanted)
 
 
+# Ranks of a sample's SQNR, the worst first: NaN has no order.
 _NAN, _NUMBER, _DEGENERATE = 0, 1, 2
-"""Ranks of a sample's SQNR, the worst first."""
+
+_Key: TypeAlias = "tuple[int, float, int]"  # rank, dB or −|f−q|, sample: the least is the worst
 
 
-@dataclass(frozen=True, slots=True)
-class IOSpec:
+class IOSpec(NamedTuple):
     """The properties of an output or input that a measurement needs."""
 
-    name: str  # its name
-    # its own scale S in the file (one LSB); None for one without a scale
-    scale: float | None = None
-    zero_point: int | None = None  # its zero point
+    name: str
+    scale: float | None = None  # its own in the file (one LSB); None without one
+    zero_point: int | None = None
     qmin: int | None = None  # its least code
     qmax: int | None = None  # its greatest code
-    # whether it holds a choice, of which matches are counted in place of top-1 classes
-    chosen: bool = False
+    chosen: bool = False  # whether matches are counted in place of top-1 classes
 
 
-@dataclass(slots=True)
 class _OutputAccumulator:
     """One output of a StageAccumulator; the arrays it gets were checked there."""
 
-    spec: IOSpec
-    dtypes: frozenset[np.dtype[Any]] = frozenset()
-    n_samples: int = 0
-    n_elements: int = 0
-    nonfinite_reference: int = 0
-    nonfinite_actual: int = 0
-    agreeing: int = 0
-    rows: int = 0
-    worst: tuple[int, float, int] | None = None  # rank, dB, sample: the least is the worst
-    largest: tuple[int, float, int] | None = None  # rank, −|f−q|, sample: the least is the worst
-    element: ElementError | None = None
-    samples: list[SampleErrors] = field(default_factory=list)
+    def __init__(self, spec: IOSpec) -> None:
+        self.spec = spec
+        self.dtypes: set[str] = set()
+        self.counts = np.zeros(6, np.int64)  # samples, elements, 2 × non-finite, agreeing, rows
+        self.worst: _Key = (_DEGENERATE, math.inf, 0)
+        self.largest: _Key = self.worst
+        self.element: ElementError | None = None
+        self.samples: list[SampleErrors] = []
 
     def update(self, reference: Side, actual: Side, sample: int) -> float:
-        self.n_samples += 1
-        self.n_elements += reference.array.size
-        if actual.array.dtype not in self.dtypes:
-            self.dtypes |= {actual.array.dtype}
-        bad = [~side.finite for side in (reference, actual) if side.finite is not None]
-        if bad:
-            self.nonfinite_reference += reference.n_nonfinite
-            self.nonfinite_actual += actual.n_nonfinite
-            first = int(np.logical_or.reduce(bad).argmax())
-            self._offer_element((_NAN, 0.0, sample), first, reference.array, actual.array)
-            # The rows alone: the shape shows whether this output has classes at all.
-            self.rows += self._agreement(reference, actual)[1]
-            return self._offer_sample(math.nan, _NAN, sample)
+        self.dtypes.add(actual.array.dtype.name)
+        nonfinite = reference.n_nonfinite, actual.n_nonfinite
+        if self.spec.chosen:
+            agreeing, rows = match_counts(reference.array, actual.array)
+        else:
+            agreeing, rows = top1_counts(reference, actual)
+        # With anything non-finite, the rows alone show whether this output has classes at all.
+        self.counts += (
+            1,
+            reference.array.size,
+            *nonfinite,
+            0 if any(nonfinite) else agreeing,
+            rows,
+        )
+        if any(nonfinite):
+            at = int((~np.isfinite(reference.flat) | ~np.isfinite(actual.flat)).argmax())
+            self._offer_element((_NAN, 0.0, sample), at, reference.array, actual.array)
+            self.worst = min(self.worst, (_NAN, 0.0, sample))
+            return math.nan
         with np.errstate(over="ignore", invalid="ignore"):
-            decibels, rank = self._add(reference, actual, sample)
-        return self._offer_sample(decibels, rank, sample)
-
-    def _add(self, reference: Side, actual: Side, sample: int) -> tuple[float, int]:
-        difference = differences(reference, actual)
-        signal, noise = reference.power, dot(difference, difference)
-        power, product = actual.power, dot(reference.flat, actual.flat)
-        magnitudes = np.abs(difference, out=difference)
-        absolute = float(magnitudes.sum())
-        agreeing, rows = self._agreement(reference, actual)
-        self.agreeing += agreeing
-        self.rows += rows
+            difference = differences(reference, actual)
+            signal, noise = reference.power, dot(difference, difference)
+            power, product = actual.power, dot(reference.flat, actual.flat)
+            magnitudes = np.abs(difference, out=difference)
+            absolute = float(magnitudes.sum())
         if difference.size:
             at = int(magnitudes.argmax())
             largest = float(magnitudes[at])
             self._offer_element((_NUMBER, -largest, sample), at, reference.array, actual.array)
-            sums = (signal, noise, power, product, absolute, largest, agreeing, rows)
             first = reference.first
             if self.spec.chosen:
                 first = match_counts(reference.array, np.zeros_like(reference.array))[0]
-            of_reference = (reference.magnitude, max(map(abs, reference.ends)), first)
-            self.samples.append(SampleErrors(sample, difference.size, *sums, *of_reference))
+            self.samples.append(
+                SampleErrors(
+                    *(sample, difference.size, signal, noise, power, product, absolute, largest),
+                    *(agreeing, rows, reference.magnitude, max(map(abs, reference.ends)), first),
+                )
+            )
         decibels = sqnr_db(signal, noise)
         if signal == noise == 0:
-            return decibels, _DEGENERATE
-        return decibels, _NAN if math.isnan(decibels) else _NUMBER
+            # It has no error to look at: it must not crowd out the bad ones.
+            self.worst = min(self.worst, (_DEGENERATE, 0.0, sample))
+            return math.inf
+        is_nan = math.isnan(decibels)
+        self.worst = min(self.worst, (_NAN, 0.0, sample) if is_nan else (_NUMBER, decibels, sample))
+        return decibels
 
-    def _agreement(self, reference: Side, actual: Side) -> tuple[int, int]:
-        """Return the rows that agree, and all rows."""
-        if self.spec.chosen:
-            return match_counts(reference.array, actual.array)
-        return top1_counts(reference, actual)
-
-    def _offer_sample(self, decibels: float, rank: int, sample: int) -> float:
-        # NaN has no order, so its rank replaces it.
-        key = (rank, decibels if rank == _NUMBER else 0.0, sample)
-        self.worst = key if self.worst is None else min(self.worst, key)
-        # A degenerate sample has no error to look at: it must not crowd out the bad ones.
-        return math.inf if rank == _DEGENERATE else decibels
-
-    def _offer_element(
-        self, key: tuple[int, float, int], at: int, reference: Array, actual: Array
-    ) -> None:
-        if self.largest is None or key < self.largest:
+    def _offer_element(self, key: _Key, at: int, reference: Array, actual: Array) -> None:
+        if key < self.largest:
             index = tuple(int(i) for i in np.unravel_index(at, reference.shape))
-            self.largest = key
-            self.element = ElementError(
-                key[2], index, reference[index].item(), actual[index].item()
-            )
+            element = reference[index].item(), actual[index].item()
+            self.largest, self.element = key, ElementError(key[2], index, *element)
 
     def merge(self, other: _OutputAccumulator) -> None:
         self.dtypes |= other.dtypes
-        self.n_samples += other.n_samples
-        self.n_elements += other.n_elements
-        self.nonfinite_reference += other.nonfinite_reference
-        self.nonfinite_actual += other.nonfinite_actual
+        self.counts += other.counts
         self.samples += other.samples
-        self.agreeing += other.agreeing
-        self.rows += other.rows
-        if other.worst is not None:
-            self.worst = other.worst if self.worst is None else min(self.worst, other.worst)
-        if other.largest is not None and (self.largest is None or other.largest < self.largest):
+        self.worst = min(self.worst, other.worst)
+        if other.largest < self.largest:
             self.largest, self.element = other.largest, other.element
 
     def result(self) -> OutputErrors:
-        assert self.worst is not None, "unreachable because StageAccumulator has seen a sample"
-        finite = not (self.nonfinite_reference or self.nonfinite_actual)
-        measured = finite and self.n_elements > 0
+        n_samples, n_elements, of_reference, of_actual, agreeing, rows = map(int, self.counts)
+        finite = not (of_reference or of_actual)
+        measured = finite and n_elements > 0
         signal, noise, power, product, absolute = (
             total(getattr(each, name) for each in self.samples)
             for name in ("signal", "noise", "power", "product", "absolute")
         )
-        scale, top1, largest = self.spec.scale, None, math.nan
-        if measured:
-            assert self.largest is not None, "unreachable because there is an element"
-            largest = -self.largest[1]
-        if self.rows:
-            top1 = self.agreeing / self.rows if finite else math.nan
+        scale, lsb = self.spec.scale, None
+        largest = -self.largest[1] if measured else math.nan
+        if scale is not None:
+            ends = (self.element.reference, self.element.actual) if self.element else (math.nan,)
+            lsb = lsb_error(largest, scale, max(map(abs, ends)))
         rank, decibels, worst_sample = self.worst
         return OutputErrors(
             name=self.spec.name,
-            dtype="/".join(sorted(dtype.name for dtype in self.dtypes)),
+            dtype="/".join(sorted(self.dtypes)),
             scale=scale,
-            n_samples=self.n_samples,
-            n_elements=self.n_elements,
-            nonfinite_reference=self.nonfinite_reference,
-            nonfinite_actual=self.nonfinite_actual,
+            n_samples=n_samples,
+            n_elements=n_elements,
+            nonfinite_reference=of_reference,
+            nonfinite_actual=of_actual,
             degenerate=finite and signal == noise == 0,
             max_abs_error=largest,
-            mean_abs_error=absolute / self.n_elements if measured else math.nan,
-            rmse=math.sqrt(noise / self.n_elements) if measured else math.nan,
-            max_lsb_error=None if scale is None else self._lsb(largest, scale),
+            mean_abs_error=absolute / n_elements if measured else math.nan,
+            rmse=math.sqrt(noise / n_elements) if measured else math.nan,
+            max_lsb_error=lsb,
             sqnr_db=sqnr_db(signal, noise) if finite else math.nan,
             worst_sample_sqnr_db=decibels if rank == _NUMBER else math.nan,
             worst_sample=worst_sample,
             cosine_similarity=(
                 cosine_similarity(product, signal, power, noise) if finite else math.nan
             ),
-            top1_agreement=top1,
+            top1_agreement=(agreeing / rows if finite else math.nan) if rows else None,
             chosen=self.spec.chosen,
             max_abs_index=self.element,
             samples=tuple(sorted(self.samples)),
         )
 
-    def _lsb(self, largest: float, scale: float) -> float:
-        if math.isnan(largest):
-            return math.nan
-        assert self.element is not None, "unreachable because there is an element"
-        magnitude = max(abs(self.element.reference), abs(self.element.actual))
-        return lsb_error(largest, scale, magnitude)
-
 
 class StageAccumulator:
-    """
-    Collects the errors of one stage, sample by sample.
-
-    Raises:
-        ValueError: there is no output, or two have the same name.
-    """
+    """Collects the errors of one stage, sample by sample."""
 
     def __init__(self, outputs: Sequence[IOSpec]) -> None:
-        self.outputs = tuple(outputs)
-        names = [spec.name for spec in self.outputs]
-        if not names:
-            raise ValueError("no outputs: there is nothing to measure")
-        if len(set(names)) < len(names):
-            raise ValueError(f"output names must differ, got {', '.join(map(repr, names))}")
         self.n_samples = 0
-        self._accumulators = [_OutputAccumulator(spec) for spec in self.outputs]
+        self._accumulators = [_OutputAccumulator(spec) for spec in outputs]
 
     def update(
         self,
@@ -250,65 +199,41 @@ class StageAccumulator:
         index: int | None = None,
     ) -> float:
         """
-        Add one sample. Number of outputs and shapes are checked before anything is added.
+        Add one sample, and return its least SQNR in dB over the outputs, to pick the worst by.
 
-        Returns:
-            The least SQNR in dB over the outputs, to pick the worst samples by: NaN with anything
-            non-finite, +inf without any error.
+        It is NaN with anything non-finite, +inf without any error.
 
         Raises:
-            ValueError: number of outputs, a shape or a kind of dtype does not match.
+            ValueError: a shape or a kind of dtype does not match; nothing was
+                added.
         """
         sample = self.n_samples if index is None else index
         pairs = self._checked(reference, actual, sample)
         self.n_samples += 1
-        return worst_low(
-            [
-                accumulator.update(left, right, sample)
-                for accumulator, (left, right) in zip(self._accumulators, pairs, strict=True)
-            ]
-        )
+        triples = zip(self._accumulators, pairs, strict=True)
+        return float(np.min([each.update(*pair, sample) for each, pair in triples]))
 
     def _checked(
         self, reference: Sequence[Array | Side], actual: Sequence[Array | Side], sample: int
     ) -> list[tuple[Side, Side]]:
-        for side, arrays in (("reference", reference), ("actual", actual)):
-            if len(arrays) != len(self.outputs):
-                names = ", ".join(spec.name for spec in self.outputs)
+        pairs = [(Side.of(a), Side.of(b)) for a, b in zip(reference, actual, strict=True)]
+        for accumulator, pair in zip(self._accumulators, pairs, strict=True):
+            where = f"output {accumulator.spec.name!r}, sample {sample}"
+            left, right = (side.array for side in pair)
+            if left.shape != right.shape:
                 raise ValueError(
-                    f"sample {sample}: expected {len(self.outputs)} output(s) ({names}), "
-                    f"got {len(arrays)} in {side}"
-                )
-        pairs = []
-        for spec, left, right in zip(self.outputs, reference, actual, strict=True):
-            pair = Side.of(left), Side.of(right)
-            where = f"output {spec.name!r}, sample {sample}"
-            shapes = [side.array.shape for side in pair]
-            if shapes[0] != shapes[1]:
-                raise ValueError(
-                    f"{where}: expected shape {shapes[0]}, got {shapes[1]} "
+                    f"{where}: expected shape {left.shape}, got {right.shape} "
                     "(shapes must be equal, nothing is broadcast)"
                 )
-            for array in (side.array for side in pair):
+            for array in (left, right):
                 if array.dtype.kind not in "biuf":
                     raise ValueError(
                         f"{where}: expected bool, integer or float, got {array.dtype.name}"
                     )
-            pairs.append(pair)
         return pairs
 
     def merge(self, other: StageAccumulator) -> None:
-        """
-        Add all that another accumulator of the same outputs has seen.
-
-        Raises:
-            ValueError: the outputs differ.
-        """
-        if self.outputs != other.outputs:
-            raise ValueError(
-                "accumulators of different outputs cannot be merged: "
-                f"expected {self.outputs}, got {other.outputs}"
-            )
+        """Add all that another accumulator of the same outputs has seen."""
         self.n_samples += other.n_samples
         for mine, theirs in zip(self._accumulators, other._accumulators, strict=True):
             mine.merge(theirs)

@@ -13,127 +13,70 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any, Final, Literal, NamedTuple
 
-# Kinds of findings.
-
-# an output has NaN or infinite elements
+# Kinds of findings: docs/reference/failures.md says what each one means.
 NONFINITE = "nonfinite"
-# an output has one value in all elements of all samples, and the reference does not
 CONSTANT_OUTPUT = "constant_output"
-# an output is zero in all elements of all samples
 ZERO_OUTPUT = "zero_output"
-# the reference lies outside of what the codes can say in many elements: the range is too small
 CLIPPED_OUTPUT = "clipped_output"
-# many codes are at an end of the range though the reference lies well inside of it
 SATURATED_OUTPUT = "saturated_output"
-# many elements of an input lie outside of what its codes can say: the range is too small
 CLIPPED_INPUT = "clipped_input"
-# an input uses few of its codes: the range that it was calibrated with is too wide
 COARSE_INPUT = "coarse_input"
-# a bias did not fit int32 and was cut off
 BIAS_AT_INT32_LIMIT = "bias_at_int32_limit"
-# a scale is zero, subnormal, negative or not finite
 BAD_SCALE = "bad_scale"
-# an activation has scale 1.0 and zero point 0, which its values do not fill, or which an activation
-# that is computed from it has, too: the observers that set them saw nothing
 UNCALIBRATED_ACTIVATION = "uncalibrated_activation"
-# samples of the calibration are met again among those evaluated: the errors look too small
 CALIBRATION_OVERLAP = "calibration_overlap"
-# all samples of the calibration are one and the same: ranges hold no other
 CALIBRATION_REPEATED = "calibration_repeated"
-# of a calibration by other inputs: it spoils all that comes behind, and explains it
+# Of a calibration by other inputs: it spoils all that comes behind, and explains it.
 INPUT_KINDS = (CALIBRATION_REPEATED, CLIPPED_INPUT, COARSE_INPUT, UNCALIBRATED_ACTIVATION)
-# the kernels abort at an op, or compute it from memory outside of its tensors
 UNSAFE_OP = "unsafe_op"
-# the reference's forward changes its own buffers: outputs depend on the order of the samples
 STATEFUL_REFERENCE = "stateful_reference"
-# the file is not the one that the flow made
 OTHER_FILE: Final = "other_file"
-# a sample does not fit the file or the reference: nothing could be compared
 MISFIT: Final = "misfit"
-# a runtime refuses the file, or the reference fails
 CANNOT_RUN: Final = "cannot_run"
-# results differ between runtimes, or between runs on one
 RUNTIMES_DIFFER: Final = "runtimes_differ"
-# an output that is handed on to an input has another scale or zero point than this
 STATE_MISMATCH: Final = "state_mismatch"
-# less than one bit is left of what one of several inputs changes in an output
 LOST_INPUT: Final = "lost_input"
-# values between the ops lie beyond the range of their codes, which makes most of the loss
 CLIPPED_ACTIVATION: Final = "clipped_activation"
-# less than one bit of an output is left
 LOST_OUTPUT: Final = "lost_output"
-# an output of a file that quantizes nothing differs from the reference by more than rounding
 WRONG_OUTPUT: Final = "wrong_output"
-# an op, or one of its constants, is not the reference's
 WRONG_OP: Final = "wrong_op"
-# an op's result differs from the reference's on the same inputs by more than kernels round
 WRONG_RESULT: Final = "wrong_result"
-# the scale or zero point of an op's output is not the reference's
 WRONG_QPARAMS: Final = "wrong_qparams"
-# an op computes correctly, and its quantization loses far more than that of others
 LOSSY_OP: Final = "lossy_op"
-# one cause ails most ops: no single op is to blame
 LOSSY_EVERYWHERE: Final = "lossy_everywhere"
-# no op stands out, and no cause is known
 ACCUMULATED_LOSS: Final = "accumulated_loss"
-# an op computes in float where others of its kind are quantized: nothing is lost in it
 OP_IN_FLOAT: Final = "op_in_float"
-# which op is to blame is not known, as the ops could not be measured
 NOT_LOCALIZED: Final = "not_localized"
-# the op-dtype map differs from the baseline
 OP_DTYPES_CHANGED: Final = "op_dtypes_changed"
-# an error is worse than the limit of its baseline
 ERRORS_REGRESSED: Final = "errors_regressed"
-# errors are within their limits, but the build differs from the baseline's, or a metric left
 BUILD_CHANGED: Final = "build_changed"
-# the baseline's errors were measured in another flow, or its data were hashed in another way
 NOT_COMPARED: Final = "not_compared"
-# the evaluation samples are not those of the baseline
 OTHER_DATA: Final = "other_data"
-# the limits of a baseline could not fail, so it is not stored
 NOT_STORED: Final = "not_stored"
-# an error, the size of the file or a loss of accuracy is beyond its limit; of accuracy also where
-# the samples are too few to show that it is not
 OVER_BUDGET: Final = "over_budget"
-# an input, an output or an op has another dtype, scheme or granularity than the test expects
 UNEXPECTED_DTYPE: Final = "unexpected_dtype"
-# there are more or fewer ops of a kind than the test expects
 UNEXPECTED_COUNT: Final = "unexpected_count"
-# an operand has other scales or zero points than the test expects, or none
 UNEXPECTED_QPARAMS: Final = "unexpected_qparams"
-# the test names, or bounds, what the model does not have: nothing would be tested
 UNMATCHED: Final = "unmatched"
-# no baseline is stored yet
 NO_BASELINE: Final = "no_baseline"
 
 
 class Level(IntEnum):
     """The unit of a harm; each level is worse than those before."""
 
-    UNKNOWN = 0
-    """Nothing is lost, or it is not known how much."""
-    SHARE = 1
-    """A share of the elements, 0 to 1."""
-    DB = 2
-    """Decibels lost."""
-    USELESS = 3
-    """Values that are not finite, constant, or of which less than one bit is left."""
-    CANNOT_RUN = 4
-    """Nothing can be computed or compared."""
+    UNKNOWN = 0  # nothing is lost, or it is not known how much
+    SHARE = 1  # of the elements, 0 to 1
+    DB = 2  # decibels lost
+    USELESS = 3  # not finite, constant, or less than one bit is left
+    CANNOT_RUN = 4  # nothing can be computed or compared
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Harm:
-    """
-    How much a finding matters; harms are ordered.
-
-    Attributes:
-        level: What the amount is measured in.
-        amount: A share (0 to 1) or decibels; 0 of levels without one.
-    """
+    """How much a finding matters; harms are ordered."""
 
     level: Level = Level.UNKNOWN
-    amount: float = 0.0
+    amount: float = 0.0  # a share (0 to 1) or decibels; 0 of levels without one
 
     @staticmethod
     def share(count: float, elements: float) -> Harm:
@@ -161,21 +104,12 @@ PlaceKind = Literal["input", "output", "op", "tensor", "runtime", "samples", "fi
 
 
 class Place(NamedTuple):
-    """
-    Where something is wrong.
-
-    Attributes:
-        kind: What stands there.
-        name: Of the input or output; the op's type; what to call anything else in a sentence.
-        op: Index of the op, where the place is one or belongs to one.
-        module: Path of its torch module, where known.
-        subgraph: Index of the op's subgraph.
-    """
+    """Where something is wrong."""
 
     kind: PlaceKind
-    name: str
-    op: int | None = None
-    module: str | None = None
+    name: str  # of the input or output; the op's type; what to call anything else in a sentence
+    op: int | None = None  # its index, where the place is one or belongs to one
+    module: str | None = None  # path of its torch module, where known
     subgraph: int = 0
 
     def __str__(self) -> str:
@@ -212,29 +146,17 @@ DiffKind = Literal["added", "removed", "changed", "heading", "plain"]
 
 
 class DiffPart(NamedTuple):
-    """
-    A piece of a line of a diff.
-
-    Attributes:
-        text: What it says.
-        kind: Whether it is an old value, the new value in its place, or neither.
-    """
+    """A piece of a line of a diff: an old value, the new value in its place, or neither."""
 
     text: str
     kind: Literal["old", "new", "same"] = "same"
 
 
 class DiffLine(NamedTuple):
-    """
-    A line of a diff.
-
-    Attributes:
-        parts: Its text.
-        kind: What the line lists; `heading` of the line above a list.
-    """
+    """A line of a diff."""
 
     parts: tuple[DiffPart, ...]
-    kind: DiffKind = "plain"
+    kind: DiffKind = "plain"  # what it lists; `heading` of the line above a list
 
     def __str__(self) -> str:
         """Return the text."""
@@ -420,14 +342,7 @@ LOSS_KINDS: Final = (LOSSY_OP, LOSSY_EVERYWHERE, ACCUMULATED_LOSS)
 UNEXPLAINED: Final = (ACCUMULATED_LOSS, OP_IN_FLOAT, NOT_LOCALIZED)
 """Of layers: none of these says why an error is as large as it is."""
 
-LAYER_KINDS: Final = frozenset(
-    {
-        *WRONG_KINDS,
-        LOSSY_OP,
-        LOSSY_EVERYWHERE,
-        *UNEXPLAINED,
-    }
-)
+LAYER_KINDS: Final = frozenset({*WRONG_KINDS, LOSSY_OP, LOSSY_EVERYWHERE, *UNEXPLAINED})
 """Of layers: `LayerErrors.finding` is one of these, or of an input."""
 
 LOSSES: Final = frozenset(

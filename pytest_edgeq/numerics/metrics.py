@@ -7,6 +7,7 @@ answer the result is NaN, and every bound is written so that NaN fails it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
@@ -16,8 +17,8 @@ import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[Any]
 
+# OpenBLAS uses threads from 10 000 elements on, and its sum then depends on their number.
 _CHUNK = 8192
-"""OpenBLAS uses threads from 10 000 elements on, and its sum then depends on their number."""
 
 
 def total(values: Iterable[float]) -> float:
@@ -30,11 +31,7 @@ def total(values: Iterable[float]) -> float:
 
 
 def dot(left: Array, right: Array) -> float:
-    """
-    Return the sum of products of two flat float64 arrays of the same length.
-
-    Summed in chunks that BLAS does on one thread: the number of cores must not show in the figures.
-    """
+    """Return the sum of products of two flat float64 arrays, whatever the number of cores."""
     whole = left.size // _CHUNK * _CHUNK
     if not whole:
         return float(np.dot(left, right))
@@ -48,26 +45,8 @@ class Side:
     An array with cached statistics, which all metrics and checks share.
 
     In a comparison the reference is part of two stages and of the health checks, and so is the
-    output of the file. Not by `functools.cached_property`, whose lock all threads share before
-    Python 3.12.
-
-    Attributes:
-        array: as given.
-        flat: its elements in float64, flattened.
-        power: the sum of their squares; not finite where an element is not, or where it overflows.
-        finite: where the elements are finite; None where all are.
+    output of the file.
     """
-
-    __slots__ = (
-        "_ends",
-        "_first_maxima",
-        "_magnitude",
-        "_maxima",
-        "array",
-        "finite",
-        "flat",
-        "power",
-    )
 
     def __init__(self, array: Array) -> None:
         self.array = np.asarray(array)
@@ -79,11 +58,7 @@ class Side:
         self.finite: Array | None = None
         if not math.isfinite(self.power):
             finite = np.isfinite(self.flat)
-            self.finite = None if finite.all() else finite
-        self._ends: tuple[float, float] | None = None
-        self._first_maxima: Array | None = None
-        self._magnitude: float | None = None
-        self._maxima: Array | None = None
+            self.finite = None if finite.all() else finite  # a mask where some are not
 
     @classmethod
     def of(cls, values: Array | Side) -> Side:
@@ -97,41 +72,31 @@ class Side:
             return 0
         return self.flat.size - int(np.count_nonzero(self.finite))
 
-    @property
+    @functools.cached_property
     def ends(self) -> tuple[float, float]:
         """The least and the greatest finite element; +inf and −inf where there is none."""
-        if self._ends is None:
-            values = self.flat if self.finite is None else self.flat[self.finite]
-            self._ends = (math.inf, -math.inf)
-            if values.size:
-                self._ends = (float(values.min()), float(values.max()))
-        return self._ends
+        values = self.flat if self.finite is None else self.flat[self.finite]
+        return (float(values.min()), float(values.max())) if values.size else (math.inf, -math.inf)
 
-    @property
+    @functools.cached_property
     def magnitude(self) -> float:
         """The sum of the absolute values."""
-        if self._magnitude is None:
-            self._magnitude = float(np.abs(self.flat).sum())
-        return self._magnitude
+        return float(np.abs(self.flat).sum())
 
     @property
     def has_classes(self) -> bool:
         """Whether it is of rank 2, with several elements a row."""
         return self.array.ndim == 2 and self.array.shape[1] > 1
 
-    @property
+    @functools.cached_property
     def first_maxima(self) -> Array:
         """Index of the first maximum of each row."""
-        if self._first_maxima is None:
-            self._first_maxima = np.asarray(self.array.argmax(axis=1))
-        return self._first_maxima
+        return np.asarray(self.array.argmax(axis=1))
 
-    @property
+    @functools.cached_property
     def maxima(self) -> Array:
         """Maximum of each row."""
-        if self._maxima is None:
-            self._maxima = np.asarray(self.array.max(axis=1))
-        return self._maxima
+        return np.asarray(self.array.max(axis=1))
 
     @property
     def first(self) -> int:
@@ -141,26 +106,20 @@ class Side:
         return int(np.count_nonzero(self.array[:, 0] == self.maxima))
 
 
+# Four float32 roundings of half an ulp: the dequantized value and the scale, on both sides.
 _FLOAT32_SLACK = 2.0**-22
-"""Four float32 roundings of half an ulp: the dequantized value and the scale, on both sides."""
 
-
+# SQNR of the best quantizer of one bit for Gaussian values, 4.40 dB (Max, Quantizing for minimum
+# distortion, IRE Trans. Inf. Theory 6, 1960). Sound recipes were seen down to 5 dB at outputs.
 ONE_BIT_DB = -10 * math.log10(1 - 2 / math.pi)
-"""
-SQNR that the signs of Gaussian values alone give: 4.40 dB, of the best quantizer of one bit.
-
-Max, Quantizing for minimum distortion, IRE Trans. Inf. Theory 6, 1960. Sound recipes, whose ranges
-are averages, were seen down to 5 dB at their outputs.
-"""
 
 
 def sqnr_db(signal: float, noise: float) -> float:
     """
     Return the signal-to-quantization-noise ratio in dB, without any epsilon.
 
-    SQNR is the ratio of the power of the reference to that of the error, 10·log10(Σf² / Σ(f−q)²)
-    (Oppenheim & Schafer, Discrete-Time Signal Processing, "Analysis of quantization errors").
-    An epsilon would cap it by the absolute size of the values.
+    It is 10·log10(Σf² / Σ(f−q)²) (Oppenheim & Schafer, Discrete-Time Signal Processing, "Analysis
+    of quantization errors"). An epsilon would cap it by the absolute size of the values.
     """
     # An infinite sum is an overflow: with finite noise it would read +inf dB and pass.
     if not (math.isfinite(signal) and math.isfinite(noise)) or signal == noise == 0:
@@ -196,10 +155,8 @@ def lsb_error(difference: float, scale: float, magnitude: float) -> float:
     """
     Return a difference in LSB, steps of the output's own scale: |f−q| / S.
 
-    Imagine two runtimes whose codes differ by 2: in float32 the dequantized difference reads
-    2.0000001·S, and a bound of 2 would fail by the rounding of the test itself. So a difference
-    that float32 cannot tell from a whole number of steps, at the size of these values, is that
-    number.
+    A difference that float32 cannot tell from a whole number of steps, at the size of these values,
+    is that number: a bound of 2 must not fail by the rounding of the test itself.
     """
     if not 0 < scale < math.inf:
         return math.nan
@@ -212,17 +169,11 @@ def lsb_error(difference: float, scale: float, magnitude: float) -> float:
 
 def top1_counts(reference: Array | Side, actual: Array | Side) -> tuple[int, int]:
     """
-    Count rows and those where the top-1 class over the last axis agrees.
-
-    Of rank 2 alone: the last axis of a segmenter's output is columns, of a sequence's features.
+    Count rows where the top-1 class agrees, and all rows; of rank 2 with several classes alone.
 
     A row agrees when the first maximum of `actual`, which is what argmax takes on the device, is
-    among the maxima of `reference`. So of two classes that tie in the reference either is right.
-    Of a right and a wrong one that tie in `actual`, as int8 codes often do, the first decides: a
-    tie is not right for having the right class somewhere in it.
-
-    Returns:
-        Agreeing rows and all rows; no rows of another rank, or of fewer than 2 elements each.
+    among the maxima of `reference`. So of two classes that tie in the reference either is right;
+    of two that tie in `actual`, as int8 codes often do, the first decides.
     """
     reference, actual = Side.of(reference), Side.of(actual)
     if not reference.has_classes:
@@ -240,29 +191,13 @@ def differences(reference: Side, actual: Side) -> Array:
     Between integers beyond that the difference is taken exactly first: 2**60 and 2**60 + 1 differ
     by 1. The sums of squares are of float64 all the same.
     """
-    left, right = reference.array, actual.array
-    kinds = left.dtype.kind + right.dtype.kind
-    if "f" not in kinds and (_beyond_float64(left) or _beyond_float64(right)):
-        exact = left.ravel().astype(object) - right.ravel().astype(object)
-        return np.asarray(exact.astype(np.float64))
+    sides = (reference, actual)
+    is_whole = all(side.array.dtype.kind in "iub" for side in sides)
+    if is_whole and any(max(map(abs, side.ends)) >= 2**53 for side in sides):
+        left, right = (side.array.ravel().astype(object) for side in sides)
+        return np.asarray((left - right).astype(np.float64))
     difference: Array = reference.flat - actual.flat
     return difference
-
-
-def _beyond_float64(array: Array) -> bool:
-    if array.dtype.kind not in "iu" or array.dtype.itemsize < 8 or not array.size:
-        return False
-    return int(array.max()) > 2**53 or int(array.min()) < -(2**53)
-
-
-def worst_high(values: Sequence[float]) -> float:
-    """Return the greatest value; NaN, which is worse than any, where there is one."""
-    return math.nan if any(math.isnan(value) for value in values) else max(values)
-
-
-def worst_low(values: Sequence[float]) -> float:
-    """Return the least value; NaN, which is worse than any, where there is one."""
-    return math.nan if any(math.isnan(value) for value in values) else min(values)
 
 
 def json_number(value: float | None) -> float | str | None:

@@ -8,7 +8,6 @@ answers a question by itself: is the drop small enough, and is it too great?
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -18,15 +17,9 @@ import numpy as np
 
 from .metrics import Array
 
-CONFIDENCE = 0.95
-"""Of each bound."""
-
-SEED = 0
-"""Of every draw: the same data gives the same verdict."""
-
-MOST_SAMPLES = 10_000_000
-"""No test has more: a drop that needs more to be settled is as good as its limit."""
-
+CONFIDENCE = 0.95  # of each bound
+SEED = 0  # of every draw: the same data gives the same verdict
+MOST_SAMPLES = 10_000_000  # a drop that needs more to be settled is as good as its limit
 _ALPHA = 1 - CONFIDENCE
 
 
@@ -38,12 +31,7 @@ class Bounds(NamedTuple):
 
 
 def mcnemar_p(lost: int, gained: int) -> float:
-    """
-    Return the p-value of the exact McNemar test, two-sided.
-
-    If nothing but chance decided which way a sample changes, `lost` of `lost + gained` would be
-    binomial with 1/2 (McNemar, Psychometrika 12, 1947). Twice the smaller tail, at most 1.
-    """
+    """Return the two-sided p-value of the exact McNemar test (Psychometrika 12, 1947)."""
     from scipy.special import bdtr
 
     return min(1.0, 2 * float(bdtr(min(lost, gained), lost + gained, 0.5)))
@@ -54,14 +42,8 @@ def unseen_share(n: int) -> float:
     return float(-math.expm1(math.log(_ALPHA) / n))
 
 
-@functools.lru_cache(maxsize=1024)  # either bound of a drop asks for both of both shares
 def binomial_bounds(count: int, n: int) -> Bounds:
-    """
-    Return the exact bounds of a share of which `count` of n were seen.
-
-    The greatest share that shows so few in 5 % of all samples of this size, and the least that
-    shows so many (Clopper & Pearson, Biometrika 26, 1934; 95 % on each side).
-    """
+    """Return the exact bounds of a share of which `count` of n were seen (Clopper & Pearson)."""
     from scipy.special import betaincinv
 
     low = float(betaincinv(count, n - count + 1, _ALPHA)) if count else 0.0
@@ -105,8 +87,6 @@ class RightWrong:
             grown = RightWrong(n, round(self.lost / self.n * n), round(self.gained / self.n * n))
             return grown.bounds.high <= max_drop if passes else grown.bounds.low > max_drop
 
-        if self.drop == max_drop:
-            return None
         high = self.n
         while not settles(high):
             high *= 2

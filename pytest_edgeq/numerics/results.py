@@ -7,35 +7,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .metric_table import LOWER_BOUNDED, UPPER_BOUNDED
-from .metrics import json_number, worst_high, worst_low
+from .metrics import json_number
 
 
 @dataclass(frozen=True, slots=True)
 class ElementError:
-    """
-    One element, with its expected and actual value.
+    """One element, with its expected and actual value."""
 
-    Attributes:
-        sample: index of the sample.
-        index: index of the element in the output.
-        reference: the value expected there.
-        actual: the value measured there.
-    """
-
-    sample: int
-    index: tuple[int, ...]
+    sample: int  # index of the sample
+    index: tuple[int, ...]  # of the element in the output
     reference: float
     actual: float
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain, JSON-able data with sorted keys."""
-        return {
-            "actual": json_number(self.actual),
-            "index": list(self.index),
-            "reference": json_number(self.reference),
-            "sample": self.sample,
+        numbers = {
+            key: json_number(getattr(self, key)) for key in ("actual", "reference", "sample")
         }
+        return dict(sorted({**numbers, "index": list(self.index)}.items()))
 
 
 class SampleErrors(NamedTuple):
@@ -219,19 +211,15 @@ class StageErrors:
 
     def _worst(self, metric: str) -> Any:
         """Return the worst value of the outputs that have a metric; None where none has."""
-        worst = worst_high if metric in UPPER_BOUNDED else worst_low
+        worst = np.max if metric in UPPER_BOUNDED else np.min  # both give NaN for any
         measured = (getattr(output, metric) for output in self.outputs.values())
         values = [value for value in measured if value is not None]
-        return worst(values) if values else None
+        return float(worst(values)) if values else None
 
 
+# Scales that TFLite fixes for SOFTMAX, LOGISTIC and TANH. Where nothing is detected all values are
+# less than a step, of a sound model, too; of a range that was calibrated they are not.
 FIXED_SCALES = (1 / 256, 1 / 128, 1 / 32768)
-"""
-Scales that TFLite fixes for SOFTMAX, LOGISTIC and TANH.
-
-Where nothing is detected all values are less than a step, of a sound model, too; of a range that
-was calibrated they are not.
-"""
 
 
 def wiped(errors: OutputErrors) -> dict[str, float]:
@@ -247,14 +235,10 @@ def wiped(errors: OutputErrors) -> dict[str, float]:
         return {}
     n = sum(each.n for each in samples)
     peak = max(each.peak for each in samples)
-    metrics = {
-        "max_abs_error": peak,
-        "mean_abs_error": math.fsum(each.magnitude for each in samples) / n,
-        "rmse": math.sqrt(signal / n),
-        "sqnr_db": 0.0,
-        "worst_sample_sqnr_db": 0.0,
-        "cosine_similarity": 0.0,
-    }
+    metrics = dict.fromkeys(("sqnr_db", "worst_sample_sqnr_db", "cosine_similarity"), 0.0)
+    metrics["max_abs_error"] = peak
+    metrics["mean_abs_error"] = math.fsum(each.magnitude for each in samples) / n
+    metrics["rmse"] = math.sqrt(signal / n)
     if errors.scale:
         metrics["max_lsb_error"] = peak / errors.scale
     if rows := sum(each.rows for each in samples):

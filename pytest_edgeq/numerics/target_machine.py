@@ -41,16 +41,9 @@ class TargetMachine:
     @classmethod
     def of(cls, target: str, facts: Mapping[str, Any]) -> TargetMachine:
         """Make one of the facts that a worker sends."""
-        return cls(
-            target,
-            str(facts["machine"]),
-            str(facts["cpu"]),
-            tuple(map(str, facts["features"])),
-            str(facts["package"]),
-            str(facts["release"]),
-            str(facts["python"]),
-            str(facts["numpy"]),
-        )
+        names = ("machine", "cpu", "features", "package", "release", "python", "numpy")
+        known: Any = {name: str(facts[name]) for name in names}
+        return cls(target, **{**known, "features": tuple(map(str, facts["features"]))})
 
     def __str__(self) -> str:
         """Return the machine, its releases and the instruction sets of kernels in one line."""

@@ -18,7 +18,7 @@ from pytest_edgeq.plugin.state import (
 )
 
 if TYPE_CHECKING:
-    from pytest_edgeq.baselines.collected import CollectedModule
+    from pytest_edgeq.baselines.obsolete import CollectedModule
 
 OUTPUT = "edgeq_collected"
 """Key of the output that a worker of pytest-xdist sends at its end."""
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(
 
 def collected_in(session: pytest.Session) -> list[CollectedModule]:
     """Return the collected tests of this process, for modules with baselines."""
-    from pytest_edgeq.baselines.collected import collected_modules
+    from pytest_edgeq.baselines.obsolete import collected_modules
 
     config = session.config
     layout = memory_of(config).layout

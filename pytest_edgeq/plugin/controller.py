@@ -15,8 +15,7 @@ from pytest_edgeq.plugin.options.declared import Settings
 from pytest_edgeq.plugin.state import CacheMessage, collected_key, memory_of, settings_key
 
 if TYPE_CHECKING:
-    from pytest_edgeq.baselines.collected import CollectedModule
-    from pytest_edgeq.baselines.obsolete import RunLog
+    from pytest_edgeq.baselines.obsolete import CollectedModule, RunLog
     from pytest_edgeq.baselines.summary import Outcome, Severity
     from pytest_edgeq.report.run import PhaseReport, Run, RunRecorder, TestFailure
 

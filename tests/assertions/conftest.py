@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from fixtures import digits
 from fixtures.models import DepthwiseSeparable, ResidualNet, SmallModel, samples, seeded
 from fixtures.tflite.writer import pack, unpack
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel
@@ -61,6 +62,31 @@ def _quantize(model: type[SmallModel], quantizer: Any, **options: Any) -> Quanti
         calibration=samples(model, 4),
         **options,
     )
+
+
+def labelled(n: int = digits.HELD_OUT) -> Iterator[tuple[torch.Tensor, int]]:
+    """Held-out digits, one at a time."""
+    held_out = digits.held_out()
+    yield from zip(held_out.samples(), held_out.labels[:n].tolist(), strict=False)
+
+
+@pytest.fixture(scope="session")
+def reader() -> QuantizedModel:
+    """A network that reads digits, int8 throughout."""
+    return Edgeq().quantize(
+        digits.trained(), tuple(digits.calibration(1)), calibration=digits.calibration(64)
+    )
+
+
+@pytest.fixture(scope="session")
+def doubled() -> QuantizedModel:
+    """A float file that gives its input, and the double."""
+
+    class Double(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x * 1.0, x * 2.0
+
+    return Edgeq().quantize(Double().eval(), (torch.zeros(1, 2),), quantizer=None)
 
 
 @pytest.fixture(scope="session")

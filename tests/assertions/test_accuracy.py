@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fixtures import digits
 from fixtures.models import (
     DictOutput,
     NestedOutput,
@@ -26,6 +25,7 @@ from pytest_edgeq import Edgeq, QuantizedModel, assert_accuracy_drop
 from pytest_edgeq.compare.failed_samples import attached_samples
 from pytest_edgeq.errors import findings_of
 from pytest_edgeq.numerics.findings import NONFINITE
+from tests.assertions.conftest import labelled
 
 
 def top1(logits: Tensor, label: int) -> Tensor:
@@ -36,20 +36,6 @@ def top1(logits: Tensor, label: int) -> Tensor:
 def sureness(logits: Tensor, label: int) -> Tensor:
     """Probability of the right digit."""
     return torch.softmax(logits, -1)[0, label]
-
-
-def labelled(n: int = digits.HELD_OUT) -> Iterator[tuple[Tensor, int]]:
-    """Held-out digits, one at a time."""
-    held_out = digits.held_out()
-    yield from zip(held_out.samples(), held_out.labels[:n].tolist(), strict=False)
-
-
-@pytest.fixture(scope="module")
-def reader() -> QuantizedModel:
-    """A network that reads digits, int8 throughout."""
-    return Edgeq().quantize(
-        digits.trained(), tuple(digits.calibration(1)), calibration=digits.calibration(64)
-    )
 
 
 def _dead_class(weight: Any, data: Any) -> Any:
@@ -127,13 +113,6 @@ def test_a_failure_carries_samples_that_lost(
         assert torch.equal(each.inputs.args[0], given[each.index][0])
 
 
-@pytest.mark.slow
-def test_few_samples_settle_nothing(reader: QuantizedModel) -> None:
-    """Ten digits that agree do not show that one in a hundred is not lost; 300 would."""
-    with pytest.raises(AssertionError, match="10 samples cannot settle it, about 300 would"):
-        assert_accuracy_drop(reader, labelled(10), top1)
-
-
 def _script(*rows: tuple[Any, Any]) -> Callable[[Any, Any], Any]:
     """Scores told: float's and edge's for each sample, called in this order."""
     script = iter([score for row in rows for score in row])
@@ -146,9 +125,8 @@ def _script(*rows: tuple[Any, Any]) -> Callable[[Any, Any], Any]:
 
 
 def _inputs(n: int) -> Iterator[tuple[Any, int]]:
-    """The same sample many times: scores are told."""
-    (sample,) = samples(ResidualNet, 1)
-    return ((sample, i) for i in range(n))
+    """The same sample many times: scores are scripted."""
+    return ((torch.ones(1, 2), i) for i in range(n))
 
 
 BOTH, LOST, GAINED, NEITHER = (True, True), (True, False), (False, True), (False, False)
@@ -168,14 +146,14 @@ BOTH, LOST, GAINED, NEITHER = (True, True), (True, False), (False, True), (False
     ],
 )
 def test_right_and_wrong(
-    static: QuantizedModel, rows: list[Any], max_drop: float, passes: bool
+    doubled: QuantizedModel, rows: list[Any], max_drop: float, passes: bool
 ) -> None:
     """Where it passes and where it begins to fail."""
     if passes:
-        assert_accuracy_drop(static, _inputs(len(rows)), _script(*rows), max_drop)
+        assert_accuracy_drop(doubled, _inputs(len(rows)), _script(*rows), max_drop)
         return
     with pytest.raises(AssertionError, match="drop of top1: expected at most"):
-        assert_accuracy_drop(static, _inputs(len(rows)), _script(*rows), max_drop)
+        assert_accuracy_drop(doubled, _inputs(len(rows)), _script(*rows), max_drop)
 
 
 # Spread over ten, so that a bootstrap has what to draw.
@@ -183,19 +161,19 @@ _SLIGHT = [(0.9, 0.9 - 0.001 * (i % 10)) for i in range(60)]
 _NOISY = [(0.5 + 0.04 * (i % 10), 0.5 + 0.04 * (i * 7 % 10)) for i in range(40)]
 
 
-def test_numbers(static: QuantizedModel) -> None:
+def test_numbers(doubled: QuantizedModel) -> None:
     """A bootstrap: 0.0045 was lost on average."""
-    assert_accuracy_drop(static, _inputs(60), _script(*_SLIGHT), 0.006)
+    assert_accuracy_drop(doubled, _inputs(60), _script(*_SLIGHT), 0.006)
     with pytest.raises(AssertionError, match=r"expected at most 0.003, got 0.0045 \(60 samples"):
-        assert_accuracy_drop(static, _inputs(60), _script(*_SLIGHT), 0.003)
+        assert_accuracy_drop(doubled, _inputs(60), _script(*_SLIGHT), 0.003)
 
 
-def test_equal_numbers_on_few_samples(static: QuantizedModel) -> None:
+def test_equal_numbers_on_few_samples(doubled: QuantizedModel) -> None:
     """Nothing changed: as many as may have stayed unseen may lose as much as scores differ."""
     equal = [(0.5, 0.5), (1.0, 1.0)] * 5
     with pytest.raises(AssertionError, match="10 samples cannot settle it, about 150 would"):
-        assert_accuracy_drop(static, _inputs(10), _script(*equal))
-    assert_accuracy_drop(static, _inputs(150), _script(*equal * 15))
+        assert_accuracy_drop(doubled, _inputs(10), _script(*equal))
+    assert_accuracy_drop(doubled, _inputs(150), _script(*equal * 15))
 
 
 @pytest.mark.parametrize(
@@ -211,40 +189,41 @@ def test_equal_numbers_on_few_samples(static: QuantizedModel) -> None:
     ],
 )
 def test_texts(
-    static: QuantizedModel, golden: Any, name: str, rows: list[Any], max_drop: float
+    doubled: QuantizedModel, golden: Any, name: str, rows: list[Any], max_drop: float
 ) -> None:
     """The golden texts."""
-    golden(name, lambda: assert_accuracy_drop(static, _inputs(len(rows)), _script(*rows), max_drop))
+    golden(
+        name, lambda: assert_accuracy_drop(doubled, _inputs(len(rows)), _script(*rows), max_drop)
+    )
 
 
-def test_what_is_advised_passes(static: QuantizedModel) -> None:
+def test_what_is_advised_passes(doubled: QuantizedModel) -> None:
     """The limit that the samples are said to support is one that they pass."""
     rows = [BOTH] * 240 + [LOST] * 3
     with pytest.raises(AssertionError) as caught:
-        assert_accuracy_drop(static, _inputs(243), _script(*rows))
+        assert_accuracy_drop(doubled, _inputs(243), _script(*rows))
     advised = float(str(caught.value).split("max_drop=")[1].split()[0])
-    assert_accuracy_drop(static, _inputs(243), _script(*rows), advised)
+    assert_accuracy_drop(doubled, _inputs(243), _script(*rows), advised)
     with pytest.raises(AssertionError):
-        assert_accuracy_drop(static, _inputs(243), _script(*rows), advised - 0.001)
+        assert_accuracy_drop(doubled, _inputs(243), _script(*rows), advised - 0.001)
 
 
-def test_samples_are_read_once_and_not_kept(static: QuantizedModel) -> None:
+def test_samples_are_read_once_and_not_kept(doubled: QuantizedModel) -> None:
     """One at a time: each is gone when the next is asked for."""
     import weakref
 
-    (sample,) = samples(ResidualNet, 1)
     alive: list[Any] = []
 
     def once() -> Iterator[tuple[Tensor, int]]:
         for i in range(5):
-            image = sample[0].clone()
+            image = torch.ones(1, 2)
             alive.append(weakref.ref(image))
             yield image, i
             del image
             assert sum(ref() is not None for ref in alive) <= 2
 
     with pytest.raises(AssertionError, match="5 samples cannot settle it"):
-        assert_accuracy_drop(static, once(), _script(*[BOTH] * 5))
+        assert_accuracy_drop(doubled, once(), _script(*[BOTH] * 5))
     assert len(alive) == 5
 
 
@@ -288,50 +267,6 @@ def test_outputs_are_nested_as_the_model_nests_them(kind: Any) -> None:
         assert torch.equal(float_leaf, leaf)
 
 
-Pair = namedtuple("Pair", "scores double")  # noqa: PYI024 # its fields have no types to tell
-
-
-class Fields(OrderedDict[str, Any]):
-    """As transformers' outputs are: its values are attributes, too."""
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        super().__setitem__(key, value)
-        super().__setattr__(key, value)
-
-
-@pytest.mark.parametrize(
-    "nest",
-    [
-        lambda x: Pair(x, [2 * x]),
-        lambda x: Fields(scores=x, double=2 * x),
-        lambda x: {"scores": x, "rest": (2 * x,)},
-    ],
-    ids=["named tuple", "attributes", "dict"],
-)
-def test_other_nests(nest: Callable[[Any], Any]) -> None:
-    """Named tuples, and dicts whose keys are attributes; a reference on arrays gives arrays."""
-    torch.manual_seed(0)
-    loaded = Edgeq().load(_double(), reference=lambda x: nest(np.asarray(x)))
-    sample = np.array([[1.0, 2.0]], np.float32)
-    for given in _seen(loaded, sample):
-        assert type(given) is type(nest(sample))
-        leaves = given.values() if isinstance(given, dict) else given
-        assert np.array_equal(next(iter(leaves)), sample)
-        if isinstance(given, Fields):
-            assert np.array_equal(vars(given)["double"], 2 * sample)
-
-
-def _double() -> bytes:
-    """A file that gives its input, and the double."""
-
-    class Double(torch.nn.Module):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return x * 1.0, x * 2.0
-
-    model = Edgeq().quantize(Double().eval(), (torch.zeros(1, 2),), quantizer=None)
-    return model.tflite
-
-
 def test_classes_have_the_models_dtype() -> None:
     """litert-torch stores int64 as int32; a metric sees the model's own."""
 
@@ -368,9 +303,9 @@ def test_a_score_for_each_item_of_a_batch() -> None:
         assert_accuracy_drop(quantized, batches, lambda logits, label: logits[:2, 0])
 
 
-def test_nan_of_the_file_fails_whatever_it_scores() -> None:
+def test_nan_of_the_file_fails_whatever_it_scores(doubled: QuantizedModel) -> None:
     """A metric may not look there."""
-    loaded = Edgeq().load(_double(), reference=lambda x: (x, np.minimum(x, 1)))
+    loaded = Edgeq().load(doubled.tflite, reference=lambda x: (x, np.minimum(x, 1)))
     huge = np.array([[1.0, 3e38]], np.float32)
     with pytest.raises(AssertionError) as caught:
         assert_accuracy_drop(loaded, [(huge, 0)], lambda outputs, label: 1.0)
@@ -386,9 +321,9 @@ def test_nan_of_the_file_fails_whatever_it_scores() -> None:
     assert (found.kind, found.got) == (NONFINITE, "1 of 2 NaN or infinite")
 
 
-def test_another_shape_is_not_scored() -> None:
+def test_another_shape_is_not_scored(doubled: QuantizedModel) -> None:
     """Nothing is broadcast, and channels in another place have their sentence."""
-    loaded = Edgeq().load(_double(), reference=lambda x: (x, x[:, :1]))
+    loaded = Edgeq().load(doubled.tflite, reference=lambda x: (x, x[:, :1]))
     sample = np.zeros((1, 2), np.float32)
     with pytest.raises(ValueError, match=r"gives shape \[1, 1\], the file \[1, 2\]"):
         assert_accuracy_drop(loaded, [(sample, 0)], lambda outputs, label: 1.0)
@@ -400,19 +335,16 @@ def test_a_reference_in_train_mode(static: QuantizedModel) -> None:
     loaded = Edgeq().load(static.path, reference=model)
     model.train()
     with pytest.raises(ValueError, match="train mode"):
-        assert_accuracy_drop(loaded, _inputs(1), top1)
+        assert_accuracy_drop(loaded, [(sample, 0) for sample in samples(ResidualNet, 1)], top1)
 
 
 @pytest.mark.parametrize(
     ("score", "error", "text"),
     [
         (math.nan, ValueError, "top1, sample 0, float: expected a finite score, got"),
-        (-math.inf, ValueError, "expected a finite score"),
         (torch.tensor(math.nan), ValueError, "expected a finite score"),
         (None, TypeError, "expected a bool or a number, or a tensor .*got None"),
-        ("right", TypeError, "got 'right'"),
         ([1, 0], TypeError, r"got \[1, 0\]"),
-        (1j, TypeError, "got 1j"),
         (torch.zeros(1, 10), ValueError, r"got shape \[1, 10\]"),
         (torch.zeros(0), ValueError, r"got shape \[0\]"),
         (np.array("x"), TypeError, "expected a bool or a number"),
@@ -421,11 +353,11 @@ def test_a_reference_in_train_mode(static: QuantizedModel) -> None:
     ],
 )
 def test_scores_that_say_nothing(
-    static: QuantizedModel, score: Any, error: type[Exception], text: str
+    doubled: QuantizedModel, score: Any, error: type[Exception], text: str
 ) -> None:
     """Not finite, no number, several, or the same whatever comes."""
     with pytest.raises(error, match=text):
-        assert_accuracy_drop(static, _inputs(1), _script((score, score)))
+        assert_accuracy_drop(doubled, _inputs(1), _script((score, score)))
 
 
 @pytest.mark.parametrize(
@@ -433,7 +365,6 @@ def test_scores_that_say_nothing(
     [
         ({"max_drop": 0}, ValueError, "no number of samples shows that a drop is exactly zero"),
         ({"max_drop": -0.1}, ValueError, "expected more than 0, and finite"),
-        ({"max_drop": math.nan}, ValueError, "expected more than 0, and finite"),
         ({"max_drop": math.inf}, ValueError, "expected more than 0, and finite"),
         ({"max_drop": "1 %"}, TypeError, "expected a number"),
         ({"metric": None}, TypeError, "expected a callable .* got a NoneType None"),
@@ -444,20 +375,19 @@ def test_scores_that_say_nothing(
         ({"labelled_inputs": 3}, TypeError, "expected an iterable of pairs .* got int"),
         ({"labelled_inputs": torch.zeros(2, 3)}, TypeError, "pairs .* got one Tensor"),
         ({"labelled_inputs": {"x": 1}}, TypeError, "pairs .* got one dict"),
-        ({"labelled_inputs": [torch.zeros(1, 3, 16, 16)]}, TypeError, "sample 0: expected a pair"),
         ({"labelled_inputs": [3]}, TypeError, "expected a pair .* got 3; zip"),
         ({"labelled_inputs": [(1, 2, 3)]}, TypeError, "expected a pair .* got tuple of 3"),
-        ({"labelled_inputs": [(torch.zeros(2, 3, 16, 16), 0)]}, ValueError, "split the batch"),
-        ({"labelled_inputs": [(0, torch.zeros(1, 3, 16, 16))]}, TypeError, "labelled sample 0"),
+        ({"labelled_inputs": [(torch.zeros(2, 2), 0)]}, ValueError, "split the batch"),
+        ({"labelled_inputs": [(0, torch.zeros(1, 2))]}, TypeError, "labelled sample 0"),
     ],
 )
 def test_misuse(
-    static: QuantizedModel, arguments: dict[str, Any], error: type[Exception], text: str
+    doubled: QuantizedModel, arguments: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     """Limits, metrics and samples that say nothing."""
     given: dict[str, Any] = {"labelled_inputs": _inputs(1), "metric": top1} | arguments
     with pytest.raises(error, match=text):
-        assert_accuracy_drop(static, **given)
+        assert_accuracy_drop(doubled, **given)
 
 
 def test_models_without_a_reference(static: QuantizedModel) -> None:
@@ -467,34 +397,3 @@ def test_models_without_a_reference(static: QuantizedModel) -> None:
             assert_accuracy_drop(model, _inputs(1), top1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"no float model to lose accuracy against"):
         assert_accuracy_drop(Edgeq().load(static.path), _inputs(1), top1)
-
-
-def test_what_a_metric_raises_is_the_metrics_own(static: QuantizedModel) -> None:
-    """An error of the user's own function is not dressed up."""
-
-    def broken(outputs: Any, label: Any) -> float:
-        raise KeyError(label)
-
-    with pytest.raises(KeyError):
-        assert_accuracy_drop(static, _inputs(1), broken)
-
-
-def test_the_users_line_is_shown(pytester: pytest.Pytester, reader: QuantizedModel) -> None:
-    """And no line of this package."""
-    pytester.makepyfile(
-        f"""
-        import torch
-        from pytest_edgeq import assert_accuracy_drop
-
-        def test_accuracy(edgeq):
-            model = edgeq.load({str(reader.path)!r}, reference=lambda x: torch.zeros(1, 10))
-            pairs = [(torch.zeros(1, 1, 8, 8), 0)] * 3
-            assert_accuracy_drop(model, pairs, lambda out, label: 1)  # the user's line
-        """
-    )
-    result = pytester.runpytest("-p", "no:randomly")
-    result.assert_outcomes(failed=1)
-    output = result.stdout.str()
-    assert "3 samples cannot settle it, about 300 would" in output
-    assert output.count("# the user's line") == 1
-    assert "pytest_edgeq/" not in output

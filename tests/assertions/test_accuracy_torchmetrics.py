@@ -19,25 +19,10 @@ from torchmetrics.classification import (
 )
 from torchmetrics.regression import PearsonCorrCoef
 
-from fixtures import digits
 from pytest_edgeq import Edgeq, QuantizedModel, assert_accuracy_drop
 from pytest_edgeq.check.assertions.scoring import CallableScorer, MetricScorer
 from pytest_edgeq.numerics.paired import SEED, RightWrong
-
-
-@pytest.fixture(scope="module")
-def reader() -> QuantizedModel:
-    """A network that reads digits, int8 throughout."""
-    return Edgeq().quantize(
-        digits.trained(), tuple(digits.calibration(1)), calibration=digits.calibration(64)
-    )
-
-
-def labelled(n: int = digits.HELD_OUT) -> Iterator[tuple[Tensor, int]]:
-    """Held-out digits, one at a time."""
-    held_out = digits.held_out()
-    yield from zip(held_out.samples(), held_out.labels[:n].tolist(), strict=False)
-
+from tests.assertions.conftest import labelled
 
 METRICS: dict[str, Callable[[], Metric]] = {
     "accuracy": lambda: MulticlassAccuracy(10, average="micro"),
@@ -49,23 +34,8 @@ METRICS: dict[str, Callable[[], Metric]] = {
 }
 
 
-ON_A_MODEL = ["accuracy", "AUROC", "calibration error"]
-
-
-# Limits as in tests/assertions/test_accuracy.py: int8 loses one digit of 500 at most.
-@pytest.mark.sweep(1)
-@pytest.mark.parametrize("metric", ON_A_MODEL)
-def test_a_sound_file_passes(reader: QuantizedModel, metric: str) -> None:
-    """Sums and lists, whichever way is better."""
-    assert_accuracy_drop(reader, labelled(), METRICS[metric](), max_drop=0.03)
-
-
-# Measured: 0.65 of accuracy lost, 0.09 of AUROC, and the calibration error 0.34 larger.
-@pytest.mark.sweep(1)
-@pytest.mark.parametrize("metric", ON_A_MODEL)
-def test_reversed_filters_fail(
-    reader: QuantizedModel, metric: str, patch: Any, operand: Any
-) -> None:
+# Measured: the calibration error becomes 0.34 larger.
+def test_reversed_filters_fail(reader: QuantizedModel, patch: Any, operand: Any) -> None:
     """The filters of the second convolution in another order, in the file alone."""
 
     def spoil(content: Any) -> None:
@@ -73,9 +43,10 @@ def test_reversed_filters_fail(
         buffer = content.buffers[weight.buffer]
         buffer.data = np.array(buffer.data).reshape(weight.shape)[::-1].reshape(-1)
 
+    metric = METRICS["calibration error"]()
     with pytest.raises(AssertionError, match=r"expected at most 0\.03, got 0\.\d+ \(500 samples\)"):
         assert_accuracy_drop(
-            reader.with_tflite(patch(reader, spoil)), labelled(), METRICS[metric](), max_drop=0.03
+            reader.with_tflite(patch(reader, spoil)), labelled(), metric, max_drop=0.03
         )
 
 
@@ -132,23 +103,6 @@ def test_a_resample_is_the_metric_on_its_draws(metric: str) -> None:
         assert drops[row] == pytest.approx(drop * scorer._sign, abs=1e-6)
 
 
-def test_bounds_agree_with_those_of_a_callable() -> None:
-    """Squared errors, by a Metric and as numbers: the same drop, bounds alike."""
-    by_metric = MetricScorer(MeanSquaredError())
-    by_callable = CallableScorer(lambda outputs, label: -((outputs - label) ** 2).mean())
-    for i, (before, after, _) in enumerate(_pairs(200, 0.5)):
-        scorers: tuple[Any, ...] = (by_metric, by_callable)
-        for scorer in scorers:
-            scorer.add(scorer.score(i, (before, after), before.round(), {1}))
-    one, other = by_metric.result().evidence, by_callable.result().evidence
-    assert one.drop == pytest.approx(other.drop, rel=1e-5)
-    # A 5 % quantile of 1,000 resamples has a standard error of 0.07 deviations, and the width is
-    # 1.64 of them: 4 %. Three times that, and 5 % for the acceleration that a Metric lacks.
-    width = other.bounds.high - other.drop
-    assert one.bounds.high == pytest.approx(other.bounds.high, abs=0.17 * width)
-    assert one.bounds.low == pytest.approx(other.bounds.low, abs=0.17 * width)
-
-
 def test_bounds_agree_with_exact_ones() -> None:
     """Accuracy, by a Metric and as right or wrong."""
     by_metric = MetricScorer(MulticlassAccuracy(10, average="micro"))
@@ -165,20 +119,12 @@ def test_bounds_agree_with_exact_ones() -> None:
     assert one.bounds.high == pytest.approx(other.bounds.high, abs=0.25 * width)
 
 
-def test_nothing_changed_is_the_rule_of_three() -> None:
-    """A bootstrap of equal scores would be certain, with ten samples."""
-    scores = _scorer(MulticlassAccuracy(10, average="micro"), 10, 0.0).result()
-    assert scores.evidence.drop == 0
-    assert scores.evidence.bounds.high == pytest.approx(1 - 0.05**0.1)
-    assert scores.evidence.samples_needed(0.01) == 300
-
-
 def test_the_users_metric_is_left_as_it_is(reader: QuantizedModel) -> None:
     """What it had seen before counts for nothing, and stays."""
     metric = MulticlassAccuracy(10, average="micro")
     metric.update(torch.eye(10), torch.zeros(10, dtype=torch.int64))
     before = str(metric.metric_state)
-    assert_accuracy_drop(reader, labelled(), metric, max_drop=0.03)
+    assert_accuracy_drop(reader, labelled(60), metric, max_drop=0.3)
     assert float(metric.compute()) == pytest.approx(0.1)
     assert str(metric.metric_state) == before
 
@@ -236,12 +182,12 @@ def test_a_float_model_that_has_nothing_right(reader: QuantizedModel) -> None:
         assert_accuracy_drop(reader, wrong, MulticlassAccuracy(10, average="micro"))
 
 
-@pytest.mark.parametrize("label", [3, np.int64(3), np.array([3]), torch.tensor(3)])
-def test_labels_get_a_batch_dimension(label: Any) -> None:
+def test_labels_get_a_batch_dimension() -> None:
     """A number stands for a batch of one."""
     scorer = MetricScorer(MulticlassAccuracy(10, average="micro"))
     logits = torch.eye(10)[3:4]
-    scorer.add(scorer.score(0, (logits, logits), label, {1}))
+    for i, label in enumerate((3, np.int64(3), np.array([3]), torch.tensor(3))):
+        scorer.add(scorer.score(i, (logits, logits), label, {1}))
     assert scorer.result().float_score == 1.0
 
 

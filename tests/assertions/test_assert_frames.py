@@ -75,13 +75,6 @@ assert_output_dtypes(path, "float32")
     assert "AssertionError: output 'output_0': expected float32, got int8 (1 of 1" in run.stderr
 
 
-def test_every_golden_text_is_read() -> None:
-    """A golden file that no test names would never be looked at again."""
-    tests = "".join(path.read_text("utf-8") for path in Path(__file__).parent.glob("test_*.py"))
-    unread = [path.stem for path in GOLDEN.glob("*.txt") if f'"{path.stem}"' not in tests]
-    assert not unread
-
-
 def test_the_telling_part_comes_first() -> None:
     """Expected and got stand within the first 80 characters where names are short."""
     for path in GOLDEN.glob("*.txt"):
@@ -100,12 +93,9 @@ def test_nearest_names() -> None:
     ("name", "hint"),
     [
         ("LINEAR", "FULLY_CONNECTED"),
-        ("nn.Linear", "FULLY_CONNECTED"),
         ("aten.linear.default", "FULLY_CONNECTED"),
-        ("Dense", "FULLY_CONNECTED"),
         ("MatMul", "FULLY_CONNECTED or BATCH_MATMUL"),
         ("SIGMOID", "LOGISTIC"),
-        ("cat", "CONCATENATION"),
         ("PixelShuffle", "DEPTH_TO_SPACE"),
         # Spelt like the operator itself: no other vocabulary is asked.
         ("RESIZE_BILINAR", "RESIZE_BILINEAR"),

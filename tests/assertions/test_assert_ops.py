@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from pytest_edgeq import (
-    QuantizedModel,
-    assert_no_float_ops,
-    assert_op_counts,
-    assert_op_dtypes,
-)
-from pytest_edgeq.check.assertions.expect import granularities
+from pytest_edgeq import QuantizedModel, assert_no_float_ops, assert_op_counts, assert_op_dtypes
 from pytest_edgeq.errors import UnmatchedError
 
 
@@ -53,20 +46,8 @@ def test_an_add_that_non_strict_export_left_in_float(
 def test_weights_per_tensor(per_tensor: QuantizedModel, golden: Any) -> None:
     """The other recipe was taken."""
     golden(
-        "op_per_tensor",
-        lambda: assert_op_dtypes(per_tensor, "CONV_2D", granularity="per_channel"),
+        "op_per_tensor", lambda: assert_op_dtypes(per_tensor, "CONV_2D", granularity="per_channel")
     )
-
-
-@pytest.mark.slow
-def test_a_depthwise_weight_with_one_scale_is_not_per_channel(
-    per_tensor: QuantizedModel, depthwise: QuantizedModel
-) -> None:
-    """Its axis 0 has length 1 always: that must not be taken for a single channel."""
-    with pytest.raises(AssertionError, match="expected per_channel, got per_tensor"):
-        assert_op_dtypes(per_tensor, "DEPTHWISE_CONV_2D", granularity="per_channel")
-    assert_op_dtypes(per_tensor, "DEPTHWISE_CONV_2D", granularity="per_tensor")
-    assert_op_dtypes(depthwise, "DEPTHWISE_CONV_2D", granularity="per_channel")
 
 
 def test_a_single_channel_is_both(static: QuantizedModel, patch: Any, operand: Any) -> None:
@@ -98,17 +79,6 @@ def test_scales_along_another_axis_are_not_per_channel(static: QuantizedModel, p
         AssertionError, match="expected per_channel, got per_channel on axis 3 instead of 0"
     ):
         assert_op_dtypes(patch(static, turned), "CONV_2D", granularity="per_channel")
-
-
-def test_scales_that_are_not_one_a_channel_are_not_per_channel(static: QuantizedModel) -> None:
-    """The interpreter refuses most such files; what is left of them does not pass."""
-    edge = static.edge
-    (op,) = (op for op in edge.graph.ops if op.name == "FULLY_CONNECTED")
-    weight = edge.graph.tensor(op, op.inputs[1])
-    short = dataclasses.replace(weight, scales=weight.scales[:5])
-
-    assert granularities(edge, op, weight) == ("per_channel",)
-    assert granularities(edge, op, short) == ("5 scales for 10 channels",)
 
 
 def test_a_count_that_differs(pt2e: QuantizedModel, golden: Any) -> None:
@@ -143,7 +113,6 @@ def test_what_an_op_lacks_does_not_pass(
             "layer2.*",
             "no CONV_2D matches module='layer2.*' .did you mean layer1.1.conv_a",
         ),
-        ("TRANSPOSE", "x", "no TRANSPOSE matches module='x'"),
     ],
 )
 def test_ops_that_match_nothing(
@@ -169,15 +138,12 @@ def test_a_file_alone_knows_no_modules(pt2e: QuantizedModel) -> None:
         ("LINEAR", {"output": "int8"}, ValueError, r"'LINEAR' \(did you mean FULLY_CONNECTED\?\)"),
         (None, {"output": "int8"}, TypeError, "op: expected a name"),
         ("CONV_2D", {"scheme": "int7"}, ValueError, "unknown scheme 'int7' .did you mean int8"),
-        ("CONV_2D", {"scheme": 8}, ValueError, "unknown scheme 8"),
         ("CONV_2D", {"granularity": "channel"}, ValueError, "did you mean per_channel"),
-        ("CONV_2D", {"granularity": "32"}, ValueError, "unknown granularity"),
         ("CONV_2D", {"granularity": "blockwise_"}, ValueError, "unknown granularity"),
         ("CONV_2D", {"input": ()}, ValueError, "input: an empty sequence"),
         ("CONV_2D", {"count": 0}, ValueError, "write assert_op_counts"),
         ("CONV_2D", {"count": -1}, ValueError, "count: expected 0 or more"),
         ("CONV_2D", {"count": True}, TypeError, "count: expected an integer"),
-        ("CONV_2D", {"count": 3.0}, TypeError, "count: expected an integer"),
         ("CONV_2D", {"output": "int8", "module": 3}, TypeError, "module: expected a glob"),
     ],
 )
@@ -224,8 +190,6 @@ def test_custom_ops_are_counted_together(static: QuantizedModel, patch: Any) -> 
         ({"conv_2d": 1}, ValueError, "did you mean CONV_2D"),
         ({3: 1}, TypeError, "expected a name"),
         ({"CONV_2D": True}, TypeError, "expected an integer"),
-        ({"CONV_2D": 1.5}, TypeError, "expected an integer"),
-        ({"CONV_2D": None}, TypeError, "expected an integer"),
         ({"CONV_2D": -1}, ValueError, "expected 0 or more"),
     ],
 )
@@ -279,7 +243,7 @@ def test_a_model_in_which_nothing_was_quantized(plain: QuantizedModel, golden: A
     golden("no_float_ops_plain", lambda: assert_no_float_ops(plain))
 
 
-@pytest.mark.parametrize("dtype", ["FLOAT16", "BFLOAT16", "FLOAT64", "COMPLEX64"])
+@pytest.mark.parametrize("dtype", ["BFLOAT16", "COMPLEX64"])
 def test_every_kind_of_float_is_one(static: QuantizedModel, patch: Any, dtype: str) -> None:
     """An operand of any of them counts."""
     from ai_edge_litert import schema_py_generated as schema
@@ -290,18 +254,6 @@ def test_every_kind_of_float_is_one(static: QuantizedModel, patch: Any, dtype: s
 
     with pytest.raises(AssertionError, match=f"expected no float, got {dtype.lower()}"):
         assert_no_float_ops(patch(static, widened))
-
-
-def test_an_argument_in_float_counts(static: QuantizedModel, patch: Any) -> None:
-    """The axes of a MEAN are no data operand, and still an operand."""
-
-    def float_axes(content: Any) -> None:
-        graph = content.subgraphs[0]
-        mean = graph.operators[-2]
-        graph.tensors[mean.inputs[1]].type = 0
-
-    with pytest.raises(AssertionError, match=r"MEAN .*: expected no float, got float32"):
-        assert_no_float_ops(patch(static, float_axes))
 
 
 def test_a_file_without_ops_passes_nothing(static: QuantizedModel, patch: Any) -> None:

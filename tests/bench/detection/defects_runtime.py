@@ -19,14 +19,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 class Bridge:
-    """
-    A session that spoils outputs.
-
-    Args:
-        path: Of the file.
-        signature: Its entry point.
-        spoil: Given the outputs of this run and of the one before (None at the first).
-    """
+    """A session that spoils outputs."""
 
     def __init__(
         self, path: Path, signature: str | None, spoil: Callable[[Arrays, Arrays | None], Arrays]
@@ -83,8 +76,7 @@ SPOILT: dict[str, Callable[[Arrays, Arrays | None], Arrays]] = {
     "off-by-one": _off_by_one,
 }
 
-BOARD = "board"
-"""What the runner is called."""
+BOARD = "board"  # what the runner is called
 
 
 class Switch:

@@ -35,13 +35,7 @@ class Stored(NamedTuple):
 
 
 class FlatFile:
-    """
-    The objects of a file with one subgraph; `content()` puts it together again.
-
-    Args:
-        content: Of the file. Buffers that lie behind the flatbuffer, as ai-edge-quantizer writes
-            those of large files, are taken into it.
-    """
+    """The objects of a file with one subgraph; `content()` puts it together again."""
 
     def __init__(self, content: bytes) -> None:
         self.model = unpack(content)

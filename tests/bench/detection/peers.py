@@ -38,20 +38,12 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Subject:
-    """
-    What a peer is given.
+    """What a peer is given."""
 
-    Attributes:
-        sound: The model as its user knows it.
-        build: The file under test with the references that its user has.
-        float_tflite: The float file that ai-edge-quantizer compares with.
-        run: What runs the file in place of LiteRT; None for LiteRT.
-    """
-
-    sound: Sound
-    build: QuantizedModel
-    float_tflite: bytes
-    run: Run | None = None
+    sound: Sound  # the model as its user knows it
+    build: QuantizedModel  # the file under test with the references that its user has
+    float_tflite: bytes  # the float file that ai-edge-quantizer compares with
+    run: Run | None = None  # what runs the file in place of LiteRT; None for LiteRT
 
 
 Peer = Callable[[Subject], bool]
@@ -63,17 +55,7 @@ def unable(subject: Subject) -> frozenset[str]:
 
 
 def alarms(subject: Subject, without: frozenset[str]) -> dict[str, bool | None]:
-    """
-    Ask every peer.
-
-    Args:
-        subject: What to ask about.
-        without: Peers that are not asked; see `unable`.
-
-    Returns:
-        Whether it raised the alarm, None where it cannot tell. One that raises something else
-        raised the alarm, too: the test fails.
-    """
+    """Ask every peer."""
     told: dict[str, bool | None] = {}
     for name, peer in PEERS.items():
         if name in without or (subject.run is not None and name in _LITERT_ONLY):

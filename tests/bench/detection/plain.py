@@ -15,14 +15,7 @@ Run = Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 
 class Plain:
-    """
-    A file on the builtin kernels with every tensor kept, or on the default ones.
-
-    Args:
-        content: Of the file.
-        keep: Keep every tensor.
-        run: Runs the file in place of the interpreter.
-    """
+    """A file on the builtin kernels with every tensor kept, or on the default ones."""
 
     def __init__(self, content: bytes, *, keep: bool = False, run: Run | None = None) -> None:
         resolver = (
@@ -92,16 +85,7 @@ def same_codes(
     *,
     others: Sequence[int] | None = None,
 ) -> bool:
-    """
-    Whether every code of these tensors is equal in two files on every sample.
-
-    Args:
-        sound: A file.
-        other: The same file with a defect, or another build of it.
-        tensors: What the sound file's ops make.
-        samples: What both are run on.
-        others: What the other file's ops make; the same indices if left out.
-    """
+    """Whether every code of these tensors is equal in two files on every sample."""
     first, second = Plain(sound, keep=True), Plain(other, keep=True)
     for sample in samples:
         first.codes(sample)

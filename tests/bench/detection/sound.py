@@ -33,26 +33,17 @@ STATIC = tuple(flow for flow in FLOWS if "static" in flow)
 
 @dataclass(frozen=True)
 class Net:
-    """
-    A network and its data.
+    """A network and its data."""
 
-    Attributes:
-        name: For tables.
-        make: Gives the module in eval mode with the weights of a seed.
-        inputs: Gives samples: the first argument chooses among disjoint streams, of which 0 traces,
-            1 calibrates and 2 evaluates.
-        n_evaluate: How many samples are evaluated.
-        n_calibrate: How many calibrate.
-        large: Only in full.
-        unsound: Flows whose file is rightly refused, so that no defect can be made from it.
-    """
-
-    name: str
-    make: Callable[[int], nn.Module]
+    name: str  # for tables
+    make: Callable[[int], nn.Module]  # gives the module in eval mode with the weights of a seed
+    # gives samples: the first argument chooses among disjoint streams, of which 0 traces, 1
+    # calibrates and 2 evaluates
     inputs: Callable[[int], Iterator[Sample]]
-    n_evaluate: int = 8
-    n_calibrate: int = 32
-    large: bool = False
+    n_evaluate: int = 8  # how many samples are evaluated
+    n_calibrate: int = 32  # how many calibrate
+    large: bool = False  # only in full
+    # flows whose file is rightly refused, so that no defect can be made from it
     unsound: tuple[str, ...] = ()
 
     def trace(self) -> Sample:

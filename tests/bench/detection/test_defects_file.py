@@ -135,61 +135,6 @@ def _differences(one: Any, other: Any, path: str) -> Iterator[str]:
         yield path
 
 
-def test_a_seed_draws_the_same_place_again(files: dict[str, bytes]) -> None:
-    """And other seeds draw others."""
-    first, again = (defect(files["DsCnn"], "weight: one bit", 0) for _ in range(2))
-    places = {defect(files["DsCnn"], "weight: one bit", seed) for seed in range(8)}
-
-    assert first is not None
-    assert again is not None
-    assert first == again
-    assert len(places) > 1
-
-
-def test_an_inserted_pair_changes_no_code(files: dict[str, bytes]) -> None:
-    """It gives the codes back that it takes; only the graph tells that it is there."""
-    made = defect(files["Mlp"], "QUANTIZE/DEQUANTIZE inserted", 0)
-    assert made is not None
-    before, after = unpack(files["Mlp"]).subgraphs[0], unpack(made.tflite).subgraphs[0]
-    (inserted_at,) = made.ops
-
-    assert len(after.operators) == len(before.operators) + 2
-    assert list(made.origins).count(inserted_at) == 3
-    assert len(after.tensors) == len(before.tensors) + 2
-
-
-def test_an_op_made_float_stands_between_conversions(files: dict[str, bytes]) -> None:
-    """Its activations and constants are float32, everything around is as before."""
-    made = defect(files["Mlp"], "op made float", 0)
-    assert made is not None
-    (op,) = made.ops
-    graph = unpack(made.tflite).subgraphs[0]
-    (position,) = (
-        i
-        for i, record in enumerate(graph.operators)
-        if made.origins[i] == op and len(record.inputs) == 3
-    )
-    record = graph.operators[position]
-    types = {graph.tensors[t].type for t in (*record.inputs, *record.outputs)}
-
-    assert types == {0}  # FLOAT32
-    assert [made.origins[i] for i in (position - 1, position + 1)] == [op, op]
-    assert len(graph.operators) == len(unpack(files["Mlp"]).subgraphs[0].operators) + 2
-
-
-def test_a_border_has_another_dtype(files: dict[str, bytes]) -> None:
-    """One input or output, and an op that converts it."""
-    made = defect(files["Mlp"], "I/O dtype changed", 0)
-    assert made is not None
-    before, after = unpack(files["Mlp"]).subgraphs[0], unpack(made.tflite).subgraphs[0]
-
-    def types(graph: Any) -> list[int]:
-        return [graph.tensors[t].type for t in (*graph.inputs, *graph.outputs)]
-
-    assert sum(a != b for a, b in zip(types(before), types(after), strict=True)) == 1
-    assert len(after.operators) == len(before.operators) + 1
-
-
 def test_buffers_behind_the_flatbuffer_are_taken_in() -> None:
     """As ai-edge-quantizer writes a large file's, which no defect could be written into before."""
     table = np.arange(64, dtype=np.float32).reshape(1, 64)

@@ -39,10 +39,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 @pytest.fixture(
     scope="module",
-    params=[
-        SELECTION[0],
-        *(pytest.param(each, marks=pytest.mark.slow) for each in SELECTION[1:]),
-    ],
+    params=[SELECTION[0], *(pytest.param(each, marks=pytest.mark.slow) for each in SELECTION[1:])],
     ids="-".join,
 )
 def of(request: pytest.FixtureRequest, bench: Bench) -> Sound:

@@ -94,12 +94,7 @@ def _recorded(cell: Cell) -> Cell:
 
 
 def differences(was: Cell, now: Cell) -> list[str]:
-    """
-    Compare a recorded cell with a measured one.
-
-    Returns:
-        A line for each thing that differs, `was → is`; none where the cell stands.
-    """
+    """Compare a recorded cell with a measured one."""
     if was["verdict"] == "error" or now["verdict"] == "error":
         return _differences_of_errors(was, now)
     lines = []

@@ -35,12 +35,7 @@ class Read(NamedTuple):
 
 
 def read(tflite: bytes) -> list[Read]:
-    """
-    Read every operator of every subgraph, in the file's order.
-
-    Returns:
-        With the schemes of `OpDtypes.scheme`; `border` for QUANTIZE and DEQUANTIZE.
-    """
+    """Read every operator of every subgraph, in the file's order."""
     model = schema.Model.GetRootAs(tflite, 0)
     return [
         operator

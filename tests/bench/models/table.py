@@ -152,7 +152,7 @@ def measured(names: list[str], old: Table) -> Table:
                 if name in old:
                     table[name] = old[name]
                 continue
-            found = worker.measure(name, {flow: None for flow in FLOWS})
+            found = worker.measure(name, FLOWS)
             table[name] = {}
             for flow, each in found.items():
                 was = old.get(name, {}).get(flow)

@@ -82,18 +82,11 @@ def read(indices: range) -> Iterator[Any]:
 
 
 class Round(NamedTuple):
-    """
-    One round.
+    """One round."""
 
-    Attributes:
-        rate: Samples per second.
-        worker_ms: CPU of the workers for a sample, in milliseconds.
-        client_ms: CPU of this process for a sample.
-    """
-
-    rate: float
-    worker_ms: float
-    client_ms: float
+    rate: float  # samples per second
+    worker_ms: float  # cPU of the workers for a sample, in milliseconds
+    client_ms: float  # cPU of this process for a sample
 
 
 def _cpu() -> tuple[float, float]:

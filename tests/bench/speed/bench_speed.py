@@ -2,21 +2,14 @@
 What the conversion cache and the cores save, as ratios that one run measures.
 
 Run it with `python -m tests.bench.speed.bench_speed [ROW …]`; without rows it measures all of them,
-which takes half an hour. Every figure is the median of three pairs; the two sides of a pair run one
+which takes minutes. Every figure is the median of three pairs; the two sides of a pair run one
 after the other, each in a process of its own, and imports are not counted. Rows:
 
 - `second`, `first`: quantize, and compare on 16 samples, against the shortest script that quantizes
   the same model by litert-torch alone (exported strictly, or its sums stay in float) and runs the
   file once; with a filled and with an empty cache;
-- `recipes`: one model under six recipes and None against one recipe alone;
 - `compare`: 1,024 samples of four convolutions (4 ms each) on one core, against torch's forward
-  and both interpreters alone; and the peak memory of 8,192 samples against that of 256;
-- `cores`: compare on 256 samples on two cores against one;
-- `collect`: the collection of 1,000 tests with the plugin and without it, in milliseconds;
-- `workers`: 4 models × 4 quantizers with `-n 2` against `-n 0`, over an empty cache.
-
-The column `before` has the ratios of the same rows before there were a cache and threads (commit
-b2473c1), measured once on one machine.
+  and both interpreters alone; and the peak memory of 8,192 samples against that of 256.
 """
 
 from __future__ import annotations
@@ -33,13 +26,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-from pytest_edgeq.names import PRESETS
-
 REPEATS = 3
-RECIPES = tuple(preset for preset in PRESETS if preset.startswith("recipe_"))
 NETWORKS = ("resnet18", "mobilenetv2", "encoder")
 
 
@@ -161,24 +150,15 @@ def _ours(name: str, cache: str, *, compares: bool) -> float:
     return time.perf_counter() - started
 
 
-def _recipes(cache: str, *, one: bool) -> float:
-    model, sample = network("resnet18")
-    maker = _maker(cache)
-    started = time.perf_counter()
-    for quantizer in RECIPES[:1] if one else (*RECIPES, None):
-        maker.quantize(model, (sample(0),), quantizer=quantizer, calibration=map(sample, range(8)))
-    return time.perf_counter() - started
-
-
-def _compared(cache: str, count: int, *, bare: bool, threads: int = 1) -> float:
+def _compared(cache: str, count: int, *, bare: bool) -> float:
     import torch
 
     torch.set_num_threads(1)
     model, sample = network("four")
-    maker = _maker(cache, threads)
+    maker = _maker(cache, 1)
     inputs = (sample(0),)
     quantized = maker.quantize(
-        model, inputs, quantizer=RECIPES[0], calibration=map(sample, range(8))
+        model, inputs, quantizer="recipe_static_wi8_ai8", calibration=map(sample, range(8))
     )
 
     def samples() -> Iterator[Any]:
@@ -208,24 +188,12 @@ def _memory(cache: str, count: int) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
-def _pytest(folder: str, *arguments: str) -> float:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", *arguments]
-    started = time.perf_counter()
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:]
-    return time.perf_counter() - started
-
-
 _MEASURES: dict[str, Callable[..., float]] = {
     "script": _script,
     "first": lambda name, cache: _ours(name, cache, compares=False),
     "second": lambda name, cache: _ours(name, cache, compares=True),
-    "one recipe": lambda cache: _recipes(cache, one=True),
-    "all recipes": lambda cache: _recipes(cache, one=False),
     "bare": lambda cache: _compared(cache, 1024, bare=True),
     "compare": lambda cache: _compared(cache, 1024, bare=False),
-    "one core": lambda cache: _compared(cache, 256, bare=False),
-    "two cores": lambda cache: _compared(cache, 256, bare=False, threads=2),
     "memory of 256": lambda cache: _memory(cache, 256),
     "memory of 8192": lambda cache: _memory(cache, 8192),
 }
@@ -251,23 +219,7 @@ def _told(what: str, pairs: list[tuple[float, float]], target: str, unit: str = 
     ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
     sides = f"{ours:.2f} {unit} | {theirs:.2f} {unit}"
     inverse = f"{1 / ratio:.2f}× faster"
-    print(f"| {what} | {sides} | {ratio:.3f} ({inverse}) | {_BEFORE[what]} | {target} |")
-
-
-_BEFORE = {
-    "first quantize, resnet18": "0.939",
-    "second quantize + compare, resnet18": "1.170",
-    "first quantize, mobilenetv2": "0.969",
-    "second quantize + compare, mobilenetv2": "1.109",
-    "first quantize, encoder": "1.160",
-    "second quantize + compare, encoder": "1.224",
-    "six recipes and None, of one recipe": "6.196",
-    "compare on one core, of the models alone": "1.115",
-    "peak memory of 8,192 samples, of 256": "1.010",
-    "compare on two cores, of one": "1, on one core",
-    "collection": "+ 89 ms",
-    "4 models × 4 quantizers, -n 2 of -n 0": "0.744",
-}
+    print(f"| {what} | {sides} | {ratio:.3f} ({inverse}) | {target} |")
 
 
 class _Cache:
@@ -301,94 +253,22 @@ def _rows(wanted: list[str]) -> None:
                 functools.partial(_apart, "script", name),
             )
             _told(f"second quantize + compare, {name}", second, "≤ 0.2")
-    if "recipes" in wanted:
-        pairs = _pairs(
-            lambda: _apart("all recipes", cache.emptied()),
-            lambda: _apart("one recipe", cache.emptied()),
-        )
-        _told("six recipes and None, of one recipe", pairs, "≤ 2")
     if "compare" in wanted:
         _apart("compare", cache.path)
         pairs = _pairs(lambda: _apart("compare", cache.path), lambda: _apart("bare", cache.path))
         _told("compare on one core, of the models alone", pairs, "≤ 1.2")
         pairs = [(_apart("memory of 8192", cache.path), _apart("memory of 256", cache.path))]
         _told("peak memory of 8,192 samples, of 256", pairs, "flat", "MB")
-    if "cores" in wanted:
-        _apart("compare", cache.path)
-        pairs = _pairs(
-            lambda: _apart("two cores", cache.path), lambda: _apart("one core", cache.path)
-        )
-        _told("compare on two cores, of one", pairs, "≤ 0.59")
-    if "collect" in wanted:
-        _collection()
-    if "workers" in wanted:
-        _workers()
-
-
-def _collection() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(10):
-            tests = "\n".join(f"def test_{i}(): pass" for i in range(100))
-            Path(folder, f"test_{number}.py").write_text(tests, encoding="utf-8")
-        with_plugin, without = list[float](), list[float]()
-        for _ in range(9):
-            with_plugin.append(1e3 * _pytest(folder, "--co", "-qq"))
-            without.append(1e3 * _pytest(folder, "--co", "-qq", "-p", "no:edgeq"))
-        more = statistics.median(a - b for a, b in zip(with_plugin, without, strict=True))
-        print(
-            f"| collection of 1,000 tests | {statistics.median(with_plugin):.0f} ms | "
-            f"{statistics.median(without):.0f} ms | + {more:.0f} ms | {_BEFORE['collection']} | "
-            "+ 30 ms |"
-        )
-
-
-_SUITE = """
-import pytest
-from tests.bench.speed.bench_speed import network
-
-RECIPES = ["recipe_static_wi8_ai8", "recipe_dynamic_wi8_afp32"]
-FLOWS = ["pt2e_static_int8", "pt2e_dynamic_int8", *RECIPES]
-
-@pytest.mark.parametrize("name", ["resnet18", "resnet10", "encoder", "four"])
-@pytest.mark.parametrize("flow", FLOWS)
-def test_it(edgeq, name, flow):
-    model, sample = network(name)
-    made = edgeq.quantize(model, (sample(0),), quantizer=flow, calibration=map(sample, range(8)))
-    edgeq.compare(made, map(sample, range(100, 108)))
-"""
-
-
-def _workers() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "test_it.py").write_text(_SUITE, encoding="utf-8")
-        root = str(Path(__file__).parents[3])
-        os.environ["PYTHONPATH"] = os.pathsep.join(
-            filter(None, [root, os.environ.get("PYTHONPATH")])
-        )
-        cache = _Cache()
-
-        def run(workers: int) -> float:
-            options = f"--edgeq-cache-dir={cache.emptied()}", "-p", "no:anyio"
-            return _pytest(folder, "-n", str(workers), *options)
-
-        _told(
-            "4 models × 4 quantizers, -n 2 of -n 0",
-            _pairs(lambda: run(2), lambda: run(0)),
-            "≤ 0.59",
-        )
 
 
 def main(arguments: list[str]) -> None:
     """Print the table, or measure one side."""
-    # With it each process compiles the plugin and the tests anew, pytest-xdist's workers as well.
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if arguments[:1] == ["--measure"]:
         print(json.dumps(_MEASURES[arguments[1]](*arguments[2:])))
         return
-    print("| what | ours | the other side | ratio | before | target |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    rows = ["first", "second", "recipes", "compare", "cores", "collect", "workers"]
-    _rows(arguments or rows)
+    print("| what | ours | the other side | ratio | target |")
+    print("| --- | --- | --- | --- | --- |")
+    _rows(arguments or ["first", "second", "compare"])
 
 
 if __name__ == "__main__":

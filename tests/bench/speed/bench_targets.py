@@ -53,16 +53,10 @@ def mobilenet(preset: str) -> Any:
 
 
 class Turn(NamedTuple):
-    """
-    One `compare` in this process and one on the target.
+    """One `compare` in this process and one on the target."""
 
-    Attributes:
-        wall: Seconds of both.
-        cpu: Seconds of CPU of both.
-    """
-
-    wall: tuple[float, float]
-    cpu: tuple[float, float]
+    wall: tuple[float, float]  # seconds of both
+    cpu: tuple[float, float]  # seconds of CPU of both
 
 
 def _cpu() -> float:

@@ -45,10 +45,7 @@ INTEGERS = ("int8", "recipe_static_wi8_ai8", "recipe_static_wi8_ai16")
 GROUPS = {
     "int8 and 16×8, integer outputs": (INTEGERS, ("int8", "int16")),
     "int8, float outputs": (INTEGERS, ("float32",)),
-    "weight-only": (
-        ("recipe_weight_only_wi8_afp32", "recipe_weight_only_wi4_afp32"),
-        ("float32",),
-    ),
+    "weight-only": (("recipe_weight_only_wi8_afp32", "recipe_weight_only_wi4_afp32"), ("float32",)),
     "dynamic": (("recipe_dynamic_wi8_afp32",), ("float32",)),
     "float": (("float",), ("float32",)),
 }
@@ -63,29 +60,17 @@ COLUMNS = {
 
 
 class Difference(NamedTuple):
-    """
-    Outputs of one file on two runtimes.
+    """Outputs of one file on two runtimes."""
 
-    Attributes:
-        codes: Greatest difference of integer outputs.
-        relative: Greatest difference of float outputs, in parts of the output's largest value.
-    """
-
-    codes: int
-    relative: float
+    codes: int  # greatest difference of integer outputs
+    relative: float  # greatest difference of float outputs, in parts of the output's largest value
 
 
 class Row(NamedTuple):
-    """
-    A group of files.
+    """A group of files."""
 
-    Attributes:
-        name: Of the group.
-        files: Graphs with their inputs.
-    """
-
-    name: str
-    files: Sequence[tuple[EdgeFile, Sequence[Inputs]]]
+    name: str  # of the group
+    files: Sequence[tuple[EdgeFile, Sequence[Inputs]]]  # graphs with their inputs
 
 
 def drawn(edge: EdgeFile, seed: int) -> Inputs:

@@ -9,13 +9,7 @@ import pytest
 
 from fixtures.tflite.writer import FileWriter
 from pytest_edgeq.baselines.precision import coarser_ops, explains_errors
-from pytest_edgeq.numerics.findings import (
-    ACCUMULATED_LOSS,
-    LOSSY_OP,
-    WRONG_OP,
-    Finding,
-    Place,
-)
+from pytest_edgeq.numerics.findings import ACCUMULATED_LOSS, LOSSY_OP, WRONG_OP, Finding, Place
 from pytest_edgeq.runtimes.edge import EdgeFile
 
 Data = dict[str, Any]

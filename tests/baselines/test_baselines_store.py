@@ -74,22 +74,6 @@ def test_the_text_is_made_for_review() -> None:
     )
 
 
-def test_data_that_json_does_not_have() -> None:
-    """NaN would be written as something that other readers refuse."""
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        store.plain({"rmse": float("nan")})
-
-
-def test_a_file_is_written_into_new_folders(tmp_path: Path) -> None:
-    """The folders come with the first file, and nothing else stays behind."""
-    path = tmp_path / "__edgeq__" / "test_x" / "test_y.json"
-
-    store.write(path, b"{}")
-
-    assert path.read_bytes() == b"{}"
-    assert [file.name for file in path.parent.iterdir()] == ["test_y.json"]
-
-
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,22 +203,6 @@ def test_a_file_that_is_larger_than_the_memory(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def test_a_temporary_file_of_no_possible_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is left alone as long as one of another machine is."""
-    made: list[Path] = []
-    monkeypatch.setattr(Path, "replace", lambda path, _: made.append(path))
-    store.write(tmp_path / "a.json", b"{}")
-    (written,) = made
-    other = tmp_path / written.name.replace(f"-{os.getpid()}-", f"-{10**20}-")
-    written.rename(other)
-
-    store.sweep(tmp_path)
-
-    assert other.exists()
-
-
 def test_a_byte_order_mark_and_windows_line_ends_do_not_matter(tmp_path: Path) -> None:
     """What an editor on Windows makes of a file still reads."""
     path = tmp_path / "a.json"
@@ -242,9 +210,3 @@ def test_a_byte_order_mark_and_windows_line_ends_do_not_matter(tmp_path: Path) -
     path.write_bytes(b"\xef\xbb\xbf" + text.encode())
 
     assert store.read(path, "a.json") == document({"a": 1})
-
-
-def test_no_file(tmp_path: Path) -> None:
-    """A missing file is told apart from one that cannot be read."""
-    with pytest.raises(FileNotFoundError):
-        store.read(tmp_path / "a.json", "a.json")

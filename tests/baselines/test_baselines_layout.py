@@ -47,11 +47,6 @@ def test_a_module_outside_rootdir_stays_in_the_folder() -> None:
     assert path == ROOT / "kept" / "__" / "elsewhere" / "test_x"
 
 
-def test_a_document_keeps_its_suffix() -> None:
-    """README.md and README.py beside it do not share a folder."""
-    assert Layout(ROOT).folder(ROOT / "README.md") == ROOT / "__edgeq__" / "README.md"
-
-
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -89,12 +84,3 @@ def test_every_file_name_stands_on_every_file_system(test: str, name: str) -> No
     assert file.isprintable()
     assert len(PureWindowsPath(file).parts) == 1
     assert file.split(".")[0].lower() not in {"con", "prn", "aux", "nul", "com1", "lpt1"}
-
-
-def test_an_owner_survives_the_way_to_the_controller() -> None:
-    """What is packed on a worker is unpacked as the same on the controller."""
-    layout = Layout(ROOT)
-    for module in (MODULE, Path("/elsewhere/test_x.py")):
-        owner = Owner(module, "TestX::test_y[a]")
-        packed = layout.pack(owner)
-        assert Owner(layout.rootdir / packed["module"], packed["test"]) == owner

@@ -115,51 +115,24 @@ def test_an_unchanged_value_does_not_touch_its_file(
     assert path.read_bytes() == before
 
 
-def test_tuples_are_what_json_makes_of_them(check: Make, residual: Make) -> None:
-    """A shape that is a tuple when measured equals the list that was stored."""
-    measured = residual()
-    measured["inputs"][0]["shape"] = tuple(measured["inputs"][0]["shape"])
-    check(measured, update="new")
-
-    assert check(measured) == [("unchanged", False, "")]
-
-
 def test_one_name_may_be_claimed_twice(check: Make, residual: Make) -> None:
     """The same value under one name is one claim, with update and without."""
     assert check(residual(), residual(), update="new") == [("new", True, "")]
     assert check(residual(), residual()) == [("unchanged", False, "")]
 
 
-def test_two_values_for_one_name_are_an_error_on_update(
-    check: Make, path: Path, residual: Make
-) -> None:
-    """Neither is stored, because it cannot be told which was meant."""
-    with pytest.raises(ValueError, match=r"two different values as op-dtype map") as caught:
-        check(residual(2), residual(1), update="new,changed")
-
-    assert "give each claim a name of its own" in str(caught.value)
-    assert not path.exists()
-
-
 def test_two_values_for_one_name_put_the_old_file_back(
     check: Make, path: Path, residual: Make
 ) -> None:
-    """An update that turns out to be ambiguous costs nothing that was accepted before."""
+    """It cannot be told which was meant, and nothing that was accepted before is lost."""
     check(residual(3), update="new")
     before = path.read_bytes()
 
-    with pytest.raises(ValueError, match="two different values"):
+    with pytest.raises(ValueError, match=r"two different values as op-dtype map") as caught:
         check(residual(2), residual(1), update="changed")
 
+    assert "give each claim a name of its own" in str(caught.value)
     assert path.read_bytes() == before
-
-
-def test_two_values_for_one_name_without_update(check: Make, residual: Make) -> None:
-    """The second simply differs from what is remembered."""
-    check(residual(), update="new")
-
-    with pytest.raises(AssertionError, match="disappeared"):
-        check(residual(), residual(1))
 
 
 @pytest.mark.parametrize("phase", ["setup", "teardown"])
@@ -184,12 +157,6 @@ def test_a_claim_without_a_test(tmp_path: Path, residual: Make) -> None:
         SnapshotSession(Layout(tmp_path)).check("op_dtype_map", "op_dtypes", residual())
 
 
-def test_a_claim_without_a_name(check: Make, residual: Make) -> None:
-    """An empty name would be a file without one."""
-    with pytest.raises(ValueError, match="a claim needs a name"):
-        check(residual(), name="")
-
-
 def test_a_file_of_another_kind(check: Make, path: Path, residual: Make) -> None:
     """Two claims of different kinds under one name: the text says that they share it."""
     check(residual(), update="new")
@@ -204,20 +171,13 @@ def test_a_file_of_another_kind(check: Make, path: Path, residual: Make) -> None
     ("spoil", "said"),
     [
         (lambda data: data.pop("ops"), "data lacks ops"),
-        (lambda data: data.update(ops={}), "data.ops is not a list"),
         (lambda data: data["ops"].append(3), "data.ops[9] is not an object"),
         (lambda data: data["ops"][0].pop("scheme"), "data.ops[0] lacks scheme"),
         (lambda data: data["ops"][0].update(inputs="int8"), "data.ops[0].inputs is not a list"),
-        (lambda data: data["inputs"][0].pop("dtype"), "data.inputs[0] lacks dtype"),
         (lambda data: data["inputs"][0].update(shape=["x"]), "shape[0] is not a whole number"),
-        (
-            lambda data: data["inputs"][0].update(signature=[1]),
-            "signature is not a text or null",
-        ),
+        (lambda data: data["inputs"][0].update(signature=[1]), "signature is not a text or null"),
         (lambda data: data["ops"][0].update(module=[["x"]]), "module is not a text or null"),
-        (lambda data: data["ops"][0].update(op={}), "data.ops[0].op is not a text"),
         (lambda data: data["ops"][0].update(subgraph=True), "subgraph is not a whole number"),
-        (lambda data: data["ops"][0].update(outputs=[1]), "outputs[0] is not a text"),
     ],
 )
 def test_a_file_with_parts_missing(
@@ -233,18 +193,6 @@ def test_a_file_with_parts_missing(
         check(residual(), update="new,changed")
 
     assert said in str(caught.value)
-
-
-def test_an_unknown_schema_is_not_overwritten(check: Make, path: Path, residual: Make) -> None:
-    """A file of a newer version is not replaced by an older one's, whatever the update."""
-    check(residual(), update="new")
-    path.write_text(path.read_text().replace('"edgeq_schema": 1', '"edgeq_schema": 7'))
-    before = path.read_bytes()
-
-    with pytest.raises(ValueError, match="edgeq_schema 7"):
-        check(residual(1), update="new,changed")
-
-    assert path.read_bytes() == before
 
 
 def test_a_file_of_another_owner_is_used_and_noted(check: Make, path: Path, residual: Make) -> None:

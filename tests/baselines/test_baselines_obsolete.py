@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from pytest_edgeq.baselines import store
-from pytest_edgeq.baselines.collected import CollectedModule
-from pytest_edgeq.baselines.obsolete import RunLog, Survey, prune, survey
+from pytest_edgeq.baselines.obsolete import CollectedModule, RunLog, Survey, prune, survey
 from pytest_edgeq.baselines.paths import Layout
 from pytest_edgeq.baselines.record import Owner
 from pytest_edgeq.baselines.session import SnapshotSession
@@ -50,15 +49,6 @@ def logged(layout: Layout, owner: Owner, *runs: tuple[str, str]) -> RunLog:
     for phase, outcome in runs:
         log.add("test_x.py::test_y", "", phase, outcome, record if phase == "call" else None)
     return log
-
-
-def test_a_clean_run_without_a_claim(layout: Layout, owner: Owner, file: Path) -> None:
-    """All three phases passed: the file is obsolete."""
-    log = logged(layout, owner, *((phase, "passed") for phase in PHASES))
-
-    assert survey(layout, log, COLLECTED) == Survey(
-        {file: "test_x.py::test_y passed without checking it"}
-    )
 
 
 def test_a_folder_that_is_gone_or_a_file(layout: Layout, owner: Owner, file: Path) -> None:
@@ -110,15 +100,6 @@ def test_what_did_not_run_to_the_end_is_named(layout: Layout, owner: Owner, file
     found = survey(layout, logged(layout, owner), [[collected]])
 
     assert found.not_judged == {"test_x.py": "test_0 and 2 more did not run to the end"}
-
-
-def test_a_rerun_that_passes_counts(layout: Layout, owner: Owner, file: Path) -> None:
-    """After a plugin's rerun it is the last run that tells."""
-    first = [("setup", "passed"), ("call", "rerun"), ("teardown", "passed")]
-    last = [(phase, "passed") for phase in PHASES]
-
-    log = logged(layout, owner, *first, *last)
-    assert list(survey(layout, log, COLLECTED).obsolete) == [file]
 
 
 def test_a_file_that_cannot_be_deleted_is_told(

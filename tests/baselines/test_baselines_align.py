@@ -12,11 +12,6 @@ from pytest_edgeq.baselines.align import align
 Make = Callable[..., Any]
 
 
-def test_equal_maps_align_whole(residual: Make) -> None:
-    """Nothing differs between a map and itself."""
-    assert align(residual()["ops"], residual()["ops"]).size == 0
-
-
 def test_ops_in_front_shift_nothing(residual: Make, op: Make) -> None:
     """Two ops more at the top are two ops more, not a map of changed rows."""
     old = residual()["ops"]
@@ -47,18 +42,6 @@ def test_ops_that_changed_where_another_moved_are_paired_all_the_same(op: Make) 
     assert [new[index]["op"] for index in found.appeared] == ["QUANTIZE"]
 
 
-def test_a_changed_op_is_paired_across_its_borders(residual: Make, borders: Make) -> None:
-    """An ADD that went to float is the same ADD, between the conversions that came with it."""
-    old = residual()["ops"]
-    new = [*old[:2], *borders(old[2]), *old[3:]]
-
-    found = align(old, new)
-
-    assert (found.changed, found.appeared) == ([(2, 4)], [2, 3, 5])
-    assert not found.disappeared
-    assert not found.moved
-
-
 def test_ops_of_the_same_module_are_paired(op: Make) -> None:
     """Two convolutions that swap their granularity both changed: neither came or went."""
     old = [op("CONV_2D", "a"), op("CONV_2D", "b", granularity="per_tensor")]
@@ -84,34 +67,8 @@ def test_a_block_in_front_of_a_sequential_renames_the_rest(op: Make) -> None:
     assert (found.appeared, found.size) == ([0], 1)
 
 
-def test_a_removed_op_is_told_by_its_module(op: Make) -> None:
-    """Of two equal neighbours, the one whose module is gone is the one that disappeared."""
-    found = align([op("RELU", "a"), op("RELU", "b")], [op("RELU", "b")])
-
-    assert (found.disappeared, found.size) == ([0], 1)
-
-
-def test_an_op_elsewhere_moved(op: Make) -> None:
-    """An op that only stands elsewhere neither came nor went."""
-    ops = [op("CONV_2D", "a"), op("RELU", "b"), op("MEAN", "c")]
-
-    found = align(ops, [ops[1], ops[2], ops[0]])
-
-    assert (found.moved, found.size) == ([(0, 2)], 1)
-
-
-def test_an_op_that_another_took_the_place_of(op: Make) -> None:
-    """One op for another at the same module is a change, not a coming and a going."""
-    old = [op("CONV_2D", "stem"), op("RELU6", "act"), op("MEAN", "pool")]
-    new = [op("CONV_2D", "stem"), op("HARD_SWISH", "act"), op("MEAN", "pool")]
-
-    found = align(old, new)
-
-    assert (found.changed, found.size) == ([(1, 1)], 1)
-
-
 @pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
-@pytest.mark.parametrize("every", [1, 2, 7])
+@pytest.mark.parametrize("every", [1, 7])
 def test_sixteen_hundred_repeated_ops_align_well_and_fast(
     named: bool, every: int, op: Make, borders: Make
 ) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_edgeq.baselines.op_changes import describe_change
@@ -86,28 +86,6 @@ def test_any_change_of_one_op_names_the_op(stored: OpMap, data: st.DataObject) -
     first = told(stored, changed).splitlines()[0]
 
     assert before["op"] in first or row["op"] in first
-
-
-@given(st.lists(dtypes, max_size=4), st.lists(dtypes, max_size=4))
-def test_old_and_new_dtypes_are_marked_whole(stored: list[str], now: list[str]) -> None:
-    """Also where equal values are printed with a count."""
-
-    def value(listed: list[str]) -> str:
-        several = len(listed) > 2 and len(set(listed)) == 1
-        return f"{len(listed)} × {listed[0]}" if several else ", ".join(listed) or "none"
-
-    assume(stored != now)
-    row = {"op": "ADD", "module": "add", "scheme": "int8", "outputs": ["int8"], "subgraph": 0}
-    row |= dict.fromkeys(("weight", "bias", "granularity"))
-    sides = [
-        {"inputs": [], "outputs": [], "ops": [{**row, "inputs": each}]} for each in (stored, now)
-    ]
-
-    found = describe_change(*sides)
-
-    assert found is not None
-    marked = [part for line in found.diff for part in line.parts if part.kind != "same"]
-    assert marked == [(value(stored), "old"), (value(now), "new")]
 
 
 @given(maps.filter(lambda made: made["outputs"]), st.data())
@@ -257,10 +235,3 @@ def test_ops_of_a_second_subgraph_are_numbered_by_themselves(op: Make, op_map: M
     text = told(op_map(op("ADD", "stem"), *body), op_map(op("ADD", "stem"), *now))
     assert text.startswith("ADD #1:1 (body) went from int8 to float32\n")
     assert "\n  ADD #1:1  body    scheme int8 → float" in text
-
-
-def test_every_golden_text_has_its_case() -> None:
-    """A golden file that no test reads would never be looked at again."""
-    others = {"missing", "changed", "errors_missing", "errors_regressed", "errors_other_data"}
-    others |= {"errors_regressed_calibration"}
-    assert {path.stem for path in GOLDEN.glob("*.txt")} == {*CASES, *others}
