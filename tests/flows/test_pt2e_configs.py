@@ -1,4 +1,4 @@
-"""Configs by name, by class and by operator: each reaches what it was set for, and nothing else."""
+"""PT2E quantizers that users set up: each config reaches what it was set for, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,15 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fixtures.models import SmallModel, normal, samples, seeded
-from pytest_edgeq import (
-    Budget,
-    Edgeq,
-    assert_no_float_ops,
-    assert_op_dtypes,
-    assert_within_budget,
-    litert,
-)
+from fixtures.models import net
+from pytest_edgeq import Edgeq, assert_no_float_ops, assert_op_dtypes, litert
+from tests.flows import making
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,26 +36,14 @@ class Block(nn.Module):
         return y
 
 
-class Net(SmallModel):
+def blocks() -> nn.Module:
     """Two blocks, a pool and a linear layer: every op of it in int8 under the default preset."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.one = Block()
-        self.two = Block()
-        self.pool = nn.MaxPool2d(2)
-        self.gate = nn.Sigmoid()
-        self.fc = nn.Linear(16, 3)
+    def forward(self: Any, x: Tensor) -> Any:
+        return self.fc(self.gate(self.pool(self.two(self.one(x)))).flatten(1))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Give three values."""
-        y: Tensor = self.fc(self.gate(self.pool(self.two(self.one(x)))).flatten(1))
-        return y
-
-    @staticmethod
-    def sample_inputs(seed: int = 0) -> tuple[Tensor, ...]:
-        """One image."""
-        return (normal(1, 4, 4, 4, seed=seed),)
+    parts = {"pool": nn.MaxPool2d(2), "gate": nn.Sigmoid(), "fc": nn.Linear(16, 3)}
+    return net(forward, one=Block(), two=Block(), **parts)
 
 
 def per_channel(**options: Any) -> Any:
@@ -85,13 +67,13 @@ def converters() -> Any:
         return PT2EQuantizer()
 
 
-def xnnpacks() -> Any:
-    """Torchao's copy of ExecuTorch's quantizer, which says that it is deprecated."""
+def xnnpacks(**options: bool) -> tuple[Any, Any]:
+    """Torchao's copy of ExecuTorch's quantizer, which says that it is deprecated; a config."""
     with litert.quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from torchao.testing.pt2e._xnnpack_quantizer import XNNPACKQuantizer
+        from torchao.testing.pt2e import _xnnpack_quantizer as xnnpack
 
-        return XNNPACKQuantizer()
+        return xnnpack.XNNPACKQuantizer(), xnnpack.get_symmetric_quantization_config(**options)
 
 
 def composed(*quantizers: Any) -> Any:
@@ -102,14 +84,14 @@ def composed(*quantizers: Any) -> Any:
         return ComposableQuantizer(list(quantizers))
 
 
-def quantize(maker: Edgeq, quantizer: Any, model: type[SmallModel] = Net) -> QuantizedModel:
+def quantize(
+    quantizer: Any, make: Callable[[], nn.Module] = blocks, *shapes: tuple[int, ...]
+) -> QuantizedModel:
     """The model under a quantizer, close to torch."""
-    quantized = maker.quantize(
-        seeded(model), model.sample_inputs(), quantizer=quantizer, calibration=samples(model, 16)
-    )
-    comparison = maker.compare(quantized, samples(model, 8, seed=2))
+    shapes = shapes or ((1, 4, 4, 4),)
+    quantized = making.quantize(quantizer, make, *shapes)
     # int8 networks of a few layers lie at 30 dB and above; a wrong scale anywhere at less than 15.
-    assert_within_budget(comparison, Budget(sqnr_db=20))
+    assert making.sqnr_db(quantized, make, *shapes) > 20
     return quantized
 
 
@@ -132,36 +114,26 @@ SCHEMES = {
     "LOGISTIC gate": "int8",
     "FULLY_CONNECTED fc": "per_channel",
 }
-FLOAT = dict.fromkeys(SCHEMES, "float")
 
 
-@pytest.mark.slow
-def test_the_default_reaches_all(maker: Edgeq) -> None:
-    """What the tests below differ from."""
-    quantized = quantize(maker, converters().set_global(per_channel()))
+def test_the_converters_own_quantizer() -> None:
+    """Set up by the user, it does what the preset does, byte by byte."""
+    made = [
+        making.quantize(quantizer)
+        for quantizer in (converters().set_global(per_channel()), "pt2e_static_int8")
+    ]
 
-    assert told(quantized) == SCHEMES
-    assert_no_float_ops(quantized)
+    assert made[0].tflite == made[1].tflite
+    assert made[0].options["quantizer"] == "PT2EQuantizer"
+    assert (
+        made[0].options["quantizer.global_config.weight.qscheme"].endswith("per_channel_symmetric")
+    )
+    assert made[1].options == {"quantizer": "pt2e_static_int8", "strict_export": "True"}
+    assert made[1].with_tflite(made[1].tflite).options == {}
 
 
-# What is set, and how the file then differs from the default.
+# What is set beside a global config, and how the file then differs from the default's.
 SETTINGS: dict[str, tuple[Callable[[Any], Any], dict[str, str]]] = {
-    "a name": (
-        lambda q: q.set_module_name("one", per_tensor()),
-        {"CONV_2D one.conv": "per_tensor"},
-    ),
-    "a class": (
-        lambda q: q.set_module_type(nn.Linear, per_tensor()),
-        {"FULLY_CONNECTED fc": "per_tensor"},
-    ),
-    "an operator": (
-        lambda q: q.set_operator_type(aten.conv2d, per_tensor()),
-        {"CONV_2D one.conv": "per_tensor", "CONV_2D two.conv": "per_tensor"},
-    ),
-    "an overload": (
-        lambda q: q.set_operator_type(aten.linear.default, per_tensor()),
-        {"FULLY_CONNECTED fc": "per_tensor"},
-    ),
     "a name before a class": (
         lambda q: q.set_module_type(Block, None).set_module_name("two", per_tensor()),
         {"CONV_2D one.conv": "float", "ADD one": "float", "CONV_2D two.conv": "per_tensor"},
@@ -170,13 +142,13 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], dict[str, str]]] = {
         lambda q: q.set_operator_type(aten.linear, None).set_module_type(nn.Linear, per_tensor()),
         {"FULLY_CONNECTED fc": "per_tensor"},
     ),
-    "the inner name before the outer": (
-        lambda q: q.set_module_name("one", per_tensor()).set_module_name("one.conv", per_channel()),
-        {},
-    ),
-    "a class in float": (
-        lambda q: q.set_module_type(nn.Linear, None),
-        {"FULLY_CONNECTED fc": "float"},
+    "the inner name before the outer, and an overload": (
+        lambda q: (
+            q.set_module_name("one", per_tensor())
+            .set_module_name("one.conv", per_channel())
+            .set_operator_type(aten.linear.default, per_tensor())
+        ),
+        {"FULLY_CONNECTED fc": "per_tensor"},
     ),
     "an operator in float": (
         lambda q: q.set_operator_type(aten.add, None),
@@ -184,28 +156,33 @@ SETTINGS: dict[str, tuple[Callable[[Any], Any], dict[str, str]]] = {
         {"ADD one": "float", "ADD two": "float", "MAX_POOL_2D pool": "float"}
         | {"LOGISTIC gate": "float"},
     ),
-    "a pool apart from what is before it": (
-        lambda q: q.set_module_type(nn.MaxPool2d, per_tensor()),
+    "ops apart from what is before them": (
+        lambda q: q.set_module_type(nn.MaxPool2d, per_tensor()).set_operator_type(
+            aten.sigmoid, per_tensor()
+        ),
         {},
     ),
-    "a sigmoid apart from what is before it": (
-        lambda q: q.set_operator_type(aten.sigmoid, per_tensor()),
-        {},
+    "composed": (
+        lambda q: composed(
+            converters().set_module_name("one", per_tensor()),
+            composed(converters().set_operator_type(aten.linear, per_channel(is_dynamic=True))),
+            q,
+        ),
+        {"CONV_2D one.conv": "per_tensor", "FULLY_CONNECTED fc": "dynamic"},
     ),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_config_beside_the_global_one(maker: Edgeq, name: str) -> None:
+def test_a_config_beside_the_global_one(name: str) -> None:
     """All else is as under the global config alone."""
     change, differs = SETTINGS[name]
-    quantized = quantize(maker, change(converters().set_global(per_channel())))
+    quantized = quantize(change(converters().set_global(per_channel())))
 
     assert told(quantized) == {**SCHEMES, **differs}
 
 
-@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("change", "reached"),
     [
@@ -213,80 +190,103 @@ def test_a_config_beside_the_global_one(maker: Edgeq, name: str) -> None:
             lambda q: q.set_module_name("two", per_channel()),
             ("CONV_2D two.conv", "ADD two", "MAX_POOL_2D pool"),
         ),
-        (lambda q: q.set_module_type(nn.Linear, per_channel()), ("FULLY_CONNECTED fc",)),
-        (
+        pytest.param(
+            lambda q: q.set_module_type(nn.Linear, per_channel()),
+            ("FULLY_CONNECTED fc",),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             lambda q: q.set_operator_type(aten.add, per_channel()),
             ("ADD one", "ADD two", "MAX_POOL_2D pool"),
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["name", "class", "operator"],
 )
 def test_a_config_without_a_global_one(
-    maker: Edgeq, change: Callable[[Any], Any], reached: tuple[str, ...]
+    change: Callable[[Any], Any], reached: tuple[str, ...]
 ) -> None:
     """All else stays in float, additions with a ReLU behind them as well."""
-    quantized = quantize(maker, change(converters()))
+    quantized = quantize(change(converters()))
 
     # The converter moves a DEQUANTIZE behind a pool.
-    assert told(quantized) == {**FLOAT, **{key: SCHEMES[key] for key in reached}}
+    floats = dict.fromkeys(SCHEMES, "float")
+    assert told(quantized) == {**floats, **{key: SCHEMES[key] for key in reached}}
+
+
+def test_a_quantizer_without_any_config() -> None:
+    """The converter reads its mode from the global config; where there is none it is derived."""
+    from litert_torch.quantize.pt2e_quantizer_utils import OP_TO_ANNOTATOR
+
+    class LinearOnly(type(converters())):  # type: ignore[misc] # the class is the library's own
+        def annotate(self, model: Any) -> Any:
+            OP_TO_ANNOTATOR["linear"](model, per_channel(), None)
+            return model
+
+    quantized = quantize(LinearOnly())
+
+    assert told(quantized) == {
+        **dict.fromkeys(SCHEMES, "float"),
+        "FULLY_CONNECTED fc": "per_channel",
+    }
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        lambda: nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))),
+        pytest.param(
+            lambda: nn.Sequential(*(nn.Conv2d(8, 8, 1) for _ in range(3))), marks=pytest.mark.slow
+        ),
+    ],
+    ids=["linear", "convolution"],
+)
+@pytest.mark.parametrize("by_none", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_layer_between_those_that_have_a_config(
+    layers: Callable[[], nn.Module], by_none: bool
+) -> None:
+    """No config is for it, but the converter by itself would quantize it."""
+    quantizer = converters()
+    if by_none:
+        quantizer.set_global(per_channel())
+        quantizer.module_name_config["1"] = None  # the setter takes no None
+    else:
+        quantizer.set_module_name("0", per_channel()).set_module_name("2", per_channel())
+    quantized = quantize(quantizer, layers, (1, 8, 4, 8))
+
+    assert list(told(quantized).values()) == ["per_channel", "float", "per_channel"]
 
 
 @pytest.mark.slow
-def test_what_is_float_stays_float_behind_what_is_not(maker: Edgeq) -> None:
+def test_what_is_float_stays_float_behind_what_is_not() -> None:
     """An annotation does not spread to a layer that None keeps in float."""
-
-    class Pooled(SmallModel):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
-            self.pool = nn.AdaptiveAvgPool2d(1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.pool(self.conv(x))
-            return y
-
-        @staticmethod
-        def sample_inputs(seed: int = 0) -> tuple[Tensor, ...]:
-            return (normal(1, 3, 8, 8, seed=seed),)
-
-    plain, kept = converters(), converters()
-    plain.set_global(per_channel())
-    kept.set_global(per_channel()).set_module_type(nn.AdaptiveAvgPool2d, None)
-
-    assert_op_dtypes(quantize(maker, plain, Pooled), "MEAN", scheme="int8", count=1)
-    assert_op_dtypes(quantize(maker, kept, Pooled), "MEAN", scheme="float", count=1)
+    quantizer = converters().set_global(per_channel()).set_module_type(nn.AdaptiveAvgPool2d, None)
+    quantized = quantize(
+        quantizer,
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1)),
+        (1, 3, 8, 8),
+    )
+    assert_op_dtypes(quantized, "MEAN", scheme="float", count=1)
 
 
-class Siamese(SmallModel):
+def siamese() -> nn.Module:
     """One network for two images, each of its convolutions padded in words."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, 4, 3, padding="same", bias=False)
-        self.norm = nn.BatchNorm2d(4)
-        self.second = nn.Conv2d(4, 4, 4, padding="same")
+    def forward(self: Any, left: Tensor, right: Tensor) -> Any:
+        return self.maps(left) + self.maps(right)
 
-    def forward(self, left: Tensor, right: Tensor) -> Tensor:
-        """Give what the images have in common."""
-        y: Tensor = self.maps(left) + self.maps(right)
-        return y
-
-    def maps(self, image: Tensor) -> Tensor:
-        """Give four maps of one image."""
-        y: Tensor = self.second(torch.relu(self.norm(self.first(image))))
-        return y
-
-    @staticmethod
-    def sample_inputs(seed: int = 0) -> tuple[Tensor, ...]:
-        """Two images, one twice as bright."""
-        return normal(1, 3, 8, 8, seed=seed), 2 * normal(1, 3, 8, 8, seed=seed + 1000)
+    conv = nn.Conv2d(3, 4, 3, padding="same", bias=False)
+    last = nn.Conv2d(4, 4, 4, padding="same")
+    return net(forward, maps=nn.Sequential(conv, nn.BatchNorm2d(4), nn.ReLU(), last))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [converters, xnnpacks])
-def test_every_call_of_a_convolution(maker: Edgeq, make: Callable[[], Any]) -> None:
+@pytest.mark.parametrize("xnnpack", [False, True])
+def test_every_call_of_a_convolution(xnnpack: bool) -> None:
     """The second call, too, and whether its padding is a number or a word."""
-    quantized = quantize(maker, make().set_global(per_channel()), Siamese)
+    quantizer = xnnpacks()[0] if xnnpack else converters()
+    shapes = ((1, 3, 8, 8), (1, 3, 8, 8))
+    quantized = quantize(quantizer.set_global(per_channel()), siamese, *shapes)
 
     assert_op_dtypes(
         quantized, "CONV_2D", input="int8", weight="int8", bias="int32", output="int8", count=4
@@ -294,159 +294,72 @@ def test_every_call_of_a_convolution(maker: Edgeq, make: Callable[[], Any]) -> N
     assert_no_float_ops(quantized)
 
 
-class Levels(SmallModel):
+def levels() -> nn.Module:
     """A detector's head: one convolution for all levels, a batch norm for each; then joined."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3, bias=False)
-        norms: list[Any] = [nn.BatchNorm2d(4) for _ in range(2)]
-        for factor, norm in enumerate(norms, 1):
-            norm.running_mean.fill_(factor)
-            norm.running_var.fill_(0.1 * factor)
-        self.norms = nn.ModuleList(norms)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Give the maps of both levels, the second much larger in value."""
+    def forward(self: Any, x: Tensor) -> Tensor:
         first, second = (norm(self.conv(x)) for norm in self.norms)
-        y: Tensor = torch.stack([first, 10 * second], 1)
-        return y
+        return torch.stack([first, 10 * second], 1)
 
-    @staticmethod
-    def sample_inputs(seed: int = 0) -> tuple[Tensor, ...]:
-        """One image."""
-        return (normal(1, 3, 8, 8, seed=seed),)
+    norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(2))
+    return net(forward, conv=nn.Conv2d(3, 4, 3, bias=False), norms=norms)
 
 
 @pytest.mark.slow
-def test_a_shared_convolution_with_a_batch_norm_for_each_call(maker: Edgeq) -> None:
+def test_a_shared_convolution_with_a_batch_norm_for_each_call() -> None:
     """Each call has its own folded in; what is stacked keeps its own scale, if in float."""
-    quantized = quantize(maker, "pt2e_static_int8", Levels)
-    comparison = maker.compare(quantized, samples(Levels, 8, seed=2))
+    quantized = quantize("pt2e_static_int8", levels, (1, 3, 8, 8))
 
     # 2 dB where the second level gets the scale of the first, and clips.
-    assert_within_budget(comparison, lowering=Budget(sqnr_db=30))
+    assert making.sqnr_db(quantized, levels, (1, 3, 8, 8), stage="lowering") > 30
     assert_op_dtypes(quantized, "CONV_2D", scheme="int8", weight="int8", count=2)
     assert_op_dtypes(quantized, "CONCATENATION", scheme="float", count=1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["xxh", "hhx", "xhh"])
-def test_what_is_concatenated_with_itself(maker: Edgeq, order: str) -> None:
+@pytest.mark.parametrize("order", ["xxh", "xhh"])
+def test_what_is_concatenated_with_itself(order: str) -> None:
     """The annotators have its two uses share parameters, and so with themselves."""
 
-    class Twice(SmallModel):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 4), nn.Linear(12, 3)
+    def forward(self: Any, x: Tensor) -> Any:
+        tensors = {"x": x, "h": self.a(x)}
+        return self.b(torch.cat([tensors[each] for each in order], -1))
 
-        def forward(self, x: Tensor) -> Tensor:
-            """Give three values."""
-            tensors = {"x": x, "h": self.a(x)}
-            y: Tensor = self.b(torch.cat([tensors[each] for each in order], -1))
-            return y
-
-        @staticmethod
-        def sample_inputs(seed: int = 0) -> tuple[Tensor, ...]:
-            """Some rows."""
-            return (normal(16, 4, seed=seed),)
-
-    quantized = quantize(maker, "pt2e_static_int8", Twice)
+    quantized = quantize(
+        "pt2e_static_int8",
+        lambda: net(forward, a=nn.Linear(4, 4), b=nn.Linear(12, 3)),
+        (16, 4),
+    )
 
     assert_op_dtypes(quantized, "CONCATENATION", scheme="int8", count=1)
     assert_no_float_ops(quantized)
 
 
-def test_a_layer_between_those_that_have_a_config(maker: Edgeq) -> None:
-    """No config is for it, but the converter by itself would quantize it."""
-
-    class Linears(SmallModel):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.c = (nn.Linear(8, 8) for _ in range(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            """Give eight values."""
-            y: Tensor = self.c(self.b(self.a(x)))
-            return y
-
-        @staticmethod
-        def sample_inputs(seed: int = 0) -> tuple[Tensor, ...]:
-            """Some rows."""
-            return (normal(16, 8, seed=seed),)
-
-    quantizer = converters()
-    for name in ("a", "c"):
-        quantizer.set_module_name(name, per_channel())
-    quantized = quantize(maker, quantizer, Linears)
-
-    assert told(quantized) == {
-        "FULLY_CONNECTED a": "per_channel",
-        "FULLY_CONNECTED b": "float",
-        "FULLY_CONNECTED c": "per_channel",
-    }
-
-
 @pytest.mark.slow
-def test_quantizers_in_a_composed_one(maker: Edgeq) -> None:
-    """The configs of each reach what they were set for, and the last takes the rest."""
-    quantizer = composed(
-        converters().set_module_name("one", per_tensor()),
-        composed(converters().set_operator_type(aten.linear, per_tensor())),
-        converters().set_global(per_channel()),
-    )
-    quantized = quantize(maker, quantizer)
-
-    assert told(quantized) == {
-        **SCHEMES,
-        "CONV_2D one.conv": "per_tensor",
-        "FULLY_CONNECTED fc": "per_tensor",
-    }
-    assert_no_float_ops(quantized)
-
-
-@pytest.mark.slow
-def test_the_xnnpack_quantizer(maker: Edgeq) -> None:
+def test_the_xnnpack_quantizer() -> None:
     """Its static config has no `is_dynamic` for the converter to read; all is int8 even so."""
-    from torchao.testing.pt2e._xnnpack_quantizer import get_symmetric_quantization_config
+    quantizer, config = xnnpacks(is_per_channel=True)
+    one_scale = xnnpacks(is_per_channel=False)[1]
+    quantizer.set_global(config).set_operator_type(aten.linear, one_scale)
+    quantized = quantize(quantizer.set_module_name("one", one_scale))
 
-    def config(**options: bool) -> Any:
-        return get_symmetric_quantization_config(**options)
-
-    quantizer = xnnpacks().set_global(config(is_per_channel=True))
-    quantizer.set_operator_type(aten.linear, config(is_per_channel=False))
-    quantizer.set_module_name("one", config(is_per_channel=False))
-    quantized = quantize(maker, quantizer)
-
-    assert told(quantized) == {
-        **SCHEMES,
-        "CONV_2D one.conv": "per_tensor",
-        "FULLY_CONNECTED fc": "per_tensor",
-    }
+    differs = dict.fromkeys(("CONV_2D one.conv", "FULLY_CONNECTED fc"), "per_tensor")
+    assert told(quantized) == {**SCHEMES, **differs}
     assert_no_float_ops(quantized)
 
 
-def test_the_xnnpack_quantizer_dynamically(maker: Edgeq) -> None:
+def test_the_xnnpack_quantizer_dynamically() -> None:
     """It annotates activations, too, which kernels quantize by themselves."""
-    from torchao.testing.pt2e._xnnpack_quantizer import get_symmetric_quantization_config
+    quantizer, config = xnnpacks(is_per_channel=True, is_dynamic=True)
+    quantized = quantize(quantizer.set_global(config))
 
-    config = get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True)
-    quantized = quantize(maker, xnnpacks().set_global(config))
-
-    assert_op_dtypes(
-        quantized,
-        "FULLY_CONNECTED",
-        scheme="dynamic",
-        input="float32",
-        weight="int8",
-        granularity="per_channel",
-        count=1,
-    )
-    assert_op_dtypes(quantized, "CONV_2D", scheme="dynamic", weight="int8", count=2)
+    expected = {"scheme": "dynamic", "input": "float32", "weight": "int8"}
+    assert_op_dtypes(quantized, "FULLY_CONNECTED", granularity="per_channel", count=1, **expected)
+    assert_op_dtypes(quantized, "CONV_2D", count=2, **expected)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_executorchs_own_quantizer(maker: Edgeq, dynamic: bool) -> None:
+def test_executorchs_own_quantizer(dynamic: bool) -> None:
     """Where ExecuTorch is installed: it has no `is_dynamic` either, and reads operators itself."""
     executorchs = pytest.importorskip(
         "executorch.backends.xnnpack.quantizer.xnnpack_quantizer",
@@ -454,62 +367,13 @@ def test_executorchs_own_quantizer(maker: Edgeq, dynamic: bool) -> None:
         exc_type=ImportError,
     )
     config = executorchs.get_symmetric_quantization_config(is_per_channel=True, is_dynamic=dynamic)
-    quantizer = executorchs.XNNPACKQuantizer().set_operator_type(aten.linear.default, config)
-    quantized = quantize(maker, quantizer)
-
+    quantized = quantize(
+        executorchs.XNNPACKQuantizer().set_operator_type(aten.linear.default, config)
+    )
     scheme = "dynamic" if dynamic else "int8"
     assert_op_dtypes(quantized, "FULLY_CONNECTED", scheme=scheme, weight="int8", count=1)
 
 
-@pytest.mark.slow
-def test_one_layer_in_float_among_static_ones(maker: Edgeq) -> None:
-    """The converter by itself would quantize what stands between two quantized tensors."""
-
-    class Three(SmallModel):
-        def __init__(self) -> None:
-            super().__init__()
-            self.convs = nn.Sequential(
-                nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)
-            )
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.convs(x)
-            return y
-
-        @staticmethod
-        def sample_inputs(seed: int = 0) -> tuple[Tensor, ...]:
-            return (normal(1, 3, 8, 8, seed=seed),)
-
-    quantizer = converters().set_global(per_channel())
-    # The setter takes no None.
-    quantizer.module_name_config["convs.2"] = None
-    quantized = quantize(maker, quantizer, Three)
-
-    assert told(quantized) == {
-        "CONV_2D convs.0": "per_channel",
-        "CONV_2D convs.2": "float",
-        "CONV_2D convs.4": "per_channel",
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["by name", "composed"])
-def test_one_layer_dynamically_among_static_ones(maker: Edgeq, how: str) -> None:
-    """Each as it was asked for; the borders of such a file are floats."""
-    dynamic = per_channel(is_dynamic=True)
-    quantizer = converters().set_global(per_channel())
-    if how == "by name":
-        quantizer.set_module_name("fc", dynamic)
-    else:
-        quantizer = composed(converters().set_module_name("fc", dynamic), quantizer)
-    quantized = quantize(maker, quantizer)
-
-    assert told(quantized) == {**SCHEMES, "FULLY_CONNECTED fc": "dynamic"}
-    assert_op_dtypes(quantized, "FULLY_CONNECTED", weight="int8", granularity="per_channel")
-    assert_no_float_ops(quantized, allow=("FULLY_CONNECTED",))
-
-
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -536,10 +400,25 @@ def test_one_layer_dynamically_among_static_ones(maker: Edgeq, how: str) -> None
     ],
     ids=["name", "class", "operator", "an operator without a pattern", "a class without one"],
 )
-def test_a_config_without_effect(maker: Edgeq, change: Callable[[Any], Any], message: str) -> None:
+def test_a_config_without_effect(change: Callable[[Any], Any], message: str) -> None:
     """What would be passed over in silence is an error, in a composed quantizer as well."""
     quantizer = change(converters().set_global(per_channel()))
-    with pytest.raises(ValueError, match=message):
-        quantize(maker, quantizer)
-    with pytest.raises(ValueError, match=message):
-        quantize(maker, composed(quantizer))
+    for each in (quantizer, composed(quantizer)):
+        with pytest.raises(ValueError, match=message):
+            making.quantize(each, blocks, (1, 4, 4, 4))
+
+
+def test_observers_that_see_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Switched off, they leave scales without meaning: an error names the tensors."""
+    original = litert.prepare_pt2e
+
+    def blind(exported: Any, quantizer: Any) -> Any:
+        prepared = original(exported, quantizer)
+        _, observer = litert.pt2e_graphs._static_activations(prepared)[1]
+        observer.forward = lambda x: x
+        return prepared
+
+    monkeypatch.setattr(litert, "prepare_pt2e", blind)
+    inputs = making.drawn(blocks, (1, 4, 4, 4))
+    with pytest.raises(ValueError, match=r"1 activation\(s\) were never calibrated: "):
+        Edgeq(cache="off").quantize(blocks().eval(), inputs[0], calibration=inputs)
