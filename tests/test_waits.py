@@ -119,7 +119,9 @@ def test_hangs():
 """
 
 
-@pytest.mark.parametrize("xdist", [("-p", "no:xdist"), ("-n", "1")], ids="-".join)
+@pytest.mark.parametrize(
+    "xdist", [("-p", "no:xdist"), pytest.param(("-n", "1"), marks=pytest.mark.slow)], ids="-".join
+)
 def test_a_test_that_hangs_ends_with_its_stacks(
     pytester: pytest.Pytester, xdist: tuple[str, str]
 ) -> None:

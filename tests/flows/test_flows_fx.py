@@ -149,7 +149,9 @@ def _trained(edgeq: Edgeq) -> Case:
     return Case(prepared, quantized, convert(prepared, "qnnpack"), "per_tensor", 1)
 
 
-@pytest.fixture(scope="module", params=[_post_training, _trained])
+@pytest.fixture(
+    scope="module", params=[_post_training, pytest.param(_trained, marks=pytest.mark.slow)]
+)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """One of both, converted once."""
     made: Case = request.param(Edgeq(directory=tmp_path_factory.mktemp("fx")))

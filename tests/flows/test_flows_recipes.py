@@ -46,7 +46,7 @@ def layers() -> nn.Module:
         x = self.up(self.depth(x) + x).mean((2, 3))
         return self.head(torch.relu(self.wide(torch.relu(self.hidden(x)))))
 
-    parts = {
+    parts: dict[str, Any] = {
         "stem": nn.Conv2d(3, 8, 3, padding=1),
         "depth": nn.Conv2d(8, 8, 3, padding=1, groups=8),
         "up": nn.ConvTranspose2d(8, 8, 2, stride=2),
@@ -57,7 +57,7 @@ def layers() -> nn.Module:
     for layer in parts.values():
         # As many weights below 0 as above would have the zero point 0 by chance.
         layer.weight.data += layer.weight.abs().max() / 4
-    return net(forward, name="Layers", **parts)
+    return net(forward, "Layers", **parts)
 
 
 IMAGE = (1, 3, 8, 8)

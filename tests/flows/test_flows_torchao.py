@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fixtures.models import EmbeddingMean, SelfAttention, net, normal, samples, seeded
-from pytest_edgeq import Edgeq, QuantizedModel, assert_op_counts, assert_op_dtypes, litert
+from pytest_edgeq import Edgeq, QuantizedModel, assert_op_dtypes, litert
 from pytest_edgeq.quantize.torchao import _check_kept
 
 with litert.quiet():
@@ -42,7 +42,7 @@ def _mlp() -> nn.Module:
     """Two layers of 64 inputs, which are two groups of 32."""
     return net(
         lambda self, x: self.second(torch.relu(self.first(x))),
-        name="_Mlp",
+        "_Mlp",
         first=nn.Linear(64, 64),
         second=nn.Linear(64, 8, bias=False),
     )
@@ -404,11 +404,9 @@ UNFOLDABLE = [("dynamic one scale", 1), ("weight-only int8", -1)]
 @pytest.mark.parametrize(("case", "sign"), UNFOLDABLE)
 def test_a_batch_norm_that_the_codes_cannot_take(case: str, sign: int) -> None:
     """Refused, with three ways out, of which the first is gone."""
-    if not litert.second_pipeline():  # which keeps the batch norm apart
-        told = r"folds linear\.weight with.*fuse_linear_bn_eval.*FqnToConfig.*tf-nightly-cpu"
-        with pytest.raises(ValueError, match=told):
-            quantize(_batch_normed(sign), config(case))
-
+    told = r"folds linear\.weight with.*fuse_linear_bn_eval.*FqnToConfig"
+    with pytest.raises(ValueError, match=told):
+        quantize(_batch_normed(sign), config(case))
     model = _batch_normed(sign)
     model.linear = torch.nn.utils.fusion.fuse_linear_bn_eval(model.linear, model.norm)
     model.norm = nn.Identity()
@@ -430,9 +428,8 @@ def test_a_layer_norm_folded_before(maker: Edgeq) -> None:
 
     model: Any = seeded(normed)
     sample, quantizer = normal(3, 64, seed=0), config("weight-only int8")
-    if not litert.second_pipeline():
-        with pytest.raises(ValueError, match=r"linear\.weight \*= norm\.weight"):
-            maker.quantize(model, sample, quantizer=quantizer)
+    with pytest.raises(ValueError, match=r"linear\.weight \*= norm\.weight"):
+        maker.quantize(model, sample, quantizer=quantizer)
     linear, norm, before = model.linear, model.norm, model(sample)
     with torch.no_grad():
         linear.bias.add_(torch.mv(linear.weight, norm.bias))
@@ -442,19 +439,6 @@ def test_a_layer_norm_folded_before(maker: Edgeq) -> None:
     torch.testing.assert_close(model(sample), before)
     quantized = maker.quantize(model, sample, quantizer=quantizer)
     assert_op_dtypes(quantized, "FULLY_CONNECTED", scheme="weight_only", weight="int8", count=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["weight-only int8", "weight-only int4"])
-def test_a_batch_norm_in_the_second_pipeline(case: str) -> None:
-    """The last way out: it keeps MUL and ADD behind the quantized layer."""
-    if not litert.second_pipeline():
-        pytest.skip("needs tf-nightly-cpu 2.22 in place of tensorflow-cpu")
-    quantized = quantize(_batch_normed(-1), config(case))
-
-    assert_op_dtypes(quantized, "FULLY_CONNECTED", scheme="weight_only", count=2)
-    assert_op_counts(quantized, {"MUL": 1, "ADD": 1})
-    near(quantized, rows(8), FLOAT)
 
 
 def test_a_layer_that_came_out_in_float_is_noticed() -> None:

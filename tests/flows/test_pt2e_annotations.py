@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 def linears() -> nn.Module:
     """Two linear layers: the smallest that has an inside."""
     forward = lambda self, x: self.b(self.a(x))  # noqa: E731
-    return net(forward, name="Linears", a=nn.Linear(8, 8), b=nn.Linear(8, 4))
+    return net(forward, "Linears", a=nn.Linear(8, 8), b=nn.Linear(8, 4))
 
 
 def convs() -> nn.Module:
@@ -120,6 +120,7 @@ def quantize(
     return quantized
 
 
+LEARNED: Any = _LearnableFakeQuantize  # without types
 FIXED = {"scale": 0.03, "zero_point": 3, "dtype": torch.int8, "quant_min": -128, "quant_max": 127}
 
 
@@ -152,8 +153,8 @@ OBSERVERS: Mapping[str, tuple[Any, Any]] = {
         torchs.PerChannelMinMaxObserver.with_args(eps=2**-12),
     ),
     "torch's own, learned": (
-        _LearnableFakeQuantize.with_args(observer=torchs.MinMaxObserver, scale=1.0),
-        _LearnableFakeQuantize.with_args(observer=torchs.PerChannelMinMaxObserver, channel_len=8),
+        LEARNED.with_args(observer=torchs.MinMaxObserver, scale=1.0),
+        LEARNED.with_args(observer=torchs.PerChannelMinMaxObserver, channel_len=8),
     ),
 }
 
