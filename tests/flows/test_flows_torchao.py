@@ -211,9 +211,9 @@ def test_the_model_and_the_lowest_code() -> None:
 
     assert int((theirs == -128).sum()) > 0
     assert torch.equal(ours, theirs.clamp(min=-127))
-    assert quantized.float_model is model
     assert type(model.first.weight) is nn.Parameter
     assert torch.equal(model.first.weight, cast("Any", seeded(_mlp)).first.weight)
+    assert quantized.float_model is model
 
 
 def test_each_layer_by_a_config_of_its_own(maker: Edgeq) -> None:
