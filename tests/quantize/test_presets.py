@@ -10,7 +10,7 @@ import torch
 from fixtures.models import ResidualNet, samples, seeded
 from pytest_edgeq import Edgeq, litert
 from pytest_edgeq.names import PRESETS
-from tests.flows import making
+from tests.quantize import making
 
 PT2E, RECIPE = (
     f"{stage}, total" for stage in ("quantization, lowering", "conversion, quantization")

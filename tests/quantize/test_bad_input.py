@@ -21,7 +21,7 @@ from fixtures.models import (
     seeded,
 )
 from pytest_edgeq import Edgeq, litert
-from tests.flows import making
+from tests.quantize import making
 
 STATIC = ("pt2e_static_int8", "recipe_static_wi8_ai8")
 SAMPLE = ResidualNet.sample_inputs()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fixtures.models import net
 from pytest_edgeq import Edgeq, assert_no_float_ops, assert_op_dtypes, litert
-from tests.flows import making
+from tests.quantize import making
 
 if TYPE_CHECKING:
     from collections.abc import Callable

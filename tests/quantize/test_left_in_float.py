@@ -10,7 +10,7 @@ from torch import nn
 
 from fixtures.models import net, normal, seeded
 from pytest_edgeq import Edgeq, assert_input_dtypes, assert_no_float_ops, litert
-from tests.flows import making
+from tests.quantize import making
 
 
 def _ends() -> nn.Module:

@@ -30,7 +30,7 @@ with litert.quiet():
         Quantizer,
     )
 
-from tests.flows import making
+from tests.quantize import making
 
 if TYPE_CHECKING:
     from pytest_edgeq import QuantizedModel

@@ -29,7 +29,7 @@ from fixtures.models import (
 )
 from pytest_edgeq import Edgeq
 from pytest_edgeq.compare.reference import flatten_outputs
-from tests.flows import making
+from tests.quantize import making
 
 STATIC, RECIPE = "pt2e_static_int8", "recipe_static_wi8_ai8"
 

@@ -33,7 +33,7 @@ from pytest_edgeq.names import PRESETS
 from pytest_edgeq.quantize.recipe import scoped_ops
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.ops import QDQ
-from tests.flows import making
+from tests.quantize import making
 
 Rules = list[dict[str, Any]]
 

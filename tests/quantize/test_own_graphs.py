@@ -13,7 +13,7 @@ from torch import nn
 from fixtures.models import ConvBnRelu, ResidualNet, samples, seeded
 from pytest_edgeq import Edgeq, QuantizedModel, assert_no_float_ops, litert
 from pytest_edgeq.litert import patterns
-from tests.flows import making
+from tests.quantize import making
 
 INPUTS = ResidualNet.sample_inputs()
 

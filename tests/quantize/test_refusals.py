@@ -17,7 +17,7 @@ from fixtures.models import EmbeddingMean, NeverExported, net, normal, seeded
 from pytest_edgeq import Edgeq
 from pytest_edgeq.litert import Traced
 from pytest_edgeq.quantize.conversion_refusals import refusal
-from tests.flows import making
+from tests.quantize import making
 
 if TYPE_CHECKING:
     from collections.abc import Callable
