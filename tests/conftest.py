@@ -7,6 +7,8 @@ import gc
 import importlib.util
 import os
 import sys
+from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,11 +43,12 @@ PLACES = [sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]), *filter(N
 # of them every few seconds, a tenth of the time of the tests.
 gc.set_threshold(100_000, 20, 20)
 
-# They start processes, up to a minute a test: the last of them would run on one core alone.
+# Up to a minute a test: the last of them would run on one core alone.
 LONGEST = (
     *("test_plugin_cache.py", "test_plugin_other_cpu.py", "test_docs_pages.py"),
     *("test_lowest.py", "test_packages.py", "test_runtime_tensorflow.py"),
-    *("test_damaged_files.py", "test_kills.py"),
+    *("test_damaged_files.py", "test_kills.py", "test_detection.py", "test_hits.py"),
+    *("test_local_pool.py", "test_plugin_library_output.py", "test_beyond.py", "test_readers.py"),
 )
 
 
@@ -94,6 +97,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if (worker := getattr(config, "workerinput", None)) is not None:
         threads = max(1, available_cores() // worker["workercount"])
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False  # --dist=loadfile takes files in our order
     config.stash[stderr_key] = os.dup(2)  # pytest captures what is written to the descriptor itself
     # mypy: a class cannot be assigned to.
     setattr(pytester, "SysModulesSnapshot", _Modules)  # noqa: B010
@@ -119,15 +124,25 @@ def pytest_timeout_cancel_timer() -> bool:
     return True
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
     """
-    Mark what is slow of a sweep, and run the longest tests first.
+    Mark what is slow of a sweep; run the longest tests first, then the files with many tests.
 
-    Of a sweep's cases n are left to every run, and 4n to the pipeline's slow lane, spread over all
-    of them; the others repeat what these show.
+    Whatever `-m` has left, and in whatever order a plugin has brought it.
     """
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    _mark_sweeps(items)
+    yield
+    sizes = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path.name not in LONGEST, -sizes[item.path]))
+
+
+def _mark_sweeps(items: list[pytest.Item]) -> None:
+    """
+    Leave n cases to every run, and 4n to the pipeline's slow lane, spread over all of them.
+
+    The others repeat what these show.
+    """
     sweeps: dict[tuple[Any, str, int], list[pytest.Function]] = {}
     for item in items:
         mark = item.get_closest_marker("sweep")
