@@ -7,6 +7,8 @@ import gc
 import importlib.util
 import os
 import sys
+from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,7 +27,11 @@ if importlib.util.find_spec("hypothesis") is not None:
 
     # The same examples in every run; and no verdict on a machine that is busy with something else.
     settings.register_profile(
-        "edgeq", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+        "edgeq",
+        derandomize=True,
+        max_examples=50,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("edgeq")
 
@@ -37,11 +43,12 @@ PLACES = [sys.prefix, sys.base_prefix, str(Path(__file__).parents[1]), *filter(N
 # of them every few seconds, a tenth of the time of the tests.
 gc.set_threshold(100_000, 20, 20)
 
-# They start processes, up to a minute a test: the last of them would run on one core alone.
+# Up to a minute a test: the last of them would run on one core alone.
 LONGEST = (
     *("test_plugin_cache.py", "test_plugin_other_cpu.py", "test_docs_pages.py"),
     *("test_lowest.py", "test_packages.py", "test_runtime_tensorflow.py"),
-    *("test_damaged_files.py", "test_kills.py"),
+    *("test_damaged_files.py", "test_kills.py", "test_detection.py", "test_hits.py"),
+    *("test_local_pool.py", "test_plugin_library_output.py", "test_beyond.py", "test_readers.py"),
 )
 
 
@@ -81,19 +88,17 @@ def _is_of_a_project(name: str) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     """
-    Share the cores among the workers, and scan the objects of the libraries once at the end.
+    Share the cores among the workers.
 
     By default torch takes every core in each worker and in each process that a test starts. Where
     there are more threads than cores, each operator waits for a thread that does not run: 4 ms a
     call in place of 0.05 for what the observers of PT2E run on each sample.
-
-    pytest looks for exceptions in finalizers before its cleanups and after them, and Python
-    collects garbage at exit: three scans of 2 s each without the cleanup.
     """
     if (worker := getattr(config, "workerinput", None)) is not None:
         threads = max(1, available_cores() // worker["workercount"])
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    config.add_cleanup(gc.freeze)
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False  # --dist=loadfile takes files in our order
     config.stash[stderr_key] = os.dup(2)  # pytest captures what is written to the descriptor itself
     # mypy: a class cannot be assigned to.
     setattr(pytester, "SysModulesSnapshot", _Modules)  # noqa: B010
@@ -119,14 +124,25 @@ def pytest_timeout_cancel_timer() -> bool:
     return True
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
     """
-    Mark what is slow of a sweep, and run the longest tests first.
+    Mark what is slow of a sweep; run the longest tests first, then the files with many tests.
 
-    Of a sweep's cases n are left to every run, spread over all of them.
+    Whatever `-m` has left, and in whatever order a plugin has brought it.
     """
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    _mark_sweeps(items)
+    yield
+    sizes = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path.name not in LONGEST, -sizes[item.path]))
+
+
+def _mark_sweeps(items: list[pytest.Item]) -> None:
+    """
+    Leave n cases to every run, and 4n to the pipeline's slow lane, spread over all of them.
+
+    The others repeat what these show.
+    """
     sweeps: dict[tuple[Any, str, int], list[pytest.Function]] = {}
     for item in items:
         mark = item.get_closest_marker("sweep")
@@ -136,10 +152,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for (_, _, count), cases in sweeps.items():
         # Whatever shuffles them, in the order of their definition.
         cases.sort(key=lambda case: tuple(case.callspec.indices.values()))
-        chosen = {i * len(cases) // count for i in range(count)}
+        always, often = (_spread(len(cases), n) for n in (count, 4 * count))
         for i, case in enumerate(cases):
-            if i not in chosen:
+            if i not in always:
                 case.add_marker("slow")
+            if i not in always | often:
+                case.add_marker("exhaustive")
+
+
+def _spread(length: int, count: int) -> set[int]:
+    return {i * length // count for i in range(count)}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """
+    Let nobody scan the objects of the libraries any more.
+
+    pytest collects garbage before its cleanups and after them, and Python does at exit: 2 s each.
+    """
+    gc.freeze()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -7,26 +7,27 @@ import pytest
 FILE = """
 import pytest
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("one", "abc")
-@pytest.mark.parametrize("two", range(4))
+@pytest.mark.parametrize("two", range(6))
 def test_it(one, two):
     pass
 """
 
 
 def test_a_sweep_leaves_the_same_cases_in_any_order(pytester: pytest.Pytester) -> None:
-    """As many as it says, spread over all of them; the others are slow."""
+    """As many as it says, spread over all of them; the others are slow, and most exhaustive."""
     pytester.makeconftest("from tests.conftest import pytest_collection_modifyitems")
-    pytester.makeini("[pytest]\nmarkers =\n    slow\n    sweep(n)")
+    pytester.makeini("[pytest]\nmarkers =\n    slow\n    exhaustive\n    sweep(n)")
     pytester.makepyfile(test_sweep=FILE)
 
     def chosen(*arguments: str) -> set[str]:
         lines = pytester.runpytest("--co", "-q", *arguments).outlines
         return {line.partition("::")[2] for line in lines if "::test_it[" in line}
 
-    always = {"test_it[0-a]", "test_it[1-b]", "test_it[2-c]"}
+    always = {"test_it[0-a]", "test_it[3-a]"}
     for order in ("-pno:randomly", "--randomly-seed=1", "--randomly-seed=2"):
         assert chosen("-m", "not slow", order) == always
-        assert len(chosen("-m", "slow", order)) == 9
-    assert chosen("-m", "not slow", "test_sweep.py::test_it[3-c]") == {"test_it[3-c]"}
+        assert len(chosen("-m", "slow", order)) == 16
+        assert len(chosen("-m", "slow and not exhaustive", order)) == 6
+    assert chosen("-m", "not slow", "test_sweep.py::test_it[5-c]") == {"test_it[5-c]"}

@@ -225,8 +225,6 @@ def test_libraries_and_settings_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _key(Reference()) == key
 
 
-
-
 def test_our_own_code_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two releases, too."""
     package = Path(pytest_edgeq.__file__).parent

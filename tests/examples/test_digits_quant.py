@@ -122,6 +122,7 @@ def quantized(
     return converted[edgeq_quantizer]
 
 
+@pytest.mark.sweep(3)
 def test_digits_keep_their_dtypes(quantized: QuantizedModel, edgeq_quantizer: str) -> None:
     """Interface, weights and biases; and where the activations are integers, nothing in float."""
     promise = PROMISES[edgeq_quantizer]
@@ -146,6 +147,7 @@ def test_digits_keep_their_dtypes(quantized: QuantizedModel, edgeq_quantizer: st
         assert_no_float_ops(quantized)
 
 
+@pytest.mark.sweep(3)
 def test_digits_have_the_op_dtypes_that_were_accepted(
     edgeq: Edgeq, quantized: QuantizedModel
 ) -> None:
@@ -163,6 +165,7 @@ def test_digits_stay_within_budget(
     assert_within_budget(comparison, total=PROMISES[edgeq_quantizer].budget)
 
 
+@pytest.mark.sweep(3)
 def test_digits_are_still_read_right(quantized: QuantizedModel) -> None:
     """
     Top-1 accuracy of the file itself on the held-out digits, 98 % at least.

@@ -3,6 +3,8 @@ EfficientNet-Lite0 with its ImageNet weights, on photographs: what may ship, and
 
 The same acceptance budget is asked of two ways to quantize. Dynamic int8 meets it. The default
 static int8 keeps every promise about dtypes and is wrong all the same, which only numbers show.
+
+README's first command runs it; marked slow, it does not run again in the second.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pytest_edgeq import Comparison, Edgeq, QuantizedModel
+
+pytestmark = pytest.mark.slow
 
 # What a model has to reach on CROPS crops to be shipped. Weights, crops and files are the same in
 # every run; only kernels and library releases may move a figure. So each bound stands between the

@@ -10,56 +10,27 @@ import torch
 from fixtures.models import ResidualNet, samples, seeded
 from pytest_edgeq import Edgeq, litert
 from pytest_edgeq.names import PRESETS
+from tests.quantize import making
 
-# The scheme that a preset gives to the convolutions, the stages of its flow, and the dtype of the
-# weights.
+PT2E, RECIPE = (
+    f"{stage}, total" for stage in ("quantization, lowering", "conversion, quantization")
+)
+
+# The scheme that a preset gives to the convolutions, dtype and granularity of their weights, and
+# the stages of its flow.
 PROMISES = {
-    "pt2e_static_int8": ("int8", "int8", "per_channel", ("quantization", "lowering", "total")),
-    "pt2e_static_int8_per_tensor": (
-        "int8",
-        "int8",
-        "per_tensor",
-        ("quantization", "lowering", "total"),
-    ),
-    "pt2e_qat_int8": ("int8", "int8", "per_channel", ("quantization", "lowering", "total")),
-    "pt2e_dynamic_int8": ("dynamic", "int8", "per_channel", ("quantization", "lowering", "total")),
-    "recipe_static_wi8_ai8": (
-        "int8",
-        "int8",
-        "per_channel",
-        ("conversion", "quantization", "total"),
-    ),
-    "recipe_static_wi8_ai16": (
-        "int16x8",
-        "int8",
-        "per_channel",
-        ("conversion", "quantization", "total"),
-    ),
-    "recipe_dynamic_wi8_afp32": (
-        "dynamic",
-        "int8",
-        "per_channel",
-        ("conversion", "quantization", "total"),
-    ),
-    "recipe_weight_only_wi8_afp32": (
-        "weight_only",
-        "int8",
-        "per_channel",
-        ("conversion", "quantization", "total"),
-    ),
-    "recipe_dynamic_wi4_afp32": (
-        "dynamic",
-        "int4",
-        "per_channel",
-        ("conversion", "quantization", "total"),
-    ),
-    "recipe_weight_only_wi4_afp32": (
-        "weight_only",
-        "int4",
-        "per_channel",
-        ("conversion", "quantization", "total"),
-    ),
+    "pt2e_static_int8": ("int8", "int8", "per_channel", PT2E),
+    "pt2e_static_int8_per_tensor": ("int8", "int8", "per_tensor", PT2E),
+    "pt2e_qat_int8": ("int8", "int8", "per_channel", PT2E),
+    "pt2e_dynamic_int8": ("dynamic", "int8", "per_channel", PT2E),
+    "recipe_static_wi8_ai8": ("int8", "int8", "per_channel", RECIPE),
+    "recipe_static_wi8_ai16": ("int16x8", "int8", "per_channel", RECIPE),
+    "recipe_dynamic_wi8_afp32": ("dynamic", "int8", "per_channel", RECIPE),
+    "recipe_weight_only_wi8_afp32": ("weight_only", "int8", "per_channel", RECIPE),
+    "recipe_dynamic_wi4_afp32": ("dynamic", "int4", "per_channel", RECIPE),
+    "recipe_weight_only_wi4_afp32": ("weight_only", "int4", "per_channel", RECIPE),
 }
+SLOW = ("pt2e_static_int8_per_tensor", "pt2e_qat_int8")
 
 
 def test_the_table_has_every_preset() -> None:
@@ -74,26 +45,19 @@ def _observe(prepared: torch.nn.Module) -> None:
             prepared(*sample)
 
 
-@pytest.mark.sweep(4)
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    "preset",
+    [pytest.param(p, marks=pytest.mark.slow) if p in SLOW else p for p in PROMISES],
+)
 def test_a_preset_keeps_its_promise(maker: Edgeq, preset: str) -> None:
     """Scheme, stored dtype and granularity of every convolution; the stages of the flow."""
-    scheme, weight, granularity, stages = PROMISES[preset]
-    model = seeded(ResidualNet)
-    quantized = maker.quantize(
-        model,
-        ResidualNet.sample_inputs(),
-        quantizer=preset,
-        calibration=samples(ResidualNet, 8),
-        train=_observe if "_qat_" in preset else None,
-    )
+    *promised, stages = PROMISES[preset]
+    quantized = making.quantize(preset, train=_observe if "_qat_" in preset else None)
     convolutions = quantized.op_dtypes.ops(op="CONV_2D")
     comparison = maker.compare(quantized, samples(ResidualNet, 8, seed=2))
 
-    assert {(c.scheme, c.weight, c.granularity) for c in convolutions} == {
-        (scheme, weight, granularity)
-    }
-    assert tuple(comparison.stages) == stages
+    assert {(c.scheme, c.weight, c.granularity) for c in convolutions} == {tuple(promised)}
+    assert ", ".join(comparison.stages) == stages
     assert comparison.total.n_samples == 8
     assert comparison.total.nonfinite == 0
     # Four bits give about 6.02 · 4 ≈ 24 dB less what the layers add, eight about 24 dB more; a
@@ -103,7 +67,7 @@ def test_a_preset_keeps_its_promise(maker: Edgeq, preset: str) -> None:
 
 def test_none_gives_plain_float(maker: Edgeq) -> None:
     """Without a quantizer the file is the conversion, and the two stages are one."""
-    quantized = maker.quantize(seeded(ResidualNet), ResidualNet.sample_inputs(), quantizer=None)
+    quantized = making.quantize(None)
     comparison = maker.compare(quantized, samples(ResidualNet, 4))
 
     assert quantized.flow == "float"
@@ -116,9 +80,7 @@ def test_none_gives_plain_float(maker: Edgeq) -> None:
 def test_the_simulated_graph_and_the_file_are_told_apart(maker: Edgeq) -> None:
     """The stages of a PT2E flow measure what they say: lowering is edge against simulated."""
     model = seeded(ResidualNet)
-    quantized = maker.quantize(
-        model, ResidualNet.sample_inputs(), calibration=samples(ResidualNet, 8)
-    )
+    quantized = making.quantize("pt2e_static_int8")
     evaluated = list(samples(ResidualNet, 32, seed=3))
     comparison = maker.compare(quantized, evaluated)
     with torch.no_grad():
@@ -139,15 +101,9 @@ def test_the_simulated_graph_and_the_file_are_told_apart(maker: Edgeq) -> None:
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("preset", ["pt2e_static_int8", "pt2e_static_int8_per_tensor"])
-def test_the_graph_that_is_run_changes_no_bit(maker: Edgeq, preset: str) -> None:
+def test_the_graph_that_is_run_changes_no_bit(preset: str) -> None:
     """It rounds weights once and activations in place, and stays what the stages say."""
-    quantized = maker.quantize(
-        seeded(ResidualNet),
-        ResidualNet.sample_inputs(),
-        quantizer=preset,
-        calibration=samples(ResidualNet, 8),
-    )
-    simulated = quantized.simulated
+    simulated = making.quantize(preset).simulated
     assert simulated is not None
     run = litert.copied_to_run(simulated)
     assert isinstance(simulated, torch.fx.GraphModule)
@@ -193,23 +149,11 @@ def test_activations_are_rounded_as_torch_rounds_them(
         assert torch.equal(value, expected)
 
 
-def test_the_same_seed_gives_the_same_file(maker: Edgeq) -> None:
-    """Quantization is deterministic: two builds are equal byte by byte."""
-    builds = [
-        maker.quantize(
-            seeded(ResidualNet), ResidualNet.sample_inputs(), calibration=samples(ResidualNet, 4)
-        ).tflite
-        for _ in range(2)
-    ]
-
-    assert builds[0] == builds[1]
-
-
-def test_random_generators_are_left_as_they_were(maker: Edgeq) -> None:
+def test_random_generators_are_left_as_they_were() -> None:
     """The fixed seed is given back: a test's own random numbers do not repeat after quantizing."""
     torch.manual_seed(1)
     expected = torch.randn(3)
     torch.manual_seed(1)
-    maker.quantize(seeded(ResidualNet), ResidualNet.sample_inputs(), quantizer=None)
+    making.quantize(None)
 
     assert torch.equal(torch.randn(3), expected)

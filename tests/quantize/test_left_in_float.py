@@ -8,20 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from fixtures.models import normal, seeded
+from fixtures.models import net, normal, seeded
 from pytest_edgeq import Edgeq, assert_input_dtypes, assert_no_float_ops, litert
+from tests.quantize import making
 
 
-class _Ends(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 4, 3)
-        self.body = nn.Conv2d(4, 4, 3)
-        self.act = nn.SiLU()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.act(self.body(torch.relu(self.stem(x))))
-        return result
+def _ends() -> nn.Module:
+    return net(
+        lambda self, x: self.act(self.body(torch.relu(self.stem(x)))),
+        stem=nn.Conv2d(3, 4, 3),
+        body=nn.Conv2d(4, 4, 3),
+        act=nn.SiLU(),
+    )
 
 
 def _by_pt2e() -> Any:
@@ -35,20 +33,18 @@ def _by_recipe() -> Any:
     return [*rules, {**rules[0], "regex": ".*Conv2d_stem.*", "algorithm_key": "no_quantize"}]
 
 
-def _text(maker: Edgeq, quantizer: Any, **allow: Any) -> list[str]:
-    data = [(normal(1, 3, 8, 8, seed=i),) for i in range(4)]
-    quantized = maker.quantize(seeded(_Ends), data[0], quantizer=quantizer, calibration=data)
+def _text(quantizer: Any, **allow: Any) -> list[str]:
+    quantized = making.quantize(quantizer, _ends, (1, 3, 8, 8))
     with pytest.raises(AssertionError) as caught:
         assert_no_float_ops(quantized, **allow)
     return str(caught.value).splitlines()
 
 
 @pytest.mark.parametrize("quantizer", [_by_pt2e, _by_recipe], ids=["pt2e", "recipe"])
-def test_no_other_quantizer_is_advised(maker: Edgeq, quantizer: Any) -> None:
+def test_no_other_quantizer_is_advised(quantizer: Any) -> None:
     """The cause names the module, and there is nothing to fix."""
-    lines = _text(
-        maker, quantizer(), **({"allow": ("LOGISTIC", "MUL")} if quantizer is _by_pt2e else {})
-    )
+    allow = {"allow": ("LOGISTIC", "MUL")} if quantizer is _by_pt2e else {}
+    lines = _text(quantizer(), **allow)
 
     assert lines[-2] == (
         "cause: the quantizer was told to leave stem in float, by a config of None or a rule of "
@@ -58,9 +54,9 @@ def test_no_other_quantizer_is_advised(maker: Edgeq, quantizer: Any) -> None:
     assert not any(line.startswith("fix: ") for line in lines)
 
 
-def test_what_else_is_in_float_has_its_own_cause(maker: Edgeq) -> None:
+def test_what_else_is_in_float_has_its_own_cause() -> None:
     """SiLU, of which PT2E has no pattern, beside a module that was left out on purpose."""
-    lines = _text(maker, _by_pt2e())
+    lines = _text(_by_pt2e())
 
     assert lines[-3] == (
         "cause: the PT2E quantizer does not annotate LOGISTIC and MUL, or their operands "
@@ -69,21 +65,11 @@ def test_what_else_is_in_float_has_its_own_cause(maker: Edgeq) -> None:
     assert lines[-2].startswith("fix: quantize by recipe_static_wi8_ai8, which takes LOGISTIC")
 
 
-class _Tokens(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Embedding(32, 16)
-        self.head = nn.Linear(16, 32)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.head(self.table(tokens))
-        return logits
-
-
 def test_tokens_of_64_bits(maker: Edgeq) -> None:
     """The converter has written int32: it says so, and what to pass."""
     tokens = torch.arange(8).reshape(1, 8)
-    quantized = maker.quantize(seeded(_Tokens), (tokens,), quantizer="recipe_dynamic_wi8_afp32")
+    model = nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 32)).eval()
+    quantized = maker.quantize(model, (tokens,), quantizer="recipe_dynamic_wi8_afp32")
     with pytest.raises(AssertionError) as caught:
         assert_input_dtypes(quantized, "int64")
 
@@ -100,20 +86,16 @@ def test_tokens_of_64_bits(maker: Edgeq) -> None:
     assert quantized.run(tokens)["output_0"].shape == (1, 8, 32)
 
 
-class _Frozen(nn.Module):
+def _frozen() -> nn.Module:
     """A body that is not trained, and a head."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
-        self.head = nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give four logits."""
+    def forward(self: Any, x: torch.Tensor) -> Any:
         with torch.no_grad():
             x = self.body(x).mean((2, 3))
-        logits: torch.Tensor = self.head(x)
-        return logits
+        return self.head(x)
+
+    body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    return net(forward, body=body, head=nn.Linear(8, 4))
 
 
 @pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -129,7 +111,7 @@ def test_ops_below_no_grad_are_quantized(maker: Edgeq, trains: bool) -> None:
 
     how: dict[str, Any] = {"quantizer": "pt2e_qat_int8", "train": train}
     quantized = maker.quantize(
-        seeded(_Frozen), images[0], **(how if trains else {"calibration": images})
+        seeded(_frozen), images[0], **(how if trains else {"calibration": images})
     )
 
     assert_no_float_ops(quantized)

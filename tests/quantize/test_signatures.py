@@ -37,18 +37,19 @@ def _quantize(maker: Edgeq, quantizer: Any, model: Any = None) -> QuantizedModel
     )
 
 
-@pytest.fixture(scope="module", params=["pt2e_static_int8", "recipe_static_wi8_ai8"])
-def static(request: pytest.FixtureRequest) -> QuantizedModel:
+@pytest.fixture
+def static() -> QuantizedModel:
     """Two sizes of image, one model."""
-    return _quantize(Edgeq(), request.param)
+    return _quantize(Edgeq(), "pt2e_static_int8")
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.parametrize(
+    "preset", ["pt2e_static_int8", pytest.param("recipe_static_wi8_ai8", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", SIDES)
-def test_each_signature_is_compared_at_its_own_size(
-    maker: Edgeq, static: QuantizedModel, name: str
-) -> None:
+def test_each_signature_is_compared_at_its_own_size(maker: Edgeq, preset: str, name: str) -> None:
     """With every stage that the flow has; both are int8 and sound."""
+    static = _quantize(maker, preset)
     view = static.signature(name)
     comparison = maker.compare(view, _images(SIDES[name], 16, seed=300))
 
@@ -91,7 +92,6 @@ def test_ops_are_named_after_the_models_of_their_signatures(maker: Edgeq) -> Non
     assert [entry.module for entry in made.op_dtypes.ops("FULLY_CONNECTED")] == ["0", ""]
 
 
-@pytest.mark.slow
 def test_the_whole_is_not_run(maker: Edgeq, static: QuantizedModel) -> None:
     """Only one of its entry points would be looked at, and a defect in another would pass."""
     sample = TwoSignatures.sample_inputs()
@@ -107,7 +107,6 @@ def test_the_whole_is_not_run(maker: Edgeq, static: QuantizedModel) -> None:
         static.signature("smal")
 
 
-@pytest.mark.slow
 def test_a_loaded_file_takes_a_reference_for_each(maker: Edgeq, static: QuantizedModel) -> None:
     """One alone would not say which it is for."""
     model = seeded(TwoSignatures)
@@ -135,7 +134,6 @@ def test_another_file_keeps_the_choice(maker: Edgeq, static: QuantizedModel) -> 
         static.with_tflite(one.tflite)
 
 
-@pytest.mark.slow
 def test_a_file_is_opened_once(maker: Edgeq, monkeypatch: pytest.MonkeyPatch) -> None:
     """What quantize tried the file with serves the first run and all that follow."""
     opened: list[str | None] = []

@@ -16,7 +16,7 @@ import torch.ao.quantization
 import torch.ao.quantization.quantize_fx
 from torch import Tensor, nn
 
-from fixtures.models import normal, seeded
+from fixtures.models import net, normal, seeded
 from pytest_edgeq import (
     Budget,
     Edgeq,
@@ -45,24 +45,27 @@ ao: Any = torch.ao.quantization
 fx: Any = torch.ao.quantization.quantize_fx
 
 
-class Net(nn.Module):
+def straight(self: Any, x: Tensor) -> Any:
     """Conv-bn-relu, conv-bn, add, linear; no pooling, whose kernels round each in its own way."""
+    x = self.relu(self.norm1(self.conv1(x)))
+    return self.fc((self.norm2(self.conv2(x)) + x).flatten(1))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 8, 3, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(8, eps=0.01)
-        self.relu = nn.ReLU()
-        self.conv2 = nn.Conv2d(8, 8, 3, padding=1)
-        self.norm2 = nn.BatchNorm2d(8)
-        self.fc = nn.Linear(8 * 64, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Give four logits."""
-        x = self.relu(self.norm1(self.conv1(x)))
-        x = self.norm2(self.conv2(x)) + x
-        logits: Tensor = self.fc(x.flatten(1))
-        return logits
+def build(forward: Callable[..., Any] = straight, seed: int = 0) -> nn.Module:
+    """Return a model of these layers, or one that computes otherwise with them."""
+
+    def make() -> nn.Module:
+        return net(
+            forward,
+            conv1=nn.Conv2d(3, 8, 3, padding=1, bias=False),
+            norm1=nn.BatchNorm2d(8, eps=0.01),
+            relu=nn.ReLU(),
+            conv2=nn.Conv2d(8, 8, 3, padding=1),
+            norm2=nn.BatchNorm2d(8),
+            fc=nn.Linear(8 * 64, 4),
+        )
+
+    return seeded(make, seed=seed)
 
 
 SAMPLE = (normal(1, 3, 8, 8, seed=0),)
@@ -131,7 +134,7 @@ class Case:
 
 def _post_training(edgeq: Edgeq) -> Case:
     """Per channel, with `reduce_range`; quantized by the quantizer's own float model."""
-    prepared = prepare(seeded(Net), "fbgemm")
+    prepared = prepare(build(), "fbgemm")
     quantizer = quantizer_from_fx(prepared)
     quantized = edgeq.quantize(quantizer.float_model, SAMPLE, quantizer=quantizer)
     return Case(prepared, quantized, convert(prepared, "fbgemm"), "per_channel", 0)
@@ -139,14 +142,16 @@ def _post_training(edgeq: Edgeq) -> Case:
 
 def _trained(edgeq: Edgeq) -> Case:
     """Per tensor; FX trains the user's own parameters, so that the model itself can be given."""
-    model = seeded(Net)
+    model = build()
     prepared = prepare_qat(model, "qnnpack")
     quantized = edgeq.quantize(model.eval(), SAMPLE, quantizer=quantizer_from_fx(prepared))
     # Trained, a flatten has an observer of its own, and its output other parameters.
     return Case(prepared, quantized, convert(prepared, "qnnpack"), "per_tensor", 1)
 
 
-@pytest.fixture(scope="module", params=[_post_training, _trained])
+@pytest.fixture(
+    scope="module", params=[_post_training, pytest.param(_trained, marks=pytest.mark.slow)]
+)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """One of both, converted once."""
     made: Case = request.param(Edgeq(directory=tmp_path_factory.mktemp("fx")))
@@ -163,18 +168,9 @@ def test_every_op_is_int8(case: Case) -> None:
         {"CONV_2D": 2, "ADD": 1, "FULLY_CONNECTED": 1, "MUL": 0, "DEQUANTIZE": 0},
     )
     assert_op_counts(quantized, {"QUANTIZE": case.requantized})
+    expected = {"input": "int8", "weight": "int8", "bias": "int32", "output": "int8"}
     for op, count in (("CONV_2D", 2), ("FULLY_CONNECTED", 1)):
-        assert_op_dtypes(
-            quantized,
-            op,
-            input="int8",
-            weight="int8",
-            bias="int32",
-            output="int8",
-            scheme="int8",
-            granularity=case.granularity,
-            count=count,
-        )
+        assert_op_dtypes(quantized, op, count=count, granularity=case.granularity, **expected)
         assert_qparams(quantized, op, symmetric=True, granularity=case.granularity)
     assert_op_dtypes(quantized, "ADD", input="int8", output="int8", scheme="int8", count=1)
     assert_no_float_ops(quantized)
@@ -247,7 +243,7 @@ def test_the_file_computes_what_fx_computes(maker: Edgeq, case: Case) -> None:
 
 def test_the_prepared_model_is_left_as_it_was() -> None:
     """Its mode, its observers, its modules."""
-    prepared = prepare_qat(seeded(Net))
+    prepared = prepare_qat(build())
     before = {name: tensor.clone() for name, tensor in prepared.state_dict().items()}
     quantizer = quantizer_from_fx(prepared)
     plain = quantizer.float_model
@@ -265,7 +261,7 @@ def test_the_prepared_model_is_left_as_it_was() -> None:
 def test_a_layer_that_fx_leaves_in_float(maker: Edgeq) -> None:
     """It stays in float in the file, and it alone."""
     mapping = ao.get_default_qconfig_mapping("qnnpack").set_module_name("fc", None)
-    prepared = fx.prepare_fx(seeded(Net), mapping, SAMPLE)
+    prepared = fx.prepare_fx(build(), mapping, SAMPLE)
     for batch in batches():
         prepared(batch)
     quantizer = quantizer_from_fx(prepared)
@@ -276,46 +272,38 @@ def test_a_layer_that_fx_leaves_in_float(maker: Edgeq) -> None:
     assert_no_float_ops(quantized, allow=("FULLY_CONNECTED",))
 
 
-class _Sigmoid(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        """Another op than was prepared."""
-        x = torch.sigmoid(self.norm1(self.conv1(x)))
-        logits: Tensor = self.fc((self.norm2(self.conv2(x)) + x).flatten(1))
-        return logits
+def _sigmoid(self: Any, x: Tensor) -> Any:
+    """Another op than was prepared."""
+    x = torch.sigmoid(self.norm1(self.conv1(x)))
+    return self.fc((self.norm2(self.conv2(x)) + x).flatten(1))
 
 
-class _Swapped(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        """The same ops on other operands: the sum the other way round."""
-        x = self.relu(self.norm1(self.conv1(x)))
-        logits: Tensor = self.fc((x + self.norm2(self.conv2(x))).flatten(1))
-        return logits
+def _swapped(self: Any, x: Tensor) -> Any:
+    """The same ops on other operands: the sum the other way round."""
+    x = self.relu(self.norm1(self.conv1(x)))
+    return self.fc((x + self.norm2(self.conv2(x))).flatten(1))
 
 
-class _OtherName(Net):
-    def forward(self, image: Tensor) -> Tensor:
-        """An input of another name."""
-        return super().forward(image)
+def _other_name(self: Any, image: Tensor) -> Any:
+    return straight(self, image)
 
 
-class _Longer(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        """One op more at the end."""
-        return super().forward(x) * 2
+def _longer(self: Any, x: Tensor) -> Any:
+    return straight(self, x) * 2
 
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("model", "told"),
     [
-        (lambda: seeded(Net, seed=1), r"conv1\.weight of the model differs by up to .* from conv1"),
+        (lambda: build(seed=1), r"conv1\.weight of the model differs by up to .* from conv1"),
         (
-            lambda: seeded(_Sigmoid),
+            lambda: build(_sigmoid),
             "op 1 is aten.relu.default in 'conv1' in the prepared",
         ),
-        (lambda: seeded(_Swapped), r"aten.add.Tensor.* has .* in the prepared model and relu in"),
-        (lambda: seeded(_OtherName), r"takes \['x'\], the model \['image'\]"),
-        (lambda: seeded(_Longer), "the prepared model has 6 ops, the model 7"),
+        (lambda: build(_swapped), r"aten.add.Tensor.* has .* in the prepared model and relu in"),
+        (lambda: build(_other_name), r"takes \['x'\], the model \['image'\]"),
+        (lambda: build(_longer), "the prepared model has 6 ops, the model 7"),
     ],
 )
 def test_another_model_is_refused(maker: Edgeq, model: Callable[[], nn.Module], told: str) -> None:
@@ -328,7 +316,7 @@ def test_another_model_is_refused(maker: Edgeq, model: Callable[[], nn.Module], 
 
 @functools.cache
 def _calibrated() -> Any:
-    return prepare(seeded(Net))
+    return prepare(build())
 
 
 def _converted() -> Any:
@@ -336,20 +324,16 @@ def _converted() -> Any:
 
 
 def _never_run() -> Any:
-
-    return fx.prepare_fx(seeded(Net), ao.get_default_qconfig_mapping("qnnpack"), SAMPLE)
+    return fx.prepare_fx(build(), ao.get_default_qconfig_mapping("qnnpack"), SAMPLE)
 
 
 def _dynamic() -> Any:
-
-    model = seeded(lambda: nn.Sequential(nn.Linear(4, 4)))
     mapping = ao.QConfigMapping().set_global(ao.default_dynamic_qconfig)
-    return fx.prepare_fx(model, mapping, (torch.ones(1, 4),))
+    return fx.prepare_fx(nn.Sequential(nn.Linear(4, 4)).eval(), mapping, (torch.ones(1, 4),))
 
 
 def _eager() -> Any:
-
-    model = seeded(Net)
+    model: Any = build()
     model.qconfig = ao.get_default_qconfig("qnnpack")
     return ao.prepare(model)
 
@@ -360,7 +344,7 @@ def _eager() -> Any:
         (_never_run, ValueError, r"6 observer\(s\) saw no data: those of x, conv1, "),
         (_dynamic, ValueError, "is quantized dynamically: there are no parameters to take over"),
         (_eager, TypeError, "got a Net that eager mode prepared"),
-        (lambda: seeded(Net), TypeError, "expected what prepare_fx or prepare_qat_fx gave.* Net"),
+        (lambda: build(), TypeError, "expected what prepare_fx or prepare_qat_fx gave.* Net"),
         (
             _converted,
             TypeError,
@@ -380,7 +364,7 @@ def test_weights_with_zero_points(maker: Edgeq) -> None:
     mapping = ao.QConfigMapping().set_global(
         ao.QConfig(activation=ao.default_observer, weight=affine)
     )
-    model = seeded(lambda: nn.Sequential(nn.Linear(4, 4)))
+    model = nn.Sequential(nn.Linear(4, 4)).eval()
     prepared = fx.prepare_fx(model, mapping, (torch.ones(1, 4),))
     prepared(normal(8, 4, seed=0))
     quantizer = quantizer_from_fx(prepared)
@@ -391,18 +375,9 @@ def test_weights_with_zero_points(maker: Edgeq) -> None:
 @pytest.mark.parametrize("compute", [lambda x: x + 10.0, lambda x: x * 3.0], ids=["sum", "product"])
 def test_a_sum_with_a_number(maker: Edgeq, compute: Callable[[Tensor], Tensor]) -> None:
     """FX observes it with its operand's observer: the file would clip it."""
-
-    class Shifted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            """Compute with a number."""
-            return compute(self.fc(x))
-
+    model = seeded(lambda: net(lambda self, x: compute(self.fc(x)), fc=nn.Linear(4, 4)))
     mapping = ao.get_default_qconfig_mapping("qnnpack")
-    prepared = fx.prepare_fx(seeded(Shifted), mapping, (torch.ones(1, 4),))
+    prepared = fx.prepare_fx(model, mapping, (torch.ones(1, 4),))
     prepared(normal(8, 4, seed=0))
     quantizer = quantizer_from_fx(prepared)
     with pytest.raises(ValueError, match=r"takes a number, \(linear, 1?[03]\.0\), and FX has no"):
@@ -425,30 +400,35 @@ def test_they_cannot_be_quantized_as_they_are(
         maker.quantize(make(), SAMPLE)
 
 
-class Stubs(nn.Module):
+def _stubs(*, codes: bool = False) -> nn.Module:
     """A model for eager mode, which says itself where integers begin and end."""
 
-    def __init__(self, *, codes: bool = False) -> None:
-        super().__init__()
-        self.quant = ao.QuantStub()
-        self.conv = nn.Conv2d(3, 8, 3, padding=1)
-        self.norm = nn.BatchNorm2d(8)
-        self.relu = nn.ReLU()
-        self.fc = nn.Linear(8 * 64, 4)
-        self.dequant = nn.Identity() if codes else ao.DeQuantStub()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Give four logits."""
+    def forward(self: Any, x: Tensor) -> Any:
         x = self.relu(self.norm(self.conv(self.quant(x))))
-        logits: Tensor = self.dequant(self.fc(x.flatten(1)))
-        return logits
+        return self.dequant(self.fc(x.flatten(1)))
+
+    return net(
+        forward,
+        quant=ao.QuantStub(),
+        conv=nn.Conv2d(3, 8, 3, padding=1),
+        norm=nn.BatchNorm2d(8),
+        relu=nn.ReLU(),
+        fc=nn.Linear(8 * 64, 4),
+        dequant=nn.Identity() if codes else ao.DeQuantStub(),
+    )
 
 
-def _eager_static(*, codes: bool = False) -> nn.Module:
-
-    model = ao.fuse_modules(seeded(lambda: Stubs(codes=codes)), [["conv", "norm", "relu"]])
-    model.qconfig = ao.get_default_qconfig("qnnpack")
-    prepared = ao.prepare(model)
+def _eager_static(*, codes: bool = False, trained: bool = False) -> nn.Module:
+    model: Any = seeded(lambda: _stubs(codes=codes))
+    fused = [["conv", "norm", "relu"]]
+    if trained:
+        model = ao.fuse_modules_qat(model.train(), fused)
+        model.qconfig = ao.get_default_qat_qconfig("qnnpack")
+        prepared = ao.prepare_qat(model).eval()
+    else:
+        model = ao.fuse_modules(model, fused)
+        model.qconfig = ao.get_default_qconfig("qnnpack")
+        prepared = ao.prepare(model)
     for batch in batches():
         prepared(batch)
     converted: nn.Module = ao.convert(prepared)
@@ -460,24 +440,16 @@ def _eager_codes() -> nn.Module:
 
 
 def _eager_qat() -> nn.Module:
-
-    model = ao.fuse_modules_qat(seeded(Stubs).train(), [["conv", "norm", "relu"]])
-    model.qconfig = ao.get_default_qat_qconfig("qnnpack")
-    prepared = ao.prepare_qat(model).eval()
-    for batch in batches():
-        prepared(batch)
-    converted: nn.Module = ao.convert(prepared)
-    return converted
+    return _eager_static(trained=True)
 
 
 def _eager_dynamic() -> nn.Module:
-
-    converted: nn.Module = ao.quantize_dynamic(seeded(Stubs), {nn.Linear})
+    converted: nn.Module = ao.quantize_dynamic(seeded(_stubs), {nn.Linear})
     return converted
 
 
 def _fx() -> nn.Module:
-    return convert(prepare(seeded(Stubs)), "qnnpack")
+    return convert(prepare(seeded(_stubs)), "qnnpack")
 
 
 @pytest.fixture(scope="module")
@@ -485,7 +457,7 @@ def tflite(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The same model by our own flow, calibrated on the same batches, one by one."""
     images = (image[None] for batch in batches() for image in batch)
     edgeq = Edgeq(directory=tmp_path_factory.mktemp("eager"))
-    return edgeq.quantize(seeded(Stubs), SAMPLE, calibration=images).tflite
+    return edgeq.quantize(seeded(_stubs), SAMPLE, calibration=images).tflite
 
 
 @pytest.mark.sweep(2)

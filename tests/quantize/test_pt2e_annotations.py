@@ -11,14 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fixtures.models import EmbeddingMean, SmallModel, normal, samples, seeded
+from fixtures.models import EmbeddingMean, net
 from pytest_edgeq import (
-    Budget,
-    Edgeq,
     assert_no_float_ops,
     assert_op_dtypes,
     assert_qparams,
-    assert_within_budget,
     litert,
 )
 
@@ -33,77 +30,43 @@ with litert.quiet():
         Quantizer,
     )
 
+from tests.quantize import making
+
 if TYPE_CHECKING:
     from pytest_edgeq import QuantizedModel
 
 
-class Linears(SmallModel):
+def linears() -> nn.Module:
     """Two linear layers: the smallest that has an inside."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(8, 8)
-        self.b = nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Give four values."""
-        y: Tensor = self.b(self.a(x))
-        return y
-
-    @staticmethod
-    def sample_inputs(seed: int = 0) -> tuple[Tensor, ...]:
-        """So many vectors that each sample has much the same range."""
-        return (normal(64, 8, seed=seed),)
+    forward = lambda self, x: self.b(self.a(x))  # noqa: E731
+    return net(forward, "Linears", a=nn.Linear(8, 8), b=nn.Linear(8, 4))
 
 
-class Convs(SmallModel):
+def convs() -> nn.Module:
     """A convolution and a transposed one."""
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ConvTranspose2d(4, 3, 2, stride=2))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(2, 4, 3)
-        self.up = nn.ConvTranspose2d(4, 3, 2, stride=2)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Give three maps."""
-        y: Tensor = self.up(self.conv(x))
-        return y
+# So many vectors that each sample has much the same range; one image.
+ROWS, IMAGE = (64, 8), (1, 2, 6, 6)
 
-    @staticmethod
-    def sample_inputs(seed: int = 0) -> tuple[Tensor, ...]:
-        """One image."""
-        return (normal(1, 2, 6, 6, seed=seed),)
+
+INT8 = {"dtype": torch.int8, "quant_min": -127, "quant_max": 127}
 
 
 def activation(made_by: Any = observer.MinMaxObserver, **changes: Any) -> Any:
     """int8, one scale and one zero point."""
-    options = {
-        "dtype": torch.int8,
-        "quant_min": -128,
-        "quant_max": 127,
-        "qscheme": torch.per_tensor_affine,
-    }
-    return QuantizationSpec(observer_or_fake_quant_ctr=made_by, **{**options, **changes})
+    options = {**INT8, "quant_min": -128, "qscheme": torch.per_tensor_affine, **changes}
+    return QuantizationSpec(observer_or_fake_quant_ctr=made_by, **options)
 
 
 def weight(made_by: Any = observer.PerChannelMinMaxObserver, **changes: Any) -> Any:
     """int8, a scale for each output channel."""
-    options = {
-        "dtype": torch.int8,
-        "quant_min": -127,
-        "quant_max": 127,
-        "qscheme": torch.per_channel_symmetric,
-        "ch_axis": 0,
-    }
-    return QuantizationSpec(observer_or_fake_quant_ctr=made_by, **{**options, **changes})
+    options = {**INT8, "qscheme": torch.per_channel_symmetric, "ch_axis": 0, **changes}
+    return QuantizationSpec(observer_or_fake_quant_ctr=made_by, **options)
 
 
 ACTIVATION, WEIGHT = activation(), weight()
-
-
-def made(kind: Any, **arguments: Any) -> Any:
-    """A constructor with arguments of its own."""
-    return kind.with_args(**arguments)
 
 
 class ByHand(Quantizer):  # type: ignore[misc] # torchao ships no types
@@ -141,22 +104,33 @@ class ByHand(Quantizer):  # type: ignore[misc] # torchao ships no types
 
 
 def quantize(
-    maker: Edgeq, quantizer: Any, model: type[SmallModel] = Linears, *, sqnr_db: float = 20
+    quantizer: Any,
+    make: Callable[[], nn.Module] = linears,
+    shape: tuple[int, ...] = ROWS,
+    *,
+    sqnr_db: float = 20,
 ) -> QuantizedModel:
     """
-    The model under a quantizer, close to torch.
+    Return the model under a quantizer, close to torch.
 
     What is int8 lies at 30 dB and above; a wrong scale anywhere at less than 15.
     """
-    quantized = maker.quantize(
-        seeded(model), model.sample_inputs(), quantizer=quantizer, calibration=samples(model, 32)
-    )
-    comparison = maker.compare(quantized, samples(model, 8, seed=2))
-    assert_within_budget(comparison, Budget(sqnr_db=sqnr_db))
+    quantized = making.quantize(quantizer, make, shape)
+    assert making.sqnr_db(quantized, make, shape) > sqnr_db
     return quantized
 
 
+LEARNED: Any = _LearnableFakeQuantize  # without types
 FIXED = {"scale": 0.03, "zero_point": 3, "dtype": torch.int8, "quant_min": -128, "quant_max": 127}
+
+
+def faked(kind: Any, **options: Any) -> tuple[Any, Any]:
+    """Fake quantizers of activations and weights."""
+    return (
+        kind.with_args(observer=observer.MinMaxObserver, **options),
+        kind.with_args(observer=observer.PerChannelMinMaxObserver, **options),
+    )
+
 
 # What observes activations, and what weights.
 OBSERVERS: Mapping[str, tuple[Any, Any]] = {
@@ -164,52 +138,34 @@ OBSERVERS: Mapping[str, tuple[Any, Any]] = {
         observer.MovingAverageMinMaxObserver,
         observer.MovingAveragePerChannelMinMaxObserver,
     ),
-    "histograms": (made(observer.HistogramObserver, eps=2**-12), None),
-    "fixed": (made(observer.FixedQParamsObserver, scale=0.03, zero_point=3), None),
-    "fake quantizers": (
-        made(fake_quantize.FakeQuantize, observer=observer.MinMaxObserver),
-        made(fake_quantize.FakeQuantize, observer=observer.PerChannelMinMaxObserver),
-    ),
-    "fused": (
-        made(
-            fake_quantize.FusedMovingAvgObsFakeQuantize,
-            observer=observer.MovingAverageMinMaxObserver,
-        ),
-        made(
-            fake_quantize.FusedMovingAvgObsFakeQuantize,
-            observer=observer.MovingAveragePerChannelMinMaxObserver,
-        ),
-    ),
+    "histograms": (observer.HistogramObserver.with_args(eps=2**-12), None),
+    "fixed": (observer.FixedQParamsObserver.with_args(scale=0.03, zero_point=3), None),
+    "fake quantizers": faked(fake_quantize.FakeQuantize),
     "fixed fake quantizers": (
-        made(
-            fake_quantize.FixedQParamsFakeQuantize,
-            observer=made(observer.FixedQParamsObserver, **FIXED),
+        fake_quantize.FixedQParamsFakeQuantize.with_args(
+            observer=observer.FixedQParamsObserver.with_args(**FIXED)
         ),
         None,
     ),
-    "learned": (
-        made(learnable_fake_quantize.LearnableFakeQuantize, observer=observer.MinMaxObserver),
-        made(
-            learnable_fake_quantize.LearnableFakeQuantize,
-            observer=observer.PerChannelMinMaxObserver,
-        ),
+    "learned": faked(learnable_fake_quantize.LearnableFakeQuantize),
+    "torch's own": (
+        torchs.MinMaxObserver,
+        torchs.PerChannelMinMaxObserver.with_args(eps=2**-12),
     ),
-    "torch's own": (torchs.MinMaxObserver, made(torchs.PerChannelMinMaxObserver, eps=2**-12)),
     "torch's own, learned": (
-        made(_LearnableFakeQuantize, observer=torchs.MinMaxObserver, scale=1.0),
-        made(_LearnableFakeQuantize, observer=torchs.PerChannelMinMaxObserver, channel_len=8),
+        LEARNED.with_args(observer=torchs.MinMaxObserver, scale=1.0),
+        LEARNED.with_args(observer=torchs.PerChannelMinMaxObserver, channel_len=8),
     ),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OBSERVERS)
-def test_every_observer(maker: Edgeq, name: str) -> None:
+def test_every_observer(name: str) -> None:
     """Every op is int8 from end to end, whatever the parameters come from."""
     activations, weights = OBSERVERS[name]
     spec = activation(activations)
     quantized = quantize(
-        maker,
         ByHand(taken=spec, weight=WEIGHT if weights is None else weight(weights), given=spec),
     )
 
@@ -230,20 +186,21 @@ def test_every_observer(maker: Edgeq, name: str) -> None:
         assert_qparams(quantized, role="output", zero_point=3, scale_range=bounds)
 
 
-def test_an_observer_derived_from_torchs(maker: Edgeq) -> None:
+def test_an_observer_derived_from_torchs() -> None:
     """No twin of it exists in torchao, which would take it out of the graph without a word."""
 
     class Mine(torchs.MinMaxObserver):
         pass
 
     with pytest.raises(ValueError, match=r"Mine is an observer of torch.ao.quantization"):
-        quantize(maker, ByHand(taken=activation(Mine)))
+        quantize(ByHand(taken=activation(Mine)))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dynamic", [observer.PlaceholderObserver, observer.MinMaxObserver])
-def test_dynamic_activations(maker: Edgeq, dynamic: Any) -> None:
+def test_dynamic_activations(dynamic: Any) -> None:
     """The weights are int8, and the kernels do the rest."""
-    quantized = quantize(maker, ByHand(taken=activation(dynamic, is_dynamic=True), given=None))
+    quantized = quantize(ByHand(taken=activation(dynamic, is_dynamic=True), given=None))
 
     assert_op_dtypes(
         quantized, "FULLY_CONNECTED", scheme="dynamic", weight="int8", input="float32", count=2
@@ -251,23 +208,16 @@ def test_dynamic_activations(maker: Edgeq, dynamic: Any) -> None:
 
 
 @pytest.mark.sweep(1)
-@pytest.mark.parametrize(
-    "spec",
-    [
-        weight(ch_axis=1),
-        weight(ch_axis=0),
-        weight(observer.MinMaxObserver, qscheme=torch.per_tensor_symmetric),
-    ],
-)
-def test_a_transposed_convolution(maker: Edgeq, spec: Any) -> None:
+@pytest.mark.parametrize("spec", [weight(ch_axis=1), weight(ch_axis=0)])
+def test_a_transposed_convolution(spec: Any) -> None:
     """In int8, and as the simulated graph has it; its scales are of output channels always."""
     quantizer = ByHand("conv_transpose2d", weight=spec)
-    quantized = quantize(maker, quantizer, Convs)
+    quantized = quantize(quantizer, convs, IMAGE)
 
     assert_op_dtypes(quantized, "TRANSPOSE_CONV", scheme="int8", granularity="per_channel", count=1)
 
 
-def test_an_embedding_among_static_ops(maker: Edgeq) -> None:
+def test_an_embedding_among_static_ops() -> None:
     """Its table alone is quantized, beside a linear layer that is int8."""
 
     class Both(ByHand):
@@ -279,7 +229,7 @@ def test_an_embedding_among_static_ops(maker: Edgeq) -> None:
                     )
             return super().annotate(model)
 
-    quantized = quantize(maker, Both(), EmbeddingMean)
+    quantized = making.quantize(Both(), EmbeddingMean)
 
     assert_op_dtypes(quantized, "EMBEDDING_LOOKUP", weight="int8", count=1)
     assert_op_dtypes(quantized, "FULLY_CONNECTED", scheme="int8", count=1)
@@ -304,9 +254,9 @@ def bias(factor: float) -> Callable[[Any], Any]:
     )
 
 
-def test_a_derived_bias(maker: Edgeq) -> None:
+def test_a_derived_bias() -> None:
     """The codes in the file are those of the graph that stands for the device."""
-    quantized = quantize(maker, ByHand(bias=bias(1.0)))
+    quantized = quantize(ByHand(bias=bias(1.0)))
     graph = quantized.graph
     simulated = quantized.simulated
     assert simulated is not None
@@ -319,18 +269,18 @@ def test_a_derived_bias(maker: Edgeq) -> None:
         np.testing.assert_array_equal(codes, np.rint(original / stored.scales))
 
 
-def test_a_bias_with_another_scale(maker: Edgeq) -> None:
+def test_a_bias_with_another_scale() -> None:
     """The file could not have it."""
     with pytest.raises(
         ValueError, match=r"its bias is annotated with scale .* input × weight only"
     ):
-        quantize(maker, ByHand(bias=bias(2.0)))
+        quantize(ByHand(bias=bias(2.0)))
     own = activation(dtype=torch.int32, quant_min=-(2**31), quant_max=2**31 - 1)
     with pytest.raises(ValueError, match="its input or its weight is not quantized"):
-        quantize(maker, ByHand(taken=None, given=None, bias=lambda node: own))
+        quantize(ByHand(taken=None, given=None, bias=lambda node: own))
 
 
-def test_the_callback_for_finished_observers(maker: Edgeq) -> None:
+def test_the_callback_for_finished_observers() -> None:
     """Torchao calls it before the observers stand in the graph; it may replace any of them."""
 
     class Called(ByHand):
@@ -338,19 +288,19 @@ def test_the_callback_for_finished_observers(maker: Edgeq) -> None:
             (result,) = model.graph.output_node().all_input_nodes
             observers[result] = observer.FixedQParamsObserver(**FIXED)
 
-    quantized = quantize(maker, Called())
+    quantized = quantize(Called())
 
     assert_qparams(quantized, "FULLY_CONNECTED", "b", role="output", zero_point=3)
     with pytest.raises(AssertionError):
         assert_qparams(quantized, "FULLY_CONNECTED", "a", role="output", zero_point=3)
 
 
-def test_an_op_that_the_converter_leaves_in_float(maker: Edgeq) -> None:
+def test_an_op_that_the_converter_leaves_in_float() -> None:
     """Its weight and its input were annotated, its output was not: a warning names it."""
     with pytest.warns(
         UserWarning, match=r"Linears: 1 op\(s\) stay in float .* FULLY_CONNECTED #\d \(b\)"
     ):
-        quantized = quantize(maker, ByHand(given=None))
+        quantized = quantize(ByHand(given=None))
     assert_op_dtypes(quantized, "FULLY_CONNECTED", module="b", scheme="float")
 
 
@@ -410,28 +360,28 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_no_kernel_takes(maker: Edgeq, name: str) -> None:
+def test_what_no_kernel_takes(name: str) -> None:
     """Refused before anything is converted, in one sentence that names the op and the way out."""
     quantizer, message = REFUSED[name]
     with pytest.raises(ValueError, match=message) as caught:
-        quantize(maker, quantizer)
+        quantize(quantizer)
     assert re.match(r"Linears: linear\w* \(aten.linear.default\): ", str(caught.value))
     assert "\n" not in str(caught.value)
 
 
-def test_weights_of_convolutions_that_no_kernel_takes(maker: Edgeq) -> None:
+def test_weights_of_convolutions_that_no_kernel_takes() -> None:
     """A linear layer takes one zero point for its weight, a convolution none."""
     asymmetric = weight(observer.MinMaxObserver, quant_min=-128, **PER_TENSOR)
-    quantized = quantize(maker, ByHand(weight=asymmetric))
+    quantized = quantize(ByHand(weight=asymmetric))
     assert_qparams(quantized, "FULLY_CONNECTED", symmetric=False, granularity="per_tensor")
 
     with pytest.raises(ValueError, match="weights with zero point 0"):
-        quantize(maker, ByHand("conv2d", weight=asymmetric), Convs)
+        quantize(ByHand("conv2d", weight=asymmetric), convs, IMAGE)
 
 
-def test_four_bits_in_eight(maker: Edgeq) -> None:
+def test_four_bits_in_eight() -> None:
     """A weight of int8 with the range of int4 is int8 in the file."""
     # Four bits leave 24 dB of such a model.
-    quantized = quantize(maker, ByHand(weight=weight(quant_min=-7, quant_max=7)), sqnr_db=15)
+    quantized = quantize(ByHand(weight=weight(quant_min=-7, quant_max=7)), sqnr_db=15)
 
     assert_op_dtypes(quantized, "FULLY_CONNECTED", weight="int8", scheme="int8", count=2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from torch import nn
 from fixtures.models import ConvBnRelu, ResidualNet, samples, seeded
 from pytest_edgeq import Edgeq, QuantizedModel, assert_no_float_ops, litert
 from pytest_edgeq.litert import patterns
+from tests.quantize import making
 
 INPUTS = ResidualNet.sample_inputs()
 
@@ -35,22 +35,15 @@ def _prepared(seed: int | None = 1) -> Any:
 
         prepared = prepare_pt2e(_graph(), litert.pt2e_preset("pt2e_static_int8"))
     with torch.no_grad():
-        for sample in [] if seed is None else samples(ResidualNet, 4, seed=seed):
+        for sample in [] if seed is None else samples(ResidualNet, 8, seed=seed):
             prepared(*sample)
     return prepared
 
 
-@pytest.fixture(scope="module")
-def edgeq(tmp_path_factory: pytest.TempPathFactory) -> Edgeq:
-    """Outside of any test's own fixture."""
-    return Edgeq(directory=tmp_path_factory.mktemp("own"))
-
-
-@pytest.fixture(scope="module")
-def plain(edgeq: Edgeq) -> QuantizedModel:
+@pytest.fixture
+def plain() -> QuantizedModel:
     """Of the module itself."""
-    calibration = samples(ResidualNet, 4, seed=1)
-    return edgeq.quantize(seeded(ResidualNet), INPUTS, calibration=calibration)
+    return making.quantize("pt2e_static_int8")
 
 
 def _check_same(quantized: QuantizedModel, plain: QuantizedModel) -> None:
@@ -60,7 +53,7 @@ def _check_same(quantized: QuantizedModel, plain: QuantizedModel) -> None:
 
 
 @pytest.mark.parametrize("stored", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_an_exported_program(edgeq: Edgeq, plain: QuantizedModel, stored: bool) -> None:
+def test_an_exported_program(maker: Edgeq, plain: QuantizedModel, stored: bool) -> None:
     """It is not exported anew: annotators find the ADD, and ops have their modules."""
     program = _exported()
     if stored:
@@ -69,39 +62,39 @@ def test_an_exported_program(edgeq: Edgeq, plain: QuantizedModel, stored: bool) 
         file.seek(0)
         program = torch.export.load(file)
 
-    calibration = samples(ResidualNet, 4, seed=1)
-    quantized = edgeq.quantize(program, INPUTS, calibration=calibration)
+    calibration = samples(ResidualNet, 8)
+    quantized = maker.quantize(program, INPUTS, calibration=calibration)
 
     _check_same(quantized, plain)
     assert quantized.op_dtypes.ops("ADD")[0].scheme == "int8"
-    comparison = edgeq.compare(quantized, samples(ResidualNet, 3, seed=2))
+    comparison = maker.compare(quantized, samples(ResidualNet, 3, seed=2))
     assert comparison.lowering is not None
     assert comparison.lowering.sqnr_db > 35
 
 
-def test_a_program_in_float_and_as_a_reference(edgeq: Edgeq) -> None:
+def test_a_program_in_float_and_as_a_reference(maker: Edgeq) -> None:
     """Its ops have their modules as well."""
     program = _exported()
-    quantized = edgeq.quantize(program, INPUTS, quantizer=None)
+    quantized = maker.quantize(program, INPUTS, quantizer=None)
     assert [e.module for e in quantized.op_dtypes.ops("FULLY_CONNECTED")] == ["fc"]
 
-    loaded = edgeq.load(quantized.tflite, reference=program)
+    loaded = maker.load(quantized.tflite, reference=program)
     assert [e.module for e in loaded.op_dtypes.ops("FULLY_CONNECTED")] == ["fc"]
-    total = edgeq.compare(loaded, samples(ResidualNet, 2, seed=2)).total
+    total = maker.compare(loaded, samples(ResidualNet, 2, seed=2)).total
     assert total is not None
     assert total.sqnr_db > 100
 
 
-def test_a_prepared_graph_is_converted_as_it_is(edgeq: Edgeq, plain: QuantizedModel) -> None:
+def test_a_prepared_graph_is_converted_as_it_is(maker: Edgeq, plain: QuantizedModel) -> None:
     """By its own ranges, without any calibration; the float side is the graph without observers."""
     prepared = _prepared()
     before = copy.deepcopy(prepared.state_dict())
 
-    quantized = edgeq.quantize(prepared, INPUTS)
+    quantized = maker.quantize(prepared, INPUTS)
 
     _check_same(quantized, plain)
     assert quantized.flow == "pt2e"
-    comparison = edgeq.compare(quantized, samples(ResidualNet, 3, seed=2))
+    comparison = maker.compare(quantized, samples(ResidualNet, 3, seed=2))
     assert comparison.quantization is not None
     assert comparison.lowering is not None
     assert comparison.lowering.sqnr_db > 35
@@ -113,54 +106,41 @@ def test_a_prepared_graph_is_converted_as_it_is(edgeq: Edgeq, plain: QuantizedMo
 
 
 @pytest.mark.slow
-def test_a_converted_graph(edgeq: Edgeq) -> None:
+def test_a_converted_graph(maker: Edgeq) -> None:
     """Also with its weights folded to integers, as torchao does by default."""
     with litert.quiet():
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
         folded, unfolded = (convert_pt2e(_prepared(), fold_quantize=each) for each in (True, False))
-    one, two = (edgeq.quantize(each, INPUTS, quantizer=None) for each in (folded, unfolded))
+    one, two = (maker.quantize(each, INPUTS, quantizer=None) for each in (folded, unfolded))
 
-    assert one.tflite == two.tflite == edgeq.quantize(_prepared(), INPUTS).tflite
+    assert one.tflite == two.tflite == maker.quantize(_prepared(), INPUTS).tflite
 
 
-def test_a_graph_that_was_never_calibrated(edgeq: Edgeq) -> None:
-    """Nothing runs it, unless samples are given."""
+def test_a_graph_that_was_never_calibrated(maker: Edgeq, plain: QuantizedModel) -> None:
+    """Nothing runs it, unless samples are given; it is no float model, nor part of one."""
+    prepared = _prepared(seed=None)
     with pytest.raises(ValueError, match=r"activation\(s\) were never calibrated"):
-        edgeq.quantize(_prepared(seed=None), INPUTS)
-    calibration = samples(ResidualNet, 4, seed=1)
-    assert edgeq.quantize(_prepared(seed=None), INPUTS, calibration=calibration).tflite
-
-
-def test_a_prepared_graph_where_a_float_model_belongs(edgeq: Edgeq) -> None:
-    """Below another module, and for a quantizer of float models."""
+        maker.quantize(prepared, INPUTS)
+    calibrated = maker.quantize(prepared, INPUTS, calibration=samples(ResidualNet, 8))
+    assert calibrated.op_dtypes.to_dict() == plain.op_dtypes.to_dict()
     with pytest.raises(ValueError, match="converted as it is: recipe_static_wi8_ai8 quantizes"):
-        edgeq.quantize(_prepared(seed=None), INPUTS, quantizer="recipe_static_wi8_ai8")
+        maker.quantize(prepared, INPUTS, quantizer="recipe_static_wi8_ai8")
     with pytest.raises(ValueError, match="holds a graph that PT2E has prepared or converted"):
-        edgeq.quantize(nn.Sequential(_prepared(seed=None)), INPUTS)
+        maker.quantize(nn.Sequential(prepared), INPUTS)
 
 
-def test_a_program_that_was_exported_non_strictly(edgeq: Edgeq) -> None:
+def test_a_program_that_was_exported_non_strictly(maker: Edgeq) -> None:
     """Its ADD stays in float, and the cause names the user's own export."""
-    calibration = samples(ResidualNet, 2, seed=1)
-    quantized = edgeq.quantize(_exported(strict=False), INPUTS, calibration=calibration)
+    calibration = samples(ResidualNet, 8)
+    quantized = maker.quantize(_exported(strict=False), INPUTS, calibration=calibration)
 
     with pytest.raises(AssertionError, match=r"an exported program: export it with strict=True"):
         assert_no_float_ops(quantized, allow=("MEAN", "TRANSPOSE"))
 
 
 @pytest.mark.slow
-def test_the_cache_knows_graphs_by_their_ranges(tmp_path: Path) -> None:
-    """Two graphs that differ in what they were calibrated on alone; the first one again."""
-    edgeq = Edgeq(directory=tmp_path, cache_dir=tmp_path / "cache")
-    one, two, again = (edgeq.quantize(_prepared(seed), INPUTS).tflite for seed in (1, 9, 1))
-
-    assert one == again
-    assert one != two
-
-
-@pytest.mark.slow
-def test_a_checkpoint_of_a_graph_that_was_trained_elsewhere(edgeq: Edgeq) -> None:
+def test_a_checkpoint_of_a_graph_that_was_trained_elsewhere(maker: Edgeq) -> None:
     """Loaded by `train=` it gives the file that the graph itself gives."""
     model, x = seeded(ConvBnRelu), ConvBnRelu.sample_inputs()
     quantizer = litert.pt2e_preset("pt2e_qat_int8")
@@ -175,10 +155,10 @@ def test_a_checkpoint_of_a_graph_that_was_trained_elsewhere(edgeq: Edgeq) -> Non
             theirs(*sample)
     state = theirs.state_dict()
 
-    by_state = edgeq.quantize(
+    by_state = maker.quantize(
         model, x, quantizer="pt2e_qat_int8", train=lambda p: p.load_state_dict(state) and None
     )
-    by_graph = edgeq.quantize(theirs, x)
+    by_graph = maker.quantize(theirs, x)
 
     assert by_state.op_dtypes.to_dict() == by_graph.op_dtypes.to_dict()
     for sample in samples(ConvBnRelu, 2, seed=2):
