@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy.typing as npt
 
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.runtimes.registry import Closable
 from pytest_edgeq.runtimes.runner import Copied, Runner
 from pytest_edgeq.tflite.cut import ALONE, KEPT_GROUPS, Cut, cut_ops, grouped_ops
 from pytest_edgeq.tflite.op_dtypes import entry_of
@@ -17,7 +16,12 @@ from pytest_edgeq.tflite.subgraph import Op
 Array = npt.NDArray[Any]
 
 
-T = TypeVar("T", bound=Closable)
+class _Closable(Protocol):
+    def close(self) -> None:
+        """Release the interpreters."""
+
+
+Group = TypeVar("Group", bound=_Closable)
 
 
 class OpGroup:
@@ -98,7 +102,7 @@ class OpGroup:
         return self._opened
 
 
-def in_turn(groups: Sequence[T]) -> Iterator[T]:
+def in_turn(groups: Sequence[Group]) -> Iterator[Group]:
     """Yield groups; of more than can stay open, each is closed after its use."""
     for group in groups:
         try:
