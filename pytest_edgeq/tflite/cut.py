@@ -125,21 +125,19 @@ def grouped_ops(
     return [tuple(each) for each in groups]
 
 
+@dataclass(eq=False)
 class _Cutter:
     """Builder of the file of isolated ops."""
 
-    def __init__(
-        self,
-        graph: OpGraph,
-        subgraph: Subgraph,
-        shape_of: Callable[[int], tuple[int, ...]] | None,
-        wanted: Container[int] | None,
-        constants: Mapping[tuple[int, int], npt.NDArray[np.float32]],
-    ) -> None:
+    graph: OpGraph
+    subgraph: Subgraph
+    shape_of: Callable[[int], tuple[int, ...]] | None
+    wanted: Container[int] | None
+    constants: Mapping[tuple[int, int], npt.NDArray[np.float32]]
+
+    def __post_init__(self) -> None:
         from ai_edge_litert import schema_py_generated as schema
 
-        self.graph, self.subgraph, self.shape_of = graph, subgraph, shape_of
-        self.wanted, self.constants = wanted, constants
         self.inputs: dict[str, int] = {}
         self.consumers: dict[str, Op] = {}
         self.outputs: list[tuple[Op, int]] = []
@@ -148,17 +146,16 @@ class _Cutter:
         self._buffers: dict[int, int] = {}
         self._opcodes: dict[int, int] = {}
         self._n_bytes = 0
-        self.raw = _unpacked(graph)
-        self.source = self.raw.subgraphs[subgraph.index]
-        self.model = schema.ModelT()
-        self.model.version = self.raw.version
-        self.model.description = "ops standing alone"
-        self.model.buffers, self.model.operatorCodes = [schema.BufferT()], []
-        self.main = schema.SubGraphT()
-        self.main.name = "cut"
-        self.main.tensors, self.main.operators = [], []
-        self.main.inputs, self.main.outputs = [], []
-        self.model.subgraphs = [self.main]
+        self.raw = _unpacked(self.graph)
+        self.source = self.raw.subgraphs[self.subgraph.index]
+        self.main = schema.SubGraphT([], [], [], [], "cut")
+        self.model = schema.ModelT(
+            version=self.raw.version,
+            description="ops standing alone",
+            buffers=[schema.BufferT()],
+            operatorCodes=[],
+            subgraphs=[self.main],
+        )
 
     def cut(self) -> Cut:
         left_out = []
@@ -228,18 +225,15 @@ class _Cutter:
             isolated.inputs.append(own[index])
         if raw.intermediates is not None:
             isolated.intermediates = [self._tensor(index) for index in raw.intermediates]
-        isolated.outputs = []
-        for index in op.outputs:
-            if index < 0:
-                isolated.outputs.append(-1)
-                continue
+        made = {index: -1 for index in op.outputs if index < 0}
+        for index in (i for i in op.outputs if i >= 0):
             if is_fixed:
-                tensor = self._fixed[index] = self._tensor(index)
+                made[index] = self._fixed[index] = self._tensor(index)
             else:
-                tensor = self._tensor(index, f"out_{op.index}_{index}")
-                self.main.outputs.append(tensor)
+                made[index] = self._tensor(index, f"out_{op.index}_{index}")
+                self.main.outputs.append(made[index])
                 self.outputs.append((op, index))
-            isolated.outputs.append(tensor)
+        isolated.outputs = [made[index] for index in op.outputs]
         self.main.operators.append(isolated)
         self.ops.append(op)
 
@@ -315,16 +309,12 @@ class _Cutter:
         from ai_edge_litert import schema_py_generated as schema
 
         def named(names: Iterable[str], indices: Iterable[int]) -> list[Any]:
-            entries = []
-            for name, index in zip(names, indices, strict=True):
-                entries.append(schema.TensorMapT())
-                entries[-1].name, entries[-1].tensorIndex = name, index
-            return entries
+            pairs = zip(names, indices, strict=True)
+            return [schema.TensorMapT(name=name, tensorIndex=index) for name, index in pairs]
 
-        signature = schema.SignatureDefT()
-        signature.signatureKey, signature.subgraphIndex = "cut", 0
-        signature.inputs = named(self.inputs, self.main.inputs)
         names = (f"out_{op.index}_{index}" for op, index in self.outputs)
+        signature = schema.SignatureDefT(signatureKey="cut", subgraphIndex=0)
+        signature.inputs = named(self.inputs, self.main.inputs)
         signature.outputs = named(names, self.main.outputs)
         self.model.signatureDefs = [signature]
         return packed(self.model, self._n_bytes + _SMALL_PARTS)

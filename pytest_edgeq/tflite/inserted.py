@@ -55,10 +55,9 @@ def write_transposed(file: OpGraph, op: Op, order: Sequence[int]) -> bytes:
 def _add_code(model: Any, name: str) -> int:
     from ai_edge_litert import schema_py_generated as schema
 
-    code = schema.OperatorCodeT()
-    code.builtinCode = code.deprecatedBuiltinCode = getattr(schema.BuiltinOperator, name)
-    code.version = 1
-    model.operatorCodes.append(code)
+    code = getattr(schema.BuiltinOperator, name)
+    added = schema.OperatorCodeT(deprecatedBuiltinCode=code, builtinCode=code, version=1)
+    model.operatorCodes.append(added)
     return len(model.operatorCodes) - 1
 
 
@@ -70,20 +69,19 @@ def _add_tensor(graph: Any, tensor: Any) -> int:
 def _add_constant(model: Any, graph: Any, values: npt.NDArray[Any], dtype: str) -> int:
     from ai_edge_litert import schema_py_generated as schema
 
-    tensor = schema.TensorT()
-    tensor.name, tensor.type = "inserted", getattr(schema.TensorType, dtype)
-    tensor.shape = np.array(values.shape, np.int32)
     model.buffers.append(aligned_buffer(values))
-    tensor.buffer = len(model.buffers) - 1
-    return _add_tensor(graph, tensor)
+    kind, buffer = getattr(schema.TensorType, dtype), len(model.buffers) - 1
+    shape = np.array(values.shape, np.int32)
+    return _add_tensor(graph, schema.TensorT(shape, kind, buffer, "inserted"))
 
 
 def _op(code: int, options: str, inputs: list[int], output: int) -> Any:
     from ai_edge_litert import schema_py_generated as schema
 
-    op = schema.OperatorT()
-    op.opcodeIndex = code
-    op.inputs, op.outputs = np.array(inputs, np.int32), np.array([output], np.int32)
-    op.builtinOptionsType = getattr(schema.BuiltinOptions, f"{options}Options")
-    op.builtinOptions = getattr(schema, f"{options}OptionsT")()
-    return op
+    return schema.OperatorT(
+        opcodeIndex=code,
+        inputs=np.array(inputs, np.int32),
+        outputs=np.array([output], np.int32),
+        builtinOptionsType=getattr(schema.BuiltinOptions, f"{options}Options"),
+        builtinOptions=getattr(schema, f"{options}OptionsT")(),
+    )

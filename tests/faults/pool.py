@@ -69,16 +69,16 @@ def _try_until_one_dies(kind: str, seed: int, numbers: range, report: Report, st
         process.kill()
 
     timer = threading.Timer(SECONDS, kill)
-    timer.start()
     with process.stdout:
         for line in process.stdout:
             word, _, rest = line.rstrip("\n").partition(" ")
             if word == "stage":
                 stage = rest
+                if stage == "start":
+                    timer = threading.Timer(SECONDS, kill)
+                    timer.start()
                 continue
             timer.cancel()
-            timer = threading.Timer(SECONDS, kill)  # of the next case
-            timer.start()
             outcome, _, text = rest.partition(" ")
             if outcome == "bare":
                 report.fail(number, "bare", stage, text)

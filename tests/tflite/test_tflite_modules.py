@@ -18,7 +18,7 @@ import torch
 
 from fixtures.models import ResidualNet, SmallModel, TwinLists, Under_Scored_Net_1, seeded
 from fixtures.tflite import make, stacks
-from fixtures.tflite.writer import FileWriter
+from fixtures.tflite.writer import chain, constant
 from pytest_edgeq import litert
 from pytest_edgeq.compare.reference import module_tree
 from pytest_edgeq.tflite.graph import OpGraph
@@ -190,152 +190,54 @@ def test_one_tree_reads_several_files() -> None:
     assert "heads.a_b.0" in maps[1]
 
 
-def _node(path: str, class_name: str, *children: ModuleNode, kind: str | None = None) -> ModuleNode:
-    return ModuleNode(path, path.rpartition(".")[2], class_name, kind, list(children))
+_NET = ModuleNode("", "", "Net", None)
+for _path, _class, _kind in (
+    ("a", "torch.nn.modules.linear.Linear", "linear"),
+    ("b", "torch.nn.modules.linear.Linear", "linear"),
+    ("own", "Block", None),
+    ("relu", "torch.nn.modules.activation.ReLU", None),
+):
+    _NET.children.append(ModuleNode(_path, _path, _class, _kind))
 
 
-_TORCH = "torch.nn.modules"
-_NET = _node(
-    "",
-    "Net",
-    _node("a", f"{_TORCH}.linear.Linear", kind="linear"),
-    _node("b", f"{_TORCH}.linear.Linear", kind="linear"),
-    _node("own", "Block"),
-    _node("relu", f"{_TORCH}.activation.ReLU"),
-    _node("norm", f"{_TORCH}.batchnorm.BatchNorm1d"),
-    _node("attention", f"{_TORCH}.activation.MultiheadAttention"),
-)
-
-
-def _name(*paths: str) -> str:
+def _name(paths: str) -> str:
     """A tensor's name as the converter writes it; `?` is a module that the model does not have."""
     labels = {child.path: f"Net/{child.label};" for child in _NET.children}
-    return ";".join(labels.get(path, "Net;" if path == "" else "Net/Gone_gone;") for path in paths)
-
-
-def _written(
-    op: str,
-    output: str,
-    weight: str | None = None,
-    bias: str | None = None,
-    *,
-    constant: bool = False,
-    fused: bool = False,
-    times: int = 1,
-) -> list[str | None]:
-    """What is told of an op in a file with these names, written by hand."""
-    file = FileWriter()
-    graph = file.graph()
-    x = graph.tensor("float32", name="x")
-    operands, inputs = [x], [x]
-    if op == "FULLY_CONNECTED":
-        ones = np.ones((4, 4), np.float32)
-        operands.append(graph.tensor("float32", (4, 4), data=ones, name=weight or "w"))
-        if bias is not None:
-            operands.append(graph.tensor("float32", (4,), data=ones[0], name=bias))
-    elif op in ("ADD", "MUL"):
-        data = np.ones((1, 4), np.float32) if constant else None
-        operands.append(graph.tensor("float32", data=data, name="y"))
-        inputs += [] if constant else operands[1:]
-    outputs = [graph.tensor("float32", name=output) for _ in range(times)]
-    for y in outputs:
-        options = "FullyConnectedOptions" if op == "FULLY_CONNECTED" else "AddOptions"
-        if fused:
-            graph.op(op, operands, [y], options, fusedActivationFunction=1)
-        else:
-            graph.op(op, operands, [y])
-    graph.borders(inputs, outputs)
-    return [e.module for e in OpDtypeMap(OpGraph.read(file.content()), ModuleTree(_NET))]
-
-
-RESULT = "serving_default_output_0_output"
+    return ";".join(labels.get(path, "Net/Gone_gone;") for path in paths.split())
 
 
 @pytest.mark.parametrize(
     ("output", "weight", "bias", "expected"),
     [
-        # The op's own name, and what cannot have called it left out.
-        (("own",), None, None, "own"),
-        (("relu", "norm", "own"), None, None, "own"),
-        (("relu", "attention"), None, None, "attention"),
-        (("own", "?"), None, None, None),
-        (("own", ""), None, None, None),
-        (("a",), None, None, "a"),
-        (("a", "own"), None, None, None),
-        # A weight's name, where the op's does not contradict it.
-        (None, ("a",), None, "a"),
-        (("a", "b", "relu"), ("b",), None, "b"),
-        (("a", "own"), ("a",), None, "a"),
-        (("a", "own"), ("own",), None, None),
-        (("own",), ("a",), None, None),
-        (("a",), ("own",), None, None),
-        (("own",), ("own", "a"), None, None),
-        (None, ("a", "b"), None, None),
-        (None, ("a", "?"), None, None),
-        (None, ("relu", "norm", "a"), None, "a"),
-        (None, ("own", "a"), None, "a"),
-        (None, ("own",), None, None),
-        # A bias's name alone, where the weight's tells nothing: nobody else may be in it.
-        (None, None, ("a",), "a"),
-        (None, None, ("a", "relu"), "a"),
-        (None, None, ("a", "own"), None),
-        (None, None, ("a", "b"), None),
-        (("own",), None, ("a",), None),
-        # The weight's name goes before the bias's.
-        (None, ("b",), ("a",), "b"),
-        (None, ("own",), ("a",), None),
+        ("relu own", "", "", "own"),
+        ("own ?", "", "", None),
+        ("a own", "", "", None),
+        # A weight's name, where the op's does not contradict it, and then a bias's.
+        ("a own", "a", "", "a"),
+        ("own", "a", "", None),
+        ("", "own a", "", "a"),
+        ("", "a b", "", None),
+        ("", "a ?", "", None),
+        ("", "", "a relu", "a"),
+        ("", "", "a own", None),
+        ("", "b", "a", "b"),
+        ("", "own", "a", None),
     ],
 )
 def test_names_of_a_layer_are_weighed(
-    output: tuple[str, ...] | None,
-    weight: tuple[str, ...] | None,
-    bias: tuple[str, ...] | None,
-    expected: str | None,
+    output: str, weight: str, bias: str, expected: str | None
 ) -> None:
     """What the names of an op with weights tell together, and where they contradict."""
-    given = [None if paths is None else _name(*paths) for paths in (weight, bias)]
-    told = _written("FULLY_CONNECTED", RESULT if output is None else _name(*output), *given)
-    assert told == [expected]
-
-
-def test_a_constant_of_two_layers_tells_of_neither() -> None:
-    """Equal weights are kept once, under the name of one of the layers."""
-    assert _written("FULLY_CONNECTED", RESULT, _name("a"), times=2) == [None, None]
-    assert _written("FULLY_CONNECTED", _name("b"), _name("a"), times=2) == ["b", "b"]
-
-
-@pytest.mark.parametrize(
-    ("op", "output", "constant", "fused", "expected"),
-    [
-        ("ADD", ("own",), False, False, "own"),
-        ("ADD", ("relu", "own"), False, True, "own"),
-        ("ADD", ("relu", "norm", "own"), False, True, None),
-        ("ADD", ("own", ""), False, False, None),
-        ("ADD", ("own", "?"), False, False, None),
-        # Between two computed operands a linear layer adds nothing; its bias is a constant.
-        ("ADD", ("own", "a"), False, False, "own"),
-        ("ADD", ("own", "a"), True, False, None),
-        # The activation's caller, where its lowering was first met, and the op's own caller.
-        ("ADD", ("own", "", "own"), False, True, "own"),
-        ("ADD", ("own", "", "own"), False, False, None),
-        ("ADD", ("own", "?", "", "own"), False, True, None),
-        ("ADD", ("own", "", "attention"), False, True, None),
-        ("ADD", ("own", "", "attention", "own"), False, True, None),
-        # An elementwise function stands first; it is none of torch's other layers.
-        ("LOGISTIC", ("own", "attention"), False, False, "own"),
-        ("LOGISTIC", ("a", "own"), False, False, "own"),
-        ("LOGISTIC", ("own", "?"), False, False, None),
-        ("RELU", ("relu", "own"), False, False, "relu"),
-        ("RESHAPE", ("relu", "own"), False, False, "own"),
-        ("RESHAPE", ("own", "attention"), False, False, None),
-        ("RESHAPE", (), False, False, None),
-    ],
-)
-def test_names_of_other_ops_are_weighed(
-    op: str, output: tuple[str, ...], constant: bool, fused: bool, expected: str | None
-) -> None:
-    """What the name of an op without weights tells."""
-    assert _written(op, _name(*output), constant=constant, fused=fused) == [expected]
+    content = chain(
+        ("FULLY_CONNECTED", "x w bias", "y"),
+        inputs="x",
+        outputs="y",
+        y={"name": _name(output) or "result"},
+        w=constant(np.ones((4, 4)), name=_name(weight) or "w"),
+        bias=constant(np.ones(4), name=_name(bias) or "bias"),
+    )
+    [entry] = OpDtypeMap(OpGraph.read(content), ModuleTree(_NET))
+    assert entry.module == expected
 
 
 @pytest.mark.slow
