@@ -42,41 +42,32 @@ def make_request(
         model = {key: as_module(each) for key, each in model.items()}
     model = as_module(model)
     several = _signatures(model, sample_inputs)
+    first = model if several is None else next(iter(several.values()))
+    label = readable(name if name is not None else model_name(first))
     if several is None:
-        label = readable(name if name is not None else model_name(model))
-        entries = [
-            _entry(
-                litert.SIGNATURE,
-                model,
-                (sample_inputs, sample_kwargs),
-                calibration=calibration,
-                dynamic_shapes=dynamic_shapes,
-                name=label,
-                quantizer=quantizer,
-            )
-        ]
+        given = {litert.SIGNATURE: (model, (sample_inputs, sample_kwargs))}
+        samples, shapes = {litert.SIGNATURE: calibration}, {litert.SIGNATURE: dynamic_shapes}
     else:
         if sample_kwargs is not None:
             raise ValueError(
                 "sample_kwargs: with several signatures the keyword inputs stand among "
                 "sample_inputs: {signature: (args, kwargs)}"
             )
-        first = next(iter(several.values()))
-        label = readable(name if name is not None else model_name(first))
         samples = _by_signature("calibration", calibration, several)
         shapes = _by_signature("dynamic_shapes", dynamic_shapes, several)
-        entries = [
-            _entry(
-                readable(key),
-                each,
-                _args_and_kwargs(sample_inputs[key]),
-                calibration=samples[key],
-                dynamic_shapes=shapes[key],
-                name=f"{label}[{readable(key)}]",
-                quantizer=quantizer,
-            )
-            for key, each in several.items()
-        ]
+        given = {k: (each, _args_and_kwargs(sample_inputs[k])) for k, each in several.items()}
+    entries = [
+        _entry(
+            readable(key),
+            each,
+            inputs,
+            calibration=samples[key],
+            dynamic_shapes=shapes[key],
+            name=label if several is None else f"{label}[{readable(key)}]",
+            quantizer=quantizer,
+        )
+        for key, (each, inputs) in given.items()
+    ]
     if train is not None and not callable(train):
         raise TypeError(f"train: expected a function of the prepared graph, got {train!r:.80}")
     if train is not None and len(entries) > 1:
@@ -101,7 +92,7 @@ def _signatures(model: Any, sample_inputs: Any) -> dict[str, Any] | None:
     return dict.fromkeys(sample_inputs, model) if named and sample_inputs else None
 
 
-def _by_signature(what: str, values: Any, signatures: Mapping[str, Any]) -> Mapping[str, Any]:
+def _by_signature(what: str, values: Any, signatures: Mapping[str, Any]) -> dict[str, Any]:
     if values is None:
         return dict.fromkeys(signatures)
     if not isinstance(values, Mapping):
@@ -110,7 +101,7 @@ def _by_signature(what: str, values: Any, signatures: Mapping[str, Any]) -> Mapp
             f"{type(values).__name__}"
         )
     _require_same(what, values, "sample_inputs", signatures)
-    return values
+    return dict(values)
 
 
 def _require_same(what: str, keys: Iterable[str], other: str, known: Iterable[str]) -> None:

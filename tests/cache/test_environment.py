@@ -143,7 +143,7 @@ assert "tensorflow" not in sys.modules  # it may be installed beside a cache fil
 import tensorflow
 assert (environment.libraries(), environment.settings()) == before
 """
-    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True, timeout=300)
 
 
 @pytest.fixture

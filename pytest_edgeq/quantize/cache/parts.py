@@ -47,7 +47,6 @@ def write_simulation(simulation: Simulation) -> dict[str, bytes]:
 
 def read_simulation(parts: Mapping[str, bytes]) -> Simulation:
     """Decode a quantized graph of `write_simulation`; it is built at first use."""
-    _check_names(parts, "graph", "tensors", "facts")
     facts = json.loads(parts["facts"])
     # Checked now, because when the graph is built it is too late to calibrate again.
     if facts["digest"] != digest_of(parts["graph"], parts["tensors"]):
@@ -59,19 +58,13 @@ def read_simulation(parts: Mapping[str, bytes]) -> Simulation:
 
     return Simulation(
         graph,
-        _fact(facts, "static", bool),
-        _fact(facts, "weights_alone", bool),
-        frozenset((module, op) for module, op in _fact(facts, "annotated", list)),
-        _fact(facts, "strict_refusal", str, type(None)),
-        tuple(Warned(*each) for each in _fact(facts, "warned", list)),
+        facts["static"],
+        facts["weights_alone"],
+        frozenset((module, op) for module, op in facts["annotated"]),
+        facts["strict_refusal"],
+        tuple(Warned(*each) for each in facts["warned"]),
         facts["digest"],
     )
-
-
-def _fact(facts: Mapping[str, Any], key: str, *types: type) -> Any:
-    if type(facts[key]) not in types:
-        raise ValueError(f"its fact {key!r} is a {type(facts[key]).__name__}")
-    return facts[key]
 
 
 def write_ranges(ranges: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
@@ -93,7 +86,6 @@ def write_ranges(ranges: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
 
 def read_ranges(parts: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
     """Decode the ranges of `write_ranges`."""
-    _check_names(parts, "ranges", "tensors")
     content = json.loads(parts["ranges"])
     arrays = {
         place: tensor.numpy()[()] if place in content["scalars"] else tensor.numpy()
@@ -107,7 +99,6 @@ def read_ranges(parts: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
 
 def read_file(parts: Mapping[str, bytes]) -> bytes:
     """Return a `.tflite` file."""
-    _check_names(parts, "tflite")
     if parts["tflite"][4:8] != b"TFL3":
         raise ValueError("its part 'tflite' is no such file")
     return parts["tflite"]
@@ -115,13 +106,6 @@ def read_file(parts: Mapping[str, bytes]) -> bytes:
 
 def read_key(parts: Mapping[str, bytes]) -> bytes:
     """Return a key, in hexadecimal."""
-    _check_names(parts, "key")
     if not re.fullmatch(rb"[0-9a-f]{64}", parts["key"]):
         raise ValueError("its part 'key' is none")
     return parts["key"]
-
-
-def _check_names(parts: Mapping[str, bytes], *names: str) -> None:
-    missing = [name for name in names if name not in parts]
-    if missing:
-        raise ValueError(f"it has no part {missing[0]!r}")
