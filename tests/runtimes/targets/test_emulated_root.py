@@ -23,7 +23,7 @@ from pytest_edgeq.runtimes.workers.emulated_root import (
     ubuntu_sources,
 )
 
-CONVERTED = Path(__file__).parents[2] / "fixtures" / "tflite" / "converted"
+CONVERTED = Path(__file__).parents[3] / "fixtures" / "tflite" / "converted"
 
 # An emulated CPU, and a root that is downloaded for it.
 pytestmark = [

@@ -81,7 +81,7 @@ class EndingSession:
         self.runtime.end_at("close")
 
 
-def _chain(shape: tuple[int, ...], *ops: tuple[Any, ...], **fields: float) -> bytes:
+def _chain(shape: tuple[int, ...], *ops: tuple[Any, ...], **fields: Any) -> bytes:
     """Write a file of ops of one input; the fields are options of the last."""
     file = FileWriter()
     graph = file.graph()
