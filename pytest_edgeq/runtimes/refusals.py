@@ -226,14 +226,14 @@ def _no_kernel(graph: OpGraph, op: Op) -> str:
                 scales[f"{role} {place}"] = float(tensor.scales[0])
     text = ", ".join(f"{scale:.4g} of {name}" for name, scale in scales.items())
     if scales and min(scales.values()) < _NEXT_TO_ZERO:
-        return (
-            f"XNNPACK makes no kernel for scales this far apart ({text}). One next to 0 is that of "
-            "a tensor that was zero on every calibration sample: calibrate with samples on which "
-            "it is not, or leave the op in float. The builtin kernels may run the file "
-            "(runtime='builtin'), but a device that runs XNNPACK will refuse it."
+        why = (
+            f"scales this far apart ({text}). One next to 0 is that of a tensor that was zero on "
+            "every calibration sample: calibrate with samples on which it is not, or leave the op "
+            "in float."
         )
+    else:
+        why = f"this op{f' (scales: {text})' if text else ''}: leave it in float."
     return (
-        f"XNNPACK makes no kernel for this op{f' (scales: {text})' if text else ''}: leave it in "
-        "float. The builtin kernels may run the file (runtime='builtin'), but a device that runs "
-        "XNNPACK will refuse it."
+        f"XNNPACK makes no kernel for {why} The builtin kernels may run the file "
+        "(runtime='builtin'), but a device that runs XNNPACK will refuse it."
     )

@@ -16,7 +16,7 @@ from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq.numerics.metrics import sqnr_db
 from pytest_edgeq.runtimes.edge import EdgeFile
 from tests.cli.conftest import CONVERTED, Check, Run
-from tests.isolate.runners import segfault_at_run
+from tests.runtimes.isolate.runners import segfault_at_run
 
 FLOAT = CONVERTED / "attention.float.tflite"
 INT8 = CONVERTED / "attention.int8.tflite"

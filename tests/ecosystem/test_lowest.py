@@ -21,7 +21,7 @@ SUBSET = (
     *("tests/plugin/test_plugin_obsolete.py", "tests/plugin/test_plugin_errors.py"),
     *("tests/numerics", "tests/baselines/test_baselines_store.py"),
     *("tests/tflite/test_tflite_schemes.py", "tests/tflite/test_tflite_source.py"),
-    "tests/isolate/test_isolate_crashes.py",
+    "tests/runtimes/isolate/test_isolate_crashes.py",
 )
 
 # pytest reads `[tool.pytest]` from 9.0 on.

@@ -4,7 +4,7 @@ Rounding errors of TFLite's builtin CPU kernels beyond the arithmetic of their o
 `rounding` bounds the codes of quantized kernels, `floats` the results of float kernels, `hybrid`
 computes the input of kernels that quantize it at run time. Read from the sources of LiteRT of
 August 2026 (ai-edge-litert 2.3), below `tflite/kernels/`, and measured in
-`tests/kernels/test_kernels.py`.
+`tests/runtimes/bounds/test_bounds.py`.
 """
 
 from __future__ import annotations

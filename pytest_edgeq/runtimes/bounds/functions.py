@@ -22,7 +22,7 @@ Floats = npt.NDArray[Any]
 
 def table(site: Site) -> float | None:
     """
-    A table of 256 codes, each computed in float and rounded once.
+    A table of 256 codes, each computed in float and rounded once; int16: `table_excess`.
 
     Input, function, scaling and the sum with the zero point are off by some units in the last place
     (`internal/common.h`, `LUTPopulateInt8`; LOGISTIC, TANH, EXP, LOG, ELU, GELU), and functions
@@ -74,9 +74,9 @@ def hard_swish(site: Site, s_in: float) -> float | None:
     """
     HARD_SWISH in 16 bits (`internal/reference/hard_swish.h`, `activations.cc`, `HardSwishPrepare`).
 
-    x · 128 is brought to the output's scale · 2^e (e ≤ 0) by a 16-bit multiplier, off by 1/2 and
-    by the multiplier's truncation; times relu6(x + 3) / 6, off by its own multiplier, shifts and
-    halving, in units of 2^−15; the product is truncated (1 unit) and shifted by e.
+    x · 128 is brought to the output's scale · 2^e (e ≤ 0), off by 1/2 and by the multiplier's
+    truncation; times relu6(x + 3) / 6, off by its own multiplier, shifts and halving, in 2^−15; the
+    product is truncated (1 unit) and shifted by e.
     """
     if site.output.dtype == "int16":
         return None
@@ -99,10 +99,9 @@ def _cut(real: float) -> tuple[float, int]:
 
 def softmax(site: Site, s_in: float) -> float:
     """
-    SOFTMAX of 8 bits in floats: a table of exponentials, their sum, a division.
+    SOFTMAX of 8 bits in floats: n + 5 operations (`internal/optimized/optimized_ops.h`, `Softmax`).
 
-    n + 5 float operations (`internal/optimized/optimized_ops.h`, `Softmax`), and exponents that
-    the float scale has moved by 255 · s_in · 2^−24.
+    The float scale has moved the exponents by 255 · s_in · 2^−24.
     """
     if site.output.dtype == "int16":
         return _softmax_16(site.data)
@@ -115,8 +114,7 @@ def _softmax_16(x: Tensor) -> float:
 
     In LSB of 2^−15: an exponential e is off by half a step of 10/65535 of its input (2.5 · e), by
     half the error of a line over 10/512 (0.8 · e), and by up to 1.5 in its entries, whatever its
-    size: below e^−10 it stays there. Their sum of n, which is 1 or more, divides all; the table of
-    reciprocals and the last rounding add 2.
+    size. Their sum, 1 or more, divides all; reciprocals and the last rounding add 2.
     """
     return (2.5 + 0.8) * 2 + 1.5 * (x.shape[-1] + 1) + 2
 

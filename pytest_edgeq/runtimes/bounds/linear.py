@@ -26,22 +26,20 @@ from pytest_edgeq.runtimes.bounds.site import (
 
 def joined(site: Site) -> float | None:
     """
-    CONCATENATION copies codes.
+    CONCATENATION copies codes: `concatenation.cc` demands equal scales for int8 and int16.
 
-    `concatenation.cc` demands equal scales for int8 and int16. uint8 is computed in floats:
-    code · s/S − zp · s/S, three roundings of terms that reach twice as far as the output's codes
-    (`internal/optimized/optimized_ops.h`, `ConcatenationWithScaling`).
+    uint8 is code · s/S − zp · s/S in floats, three roundings of terms that reach twice as far as
+    the output's codes (`internal/optimized/optimized_ops.h`, `ConcatenationWithScaling`).
     """
     return 6 * ULP * 2 * site.reach if site.output.dtype == "uint8" else 0.0
 
 
 def product(data: int, weights: int, bias: int | None) -> Callable[[Site], float | None]:
     """
-    Sums of products, rescaled by s_in · s_w / S.
+    Sums of products, rescaled by s_in · s_w / S; the sum itself is exact.
 
-    The rescaling rounds, and so does the bias, which the file stores as a multiple of
-    s_in · s_w. The sum itself is exact. The multiplier is computed in double for each channel, for
-    uint8, BATCH_MATMUL and FULLY_CONNECTED with one scale by a product in float
+    The rescaling rounds, and so does the bias, a multiple of s_in · s_w. The multiplier is computed
+    in double for each channel, for uint8, BATCH_MATMUL and FULLY_CONNECTED with one scale in float
     (`kernel_util.cc`, `PopulateConvolutionQuantizationParams`, `GetQuantizedConvolutionMultipler`).
     16×8 with 64-bit sums is rescaled from int64 (`internal/reference/integer_ops/`: `conv.h`,
     `depthwise_conv.h`, `transpose_conv.h`, `fully_connected.h`; `internal/reference/`:
@@ -69,12 +67,11 @@ def product(data: int, weights: int, bias: int | None) -> Callable[[Site], float
 
 def added(site: Site, first: float, second: float) -> float:
     """
-    ADD and SUB: both sides are rescaled to a common unit, added, and rescaled.
+    ADD and SUB: both sides are rescaled to 2 · max(s1, s2) / 2^20 (int16: 2^15), added, rescaled.
 
-    The common unit is u = 2 · max(s1, s2) / 2^20, or 2^15 for int16. Bringing a side there is a
-    rescaling with a multiplier of at most 1/2 and its two roundings, u · (1/2 + double rounding).
-    (`add.cc`, `sub.cc`, `Prepare`; `internal/reference/integer_ops/add.h`, `AddFunc`.) int16 with
-    scales that are powers of two shifts instead, which is closer.
+    Bringing a side there is a rescaling by at most 1/2, with its two roundings (`add.cc`, `sub.cc`,
+    `Prepare`; `internal/reference/integer_ops/add.h`, `AddFunc`). int16 with scales that are powers
+    of two shifts instead, which is closer.
     """
     sides = np.array([first, second], np.float64)
     common = 2 * float(sides.max())
@@ -91,22 +88,20 @@ def multiplied(site: Site, first: float, second: float) -> float:
 
 def divided(site: Site, first: float, second: float) -> float:
     """
-    DIV: times the reciprocal of the divisor's code, in 31 bits.
+    DIV: times the reciprocal of the divisor's code in 31 bits, some units of 2^−29 off.
 
-    After three Newton steps it is a few units of 2^−29 off; the quotient has 29 bits or more before
-    it is shifted, so that its double rounding is below 2^−20 of an LSB (`internal/reference/div.h`,
-    `DivElementwise`). The multiplier is computed by two float operations.
+    The quotient has 29 bits or more before it is shifted: its double rounding is below 2^−20
+    (`internal/reference/div.h`, `DivElementwise`). The multiplier takes two float operations.
     """
     return 2.0**-20 + (2 * ULP + 2.0**-26) * site.reach
 
 
 def rescaled(site: Site, s_in: float) -> float:
     """
-    RELU and variants, ABS, QUANTIZE of codes: times s_in / S, in floats.
+    RELU and variants, ABS, QUANTIZE of codes: times s_in / S, computed in float or double.
 
-    The factor is computed in float or double (`activations.cc`, `ReluPrepare`; `quantize.cc`,
-    `Prepare`; `elementwise.cc`, `SetAbsOutputMultiplier`). Bounds of the activation are rounded to
-    codes, as r is.
+    (`activations.cc`, `ReluPrepare`; `quantize.cc`, `Prepare`; `elementwise.cc`,
+    `SetAbsOutputMultiplier`.) Bounds of the activation are rounded to codes, as r is.
     """
     return rescale_excess(s_in / site.scale, site.reach) + ULP * site.reach
 
@@ -115,7 +110,7 @@ def quantized(site: Site) -> float | None:
     """
     QUANTIZE: floats are divided by the scale, or multiplied by its inverse, and rounded.
 
-    Two float operations (`internal/optimized/optimized_ops.h`, `AffineQuantize`).
+    (`internal/optimized/optimized_ops.h`, `AffineQuantize`)
     """
     x = site.input(0)
     if x is not None and x.is_floating_point:
@@ -139,10 +134,10 @@ def parametric(site: Site, s_in: float, s_alpha: float) -> float:
 
 def squared_difference(site: Site, first: float, second: float) -> float:
     """
-    SQUARED_DIFFERENCE: both sides at a common unit u, their difference d squared, rescaled.
+    SQUARED_DIFFERENCE: both at u = 2 · max(s1, s2) / 2^7, their difference d squared, rescaled.
 
-    u is 2 · max(s1, s2) / 2^7. Sides that are off by e in sum make d² off by 2de + e², and
-    d² u² ≤ reach · S where it is not clipped (`squared_difference.cc`).
+    Sides that are off by e in sum make d² off by 2de + e², and d² u² ≤ reach · S where it is not
+    clipped (`squared_difference.cc`).
     """
     sides = np.array([first, second], np.float64)
     unit = 2 * float(sides.max()) / 2**7
@@ -157,10 +152,10 @@ def mean(site: Site, s_in: float) -> float:
     """
     MEAN: the exact sum of codes times s_in / (n · S).
 
-    The general way divides the significand by n, truncating, and keeps shift and significand as
-    they are (`internal/reference/reduce.h`, `QuantizedMeanOrSum`). Over height and width of four
-    dimensions that are kept, the multiplier is computed in floats, and the zero point, rescaled and
-    rounded separately, adds up to another half (`internal/optimized/integer_ops/mean.h`).
+    The general way divides the significand by n, truncating (`internal/reference/reduce.h`,
+    `QuantizedMeanOrSum`). Over height and width of four dimensions that are kept, the multiplier is
+    computed in floats, and the zero point, rescaled and rounded separately, adds up to another half
+    (`internal/optimized/integer_ops/mean.h`).
     """
     x = site.data
     n = max(elements(x) // max(elements(site.output), 1), 1)
@@ -184,8 +179,8 @@ def summed(site: Site, s_in: float) -> float:
     """
     SUM: the exact sum of codes times s_in / S, minus their zero points.
 
-    The six float operations are off in proportion to the greater of the two
-    (`internal/optimized/reduce.h`, `QuantizedMeanOrSum`).
+    Six float operations, relative to the greater of the two (`internal/optimized/reduce.h`,
+    `QuantizedMeanOrSum`).
     """
     x = site.data
     n = max(elements(x) // max(elements(site.output), 1), 1)
@@ -199,20 +194,15 @@ def summed_whole(site: Site) -> float:
 
 
 def averaged(site: Site, s_in: float) -> float:
-    """
-    AVERAGE_POOL_2D: the exact average of codes, rounded half away from zero.
-
-    Nothing is rescaled (`internal/optimized/integer_ops/pooling.h`, `AveragePool`).
-    """
+    """AVERAGE_POOL_2D: the exact average of codes (`internal/optimized/integer_ops/pooling.h`)."""
     return 4 * ULP * magnitude(site)
 
 
 def interpolated(site: Site, s_in: float) -> float | None:
     """
-    RESIZE_BILINEAR between codes, with positions in units of 2^−10 pixel.
+    RESIZE_BILINEAR between codes, with steps rounded to 2^−10 pixel, so that positions drift.
 
-    The step from one output pixel to the next is rounded to such a unit, so that positions drift; a
-    drift of δ makes an error of δ times the difference of two neighbours, at most all codes, in
+    A drift of δ makes an error of δ times the difference of two neighbours, at most all codes, in
     each direction (`internal/reference/resize_bilinear.h`, `ResizeBilinearInteger`). uint8 uses
     floats and truncates after adding 1/2.
     """

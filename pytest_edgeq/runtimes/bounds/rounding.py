@@ -107,7 +107,7 @@ _RULES |= {name: (_copied, 0) for name, op in OPS.items() if op.copies}
 
 def _xnnpack_excess(site: Site) -> float:
     """
-    Return what XNNPACK adds to the bound of TFLite's own kernels, which run what it does not.
+    Return the error to add to the bound of TFLite's own kernels, which run all other ops.
 
     (`src/microparams-init.c` below XNNPACK's own folder, August 2026.)
     """

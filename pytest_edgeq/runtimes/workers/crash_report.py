@@ -63,8 +63,9 @@ class WorkerCrashError(LinkError):
         self, error: LinkError, seconds: float | None, memory: Memory | None, bound: int
     ) -> None:
         code = -signal.SIGKILL if error.code is None else error.code
-        kinds = {"lost": "exit" if code >= 0 else "signal", "closed": "signal", "time": "timeout"}
-        kind = kinds.get(error.kind, "memory" if error.kind == "memory" else "start")
+        kinds = {"closed": "signal", "time": "timeout", "memory": "memory"}
+        kinds["lost"] = "exit" if code >= 0 else "signal"
+        kind = kinds.get(error.kind, "start")
         self.was_killed = kind == "signal" and code == -signal.SIGKILL  # by another process
         ran_out = any(word in error.printed for word in _OUT_OF_MEMORY) or (
             memory is not None and memory.data > _NEAR * bound

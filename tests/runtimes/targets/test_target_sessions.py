@@ -17,12 +17,12 @@ from pytest_edgeq.plugin.options.values import CI_VARIABLES
 from pytest_edgeq.runtimes.workers.remote_worker import facts
 from pytest_edgeq.runtimes.workers.target_spec import parse_targets
 from tests.processes import left_after, let_sigint_through, target_workers
-from tests.targets.conftest import drawn, patched_litert
+from tests.runtimes.targets.conftest import drawn, patched_litert
 from tests.waiting import output_of, wait_until
 
 BATCH_NORMS = make.CONVERTED / "batch_norms.int8.tflite"
 GOLDEN = Path(__file__).parent / "golden"
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 PORTABLE = ["env", "RUY_PATHS=1", sys.executable]
 """Builtin kernels without AVX2, as on ARM: ruy reads which code it may use."""
@@ -35,7 +35,7 @@ needs_avx2 = pytest.mark.skipif(
 TEST = """
 import pytest
 from fixtures.tflite import make, stacks
-from tests.targets.conftest import drawn
+from tests.runtimes.targets.conftest import drawn
 
 
 @pytest.fixture(scope="module")

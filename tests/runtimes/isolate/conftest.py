@@ -32,7 +32,7 @@ Golden = Callable[[str, type[Exception], Callable[[], object]], None]
 
 @pytest.fixture(scope="session")
 def golden() -> Golden:
-    """Compare a failure's text with tests/isolate/golden/<name>.txt."""
+    """Compare a failure's text with tests/runtimes/isolate/golden/<name>.txt."""
 
     def check(name: str, error: type[Exception], call: Callable[[], object]) -> None:
         with pytest.raises(error) as caught:

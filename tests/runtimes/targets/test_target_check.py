@@ -15,7 +15,7 @@ from pytest_edgeq.cli import edgeq
 from pytest_edgeq.runtimes.workers.remote_worker import facts
 from pytest_edgeq.runtimes.workers.target import Target
 from pytest_edgeq.runtimes.workers.trial import try_target
-from tests.targets.conftest import patched_litert
+from tests.runtimes.targets.conftest import patched_litert
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from pytest_edgeq.plugin.options.values import CI_VARIABLES
 from tests.processes import left_after, let_sigint_through
 from tests.waiting import output_of, wait_until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 pytestmark = [
     # Several sessions of pytest, waited for 60 s each on a busy machine.
@@ -32,7 +32,7 @@ import os
 import numpy as np
 import pytest
 
-from tests.isolate import runners
+from tests.runtimes.isolate import runners
 
 SAMPLE = np.ones((1, 4), np.float32)
 
@@ -57,7 +57,7 @@ def test_after(edgeq):
 
 HANGS = """
 import numpy as np
-from tests.isolate import runners
+from tests.runtimes.isolate import runners
 
 
 def test_hangs(edgeq):
@@ -73,7 +73,7 @@ import ctypes
 import os
 from pathlib import Path
 
-from tests.isolate.runners import Ending
+from tests.runtimes.isolate.runners import Ending
 
 STARTED = Path(__file__).with_name("started")
 

@@ -23,8 +23,6 @@ from pytest_edgeq.runtimes.workers.emulated_root import (
     ubuntu_sources,
 )
 
-CONVERTED = Path(__file__).parents[2] / "fixtures" / "tflite" / "converted"
-
 # An emulated CPU, and a root that is downloaded for it.
 pytestmark = [
     pytest.mark.skipif(
@@ -32,24 +30,6 @@ pytestmark = [
     ),
     pytest.mark.timeout(900),
 ]
-
-RUN_ALL = """
-import json, sys
-import numpy as np
-from ai_edge_litert.interpreter import Interpreter
-
-shapes = []
-for path in sys.argv[1:]:
-    interpreter = Interpreter(model_path=path, num_threads=1)
-    interpreter.allocate_tensors()
-    for each in interpreter.get_input_details():
-        interpreter.set_tensor(each["index"], np.ones(each["shape"], each["dtype"]))
-    interpreter.invoke()
-    outputs = [interpreter.get_tensor(each["index"]) for each in interpreter.get_output_details()]
-    assert all(np.isfinite(output).all() for output in outputs), path
-    shapes.append([[str(output.dtype), *output.shape] for output in outputs])
-print(json.dumps(shapes))
-"""
 
 QEMU = "echo '  cortex-a76'; exit 1"
 """A stand-in for QEMU, for what ends before it runs anything."""
@@ -274,15 +254,3 @@ def test_a_finished_root_is_told_and_left_as_it_is(
     told = json.loads(subprocess.run(run, capture_output=True, check=True, timeout=300).stdout)
     assert told.pop("machine") == "aarch64"
     assert told == json.loads((arm64_root / "edgeq-root.json").read_text("utf-8"))
-
-
-@pytest.mark.slow
-def test_it_runs_the_files_of_the_fixtures(arm64_command: list[str]) -> None:
-    """With XNNPACK's kernels for ARM; the outputs have the shapes and dtypes of this machine."""
-    command = ["-c", RUN_ALL, *sorted(map(str, CONVERTED.glob("*.tflite")))]
-    there, here = (
-        subprocess.run([*python, *command], capture_output=True, check=True, timeout=300)
-        for python in (arm64_command, [sys.executable])
-    )
-    assert len(json.loads(there.stdout)) > 50
-    assert json.loads(there.stdout) == json.loads(here.stdout)

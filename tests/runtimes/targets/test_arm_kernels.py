@@ -20,7 +20,7 @@ from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.workers.remote_worker import facts
 from pytest_edgeq.runtimes.workers.target import Target
 from tests.bench.speed.kernels_of_arm import INTEGERS, Difference, difference, drawn, fixture_files
-from tests.targets.conftest import drawn as samples_of
+from tests.runtimes.targets.conftest import drawn as samples_of
 
 # An emulated CPU, and a root that is downloaded for it.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

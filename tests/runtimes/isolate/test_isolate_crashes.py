@@ -20,9 +20,9 @@ from pytest_edgeq import Edgeq, QuantizedModel, assert_runtimes_agree
 from pytest_edgeq.errors import CrashedConversionError, CrashedError
 from pytest_edgeq.runtimes.workers.bounds import default_memory
 from pytest_edgeq.runtimes.workers.policy import Isolation
-from tests.isolate import runners
-from tests.isolate.conftest import GOLDEN, Golden
 from tests.processes import left_after
+from tests.runtimes.isolate import runners
+from tests.runtimes.isolate.conftest import GOLDEN, Golden
 from tests.waiting import rounds
 
 SAMPLE = np.array([[1, 2, 3, 4]], np.float32)

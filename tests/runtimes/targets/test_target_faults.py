@@ -23,9 +23,9 @@ from pytest_edgeq.errors import CrashedError, UnrunnableError
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.workers.target import Target
-from tests.isolate.runners import segfault_at_run
 from tests.processes import left_after, let_sigint_through, target_workers
-from tests.targets.conftest import drawn
+from tests.runtimes.isolate.runners import segfault_at_run
+from tests.runtimes.targets.conftest import drawn
 from tests.waiting import SECONDS, line_of, running
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -243,7 +243,7 @@ def test_no_process_is_left_after_any_end(tmp_path: Path, end: str) -> None:
     """Of the process that has started the target."""
     script = tmp_path / "client.py"
     script.write_text(CLIENT)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     let_sigint_through()
     with running(
         [sys.executable, str(script), end],

@@ -23,7 +23,7 @@ from pytest_edgeq.runtimes.workers.target_spec import KERNELS
 from pytest_edgeq.tflite.graph import OpGraph
 from tests.bench.speed.kernels_of_arm import drawn as inputs_of
 from tests.processes import left_after, target_workers
-from tests.targets.conftest import drawn
+from tests.runtimes.targets.conftest import drawn
 
 Array = npt.NDArray[Any]
 
