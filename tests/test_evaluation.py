@@ -90,9 +90,7 @@ def maker() -> Edgeq:
 def net(maker: Edgeq) -> QuantizedModel:
     """The sound network that was trained on digits."""
     return maker.quantize(
-        digits.trained(),
-        (torch.zeros(1, 1, 8, 8),),
-        calibration=digits.calibration(64),
+        digits.trained(), (torch.zeros(1, 1, 8, 8),), calibration=digits.calibration(64)
     )
 
 
@@ -117,7 +115,7 @@ def _errors(comparison: Comparison) -> OutputErrors:
     return errors
 
 
-@pytest.mark.parametrize("n", [1, 8, 64])
+@pytest.mark.parametrize("n", [2, 64])
 def test_a_sound_model_is_stored_and_given_a_budget(
     maker: Edgeq, net: QuantizedModel, remember: Remember, n: int
 ) -> None:
@@ -218,10 +216,8 @@ def test_samples_are_counted_where_they_are_compared(maker: Edgeq, net: Quantize
     assert maker.compare(net, [black, other, other, black, black]).evaluated == (5, 2, 3)
 
 
-def test_eight_uneven_samples_are_refused_with_the_number_that_would_do(
-    remember: Remember, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The golden text, whether or not the file would be written; the number does, for a budget."""
+def test_eight_uneven_samples_are_refused_with_the_number_that_would_do(remember: Remember) -> None:
+    """The golden text, whether or not the file would be written; the number does."""
     comparison = _uneven(8)
     expected = (GOLDEN / "errors_too_few_samples.txt").read_text("utf-8")
     for update in ((), ("new",)):
@@ -231,12 +227,6 @@ def test_eight_uneven_samples_are_refused_with_the_number_that_would_do(
     needed = samples_needed(_errors(comparison), "pt2e", "sqnr_db")
     assert needed is not None
     assert remember(_uneven(needed), "new")["written"]
-    with pytest.raises(
-        ValueError, match=r"8 samples are too few: give at least .*\ncause: .* zeros"
-    ):
-        Edgeq().suggest_budget(comparison)
-    assert capsys.readouterr().out == ""
-    assert Edgeq().suggest_budget(_uneven(256)).sqnr_db is not None
 
 
 def _one_uneven(n: int) -> Comparison:
@@ -354,16 +344,6 @@ def test_values_below_a_step_are_broken_where_the_scale_is_calibrated(remember: 
     with pytest.raises(AssertionError, match=r"^errors not stored: total"):
         remember(_below_a_step(1 / 255), "new")
     assert remember(_below_a_step(1 / 256), "new")["written"]
-
-
-def test_the_limits_of_a_budget_are_those_that_are_remembered() -> None:
-    """One derivation for both; more samples of a kind narrow them."""
-    comparison = _uneven(32)
-    errors, rows = _errors(comparison), errors_to_remember(comparison)["errors"]
-    once, often = limits_of(errors, "pt2e"), limits_of(errors, "pt2e", 16)
-    assert once == {row["metric"]: row["worst"] for row in rows}
-    assert often["sqnr_db"] > once["sqnr_db"]
-    assert limits_of(errors, "pt2e", 16, ["rmse"]) == {"rmse": often["rmse"]}
 
 
 def test_the_gate_notes_few_samples_outside_of_a_test(maker: Edgeq, net: QuantizedModel) -> None:

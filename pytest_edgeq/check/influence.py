@@ -208,8 +208,7 @@ class Influence:
     ) -> CoarseTensor | None:
         edge = self._quantized.edge
         names = self._quantized.input_names
-        at = {name: np.array(i) for i, name in enumerate(names)}
-        borders = edge.by_input_name(names, [at[name] for name in names])
+        borders = edge.by_input_name(names, [np.array(i) for i in range(len(names))])
         start = next(
             each.tensor.index for each in edge.signature.inputs if int(borders[each.name]) == place
         )

@@ -38,28 +38,6 @@ if TYPE_CHECKING:
 _CHOSEN = 2  # number of first samples on which the ops are always measured
 
 
-class _SampleChoice:
-    """
-    Choice of the samples whose ops are measured, since this costs several runs.
-
-    These are the first few, and each later one with an output that is further from torch than on
-    all before it. Of n samples of like errors some 1 + ln n are selected. If a sample changes the
-    results of the next one, all are.
-    """
-
-    def __init__(self, quantized: QuantizedModel) -> None:
-        edges = (quantized.edge, quantized.float_edge)
-        self._selects_all = any(edge is not None and edge.is_stateful for edge in edges)
-        self._count = 0
-        self.distances = Distances()
-
-    def selects(self, distances: Sequence[float] | None) -> bool:
-        """Whether to measure the ops on the next sample, by its distances from torch if known."""
-        self._count += 1
-        is_furthest = distances is None or self.distances.exceeds(distances)
-        return self._selects_all or self._count <= _CHOSEN or is_furthest
-
-
 class Measuring:
     """One pass over the samples; what prevents a measurement becomes a finding or a note."""
 
@@ -87,7 +65,10 @@ class Measuring:
             quantized, runtime, keeps_points=keeps_points, by_sample=by_sample
         )
         self._agreement = Agreement(quantized)
-        self._choice = _SampleChoice(quantized)
+        edges = (quantized.edge, quantized.float_edge)
+        self._is_stateful = any(edge is not None and edge.is_stateful for edge in edges)
+        self._n_asked = 0
+        self._distances = Distances()
         self._influence = Influence(quantized, runtime)
         self._localizer: Localizer | None = None
         """None where ops cannot be measured, or not any more."""
@@ -184,14 +165,14 @@ class Measuring:
             assert found.tally is not None, "unreachable because outputs are compared"
             self._comparer.merge(found.measurement, found.tally)
             for each in found.samples:
-                is_chosen = self._choice.selects(each.distances or ())
+                is_chosen = self._selects(each.distances or ())
                 if self._localizer is not None:
                     add = partial(add_checked, self._localizer, each, is_chosen=is_chosen)
                     self._try_ops(add)
 
         def extra() -> Any:
             has_diverged = localizer is None or localizer.against_torch.is_done
-            return has_diverged, self._localizer is not None, self._choice.distances.worst
+            return has_diverged, self._localizer is not None, self._distances.worst
 
         try:
             return reading.measure(
@@ -219,6 +200,14 @@ class Measuring:
                 pass  # the remaining samples are still validated
             return ()
 
+    def _selects(self, distances: Sequence[float] | None) -> bool:
+        """Whether to measure the ops on the next sample, by its distances from torch if known."""
+        # This costs several runs. Of n samples of like errors some 1 + ln n are further from torch
+        # than all before; with a state, each sample changes the results of the next one.
+        self._n_asked += 1
+        is_furthest = distances is None or self._distances.exceeds(distances)
+        return self._is_stateful or self._n_asked <= _CHOSEN or is_furthest
+
     def _localizing(self, sample: Sample, outcome: SampleOutputs | None) -> Callable[[], None]:
         """Return the call that measures the ops on a sample, or compares outputs alone."""
         localizer = self._localizer
@@ -226,7 +215,7 @@ class Measuring:
             return _nothing
         known = {} if outcome is None else outcome.values
         distances = Distances.between(known["edge"], known["float"]) if known else None
-        is_chosen = self._choice.selects(distances)
+        is_chosen = self._selects(distances)
         measure = localizer.update if is_chosen else localizer.compare_outputs
         return partial(measure, sample.clone(), known)
 
