@@ -185,9 +185,17 @@ class _OutputAccumulator:
 
 
 class StageAccumulator:
-    """Collects the errors of one stage, sample by sample."""
+    """
+    Collects the errors of one stage, sample by sample.
+
+    Raises:
+        ValueError: two outputs have the same name, as they may in a file without signatures.
+    """
 
     def __init__(self, outputs: Sequence[IOSpec]) -> None:
+        names = [spec.name for spec in outputs]
+        if len(set(names)) < len(names):
+            raise ValueError(f"output names must differ, got {', '.join(map(repr, names))}")
         self.n_samples = 0
         self._accumulators = [_OutputAccumulator(spec) for spec in outputs]
 

@@ -16,6 +16,7 @@ from fixtures.tflite.writer import pack, unpack
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel
 from pytest_edgeq.errors import findings_of
 from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
+from pytest_edgeq.numerics.findings import Finding
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -23,8 +24,8 @@ GOLDEN = Path(__file__).parent / "golden"
 class Golden(Protocol):
     """Run what must fail, and hold its text against the golden file of this name."""
 
-    def __call__(self, name: str, check: Callable[[], None]) -> str:
-        """Give the text."""
+    def __call__(self, name: str, check: Callable[[], None]) -> tuple[str, Finding]:
+        """Return the text and its first finding."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -40,7 +41,7 @@ def _one_thread() -> Iterator[None]:
 def golden() -> Golden:
     """Compare a failure's text with tests/assertions/golden/<name>.txt, and with its findings."""
 
-    def check_text(name: str, check: Callable[[], None]) -> str:
+    def check_text(name: str, check: Callable[[], None]) -> tuple[str, Finding]:
         with pytest.raises(AssertionError) as caught:
             check()
         text = str(caught.value)
@@ -49,7 +50,7 @@ def golden() -> Golden:
         assert all(each.title in text for each in (first, *others))
         assert {*first.reasons, *first.evidence} - {f"fix: {first.fix}"} <= {*text.splitlines()}
         assert first.fix in text
-        return text
+        return text, first
 
     return check_text
 

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from fixtures.models import DepthwiseSeparable, samples
 from pytest_edgeq import (
     Budget,
+    assert_input_dtypes,
     assert_no_float_ops,
     assert_op_counts,
     assert_op_dtypes,
     assert_output_dtypes,
     assert_qparams,
-    assert_runtimes_agree,
     assert_size,
     assert_within_budget,
 )
@@ -24,7 +23,6 @@ from pytest_edgeq.errors import UnmatchedError, findings_of
 from pytest_edgeq.numerics.findings import (
     NONFINITE,
     OVER_BUDGET,
-    RUNTIMES_DIFFER,
     UNEXPECTED_COUNT,
     UNEXPECTED_DTYPE,
     UNEXPECTED_QPARAMS,
@@ -32,9 +30,7 @@ from pytest_edgeq.numerics.findings import (
     Finding,
     Place,
 )
-
-ADD = Place("op", "ADD", 5, "layer1.0")
-CONV = Place("op", "CONV_2D", 1, "stem")
+from tests.assertions.conftest import Golden
 
 
 def failed(check: Callable[[], None]) -> tuple[Finding, ...]:
@@ -44,61 +40,89 @@ def failed(check: Callable[[], None]) -> tuple[Finding, ...]:
     return findings_of(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("model", "check", "kind", "place", "expected", "got"),
-    [
-        (
-            "static",
-            lambda model: assert_output_dtypes(model, "float32"),
-            *(UNEXPECTED_DTYPE, Place("output", "output_0"), "float32", "int8"),
+Check = Callable[[Any], None]
+CASES: dict[str, tuple[str, Check, str, str, str]] = {
+    "output_float": (
+        "dynamic",
+        lambda model: assert_output_dtypes(model, "int8"),
+        *(UNEXPECTED_DTYPE, "int8", "float32"),
+    ),
+    # No quantizer of torch writes it: the text says what a caller makes of int8.
+    "input_not_uint8": (
+        "static",
+        lambda model: assert_input_dtypes(model, "uint8"),
+        *(UNEXPECTED_DTYPE, "uint8", "int8"),
+    ),
+    # PT2E misses ADD without a word where the export was not strict.
+    "op_add_float": (
+        "non_strict",
+        lambda model: assert_op_dtypes(model, "ADD", input="int8", output="int8"),
+        *(UNEXPECTED_DTYPE, "int8", "float32"),
+    ),
+    "op_per_tensor": (
+        "per_tensor",
+        lambda model: assert_op_dtypes(model, "CONV_2D", granularity="per_channel"),
+        *(UNEXPECTED_DTYPE, "per_channel", "per_tensor"),
+    ),
+    "op_count": (
+        "pt2e",
+        lambda model: assert_op_dtypes(model, "CONV_2D", count=4),
+        *(UNEXPECTED_COUNT, "4", "3"),
+    ),
+    "counts": (
+        "non_strict",
+        lambda model: assert_op_counts(model, {"ADD": 2, "DEQUANTIZE": 1, "QUANTIZE": 1}),
+        *(UNEXPECTED_COUNT, "1", "3"),
+    ),
+    "no_float_ops": (
+        "non_strict",
+        lambda model: assert_no_float_ops(model, allow=["TRANSPOSE", "MEAN"]),
+        *(UNEXPECTED_DTYPE, "no float", "float32"),
+    ),
+    "no_float_ops_pt2e": (
+        "pt2e",
+        lambda model: assert_no_float_ops(model, allow=["TRANSPOSE"]),
+        *(UNEXPECTED_DTYPE, "no float", "float32"),
+    ),
+    "no_float_ops_dynamic": (
+        "dynamic",
+        assert_no_float_ops,
+        *(UNEXPECTED_DTYPE, "no float", "float32"),
+    ),
+    "no_float_ops_plain": (
+        "plain",
+        assert_no_float_ops,
+        *(UNEXPECTED_DTYPE, "no float", "float32"),
+    ),
+    "qparams_granularity": (
+        "per_tensor",
+        lambda model: assert_qparams(model, granularity="per_channel"),
+        *(UNEXPECTED_QPARAMS, "per_channel", "per_tensor"),
+    ),
+    "qparams_scale_range": (
+        "static",
+        lambda model: assert_qparams(
+            model, "CONV_2D", "layer1.*", role="output", scale_range=(1e-4, 2e-4)
         ),
-        (
-            "non_strict",
-            lambda model: assert_op_dtypes(model, "ADD", input="int8"),
-            *(UNEXPECTED_DTYPE, ADD, "int8", "float32"),
-        ),
-        (
-            "non_strict",
-            lambda model: assert_no_float_ops(model, allow=("TRANSPOSE", "MEAN")),
-            *(UNEXPECTED_DTYPE, ADD, "no float", "float32"),
-        ),
-        (
-            "pt2e",
-            lambda model: assert_op_dtypes(model, "CONV_2D", count=4),
-            *(UNEXPECTED_COUNT, Place("op", "CONV_2D"), "4", "3"),
-        ),
-        (
-            "non_strict",
-            lambda model: assert_op_counts(model, {"DEQUANTIZE": 1}),
-            *(UNEXPECTED_COUNT, Place("op", "DEQUANTIZE"), "1", "3"),
-        ),
-        (
-            "per_tensor",
-            lambda model: assert_qparams(model, "CONV_2D", granularity="per_channel"),
-            *(UNEXPECTED_QPARAMS, CONV, "per_channel", "per_tensor"),
-        ),
-        (
-            "depthwise",
-            lambda model: assert_runtimes_agree(model, samples(DepthwiseSeparable, 4), 0),
-            *(RUNTIMES_DIFFER, Place("output", "output_0"), "at most 0 LSB", "1"),
-        ),
-    ],
-)
-def test_place_and_values_are_fields(
-    request: pytest.FixtureRequest,
-    model: str,
-    check: Callable[[Any], None],
-    kind: str,
-    place: Place,
-    expected: str,
-    got: str,
-) -> None:
-    """Every assertion on dtypes, counts, parameters and codes raises one finding."""
-    (found,) = failed(lambda: check(request.getfixturevalue(model)))
-    assert (found.kind, found.place, found.expected, found.got) == (kind, place, expected, got)
+        *(UNEXPECTED_QPARAMS, "0.0001 … 0.0002", "scale 0.00849691, range [-1.33, 0.841]"),
+    ),
+    "qparams_float": (
+        "plain",
+        lambda model: assert_qparams(model, "CONV_2D", symmetric=True),
+        *(UNEXPECTED_QPARAMS, "a scale", "float32"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_texts_and_fields(request: pytest.FixtureRequest, golden: Golden, name: str) -> None:
+    """The golden text, rendered from one finding with kind, place, expected and got."""
+    model, check, kind, expected, got = CASES[name]
+    text, found = golden(name, lambda: check(request.getfixturevalue(model)))
+    assert (found.kind, found.expected, found.got) == (kind, expected, got)
+    assert text.startswith(str(found.place))
     assert found.evidence
     assert found.causes
-    assert found.command
 
 
 def test_a_size_is_a_place_of_the_file(static: Any) -> None:

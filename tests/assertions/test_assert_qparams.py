@@ -21,21 +21,6 @@ def test_the_sound_model_passes(static: QuantizedModel, weight_only: QuantizedMo
     assert_qparams(weight_only, "CONV_2D", "layer1.*", zero_point=0, granularity="per_channel")
 
 
-def test_per_tensor_instead_of_per_channel(per_tensor: QuantizedModel, golden: Any) -> None:
-    """Depthwise weights, too, whose axis 0 has length 1 always."""
-    golden("qparams_granularity", lambda: assert_qparams(per_tensor, granularity="per_channel"))
-
-
-def test_a_range_that_scales_do_not_meet(static: QuantizedModel, golden: Any) -> None:
-    """Its range is told; what was given to narrow the ops is not advised again."""
-    golden(
-        "qparams_scale_range",
-        lambda: assert_qparams(
-            static, "CONV_2D", "layer1.*", role="output", scale_range=(1e-4, 2e-4)
-        ),
-    )
-
-
 def test_a_zero_point_that_was_changed(
     static: QuantizedModel, patch: Any, operand: Any, golden: Any
 ) -> None:
@@ -86,11 +71,6 @@ def test_a_scale_that_is_none_is_refused(
 
     with pytest.raises(ValueError, match=f"it has a scale of {scale}, expected finite ones"):
         assert_qparams(patch(static, spoilt), "CONV_2D", symmetric=True)
-
-
-def test_weights_left_in_float(plain: QuantizedModel, golden: Any) -> None:
-    """An operand that is not quantized meets nothing."""
-    golden("qparams_float", lambda: assert_qparams(plain, "CONV_2D", symmetric=True))
 
 
 def adds(content: Any) -> list[Any]:

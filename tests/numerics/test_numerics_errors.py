@@ -139,6 +139,12 @@ def test_shapes_are_compared_before_values() -> None:
         stage.result()
 
 
+def test_outputs_of_one_name_are_refused() -> None:
+    """One of them would be lost without a word."""
+    with pytest.raises(ValueError, match="output names must differ, got 'a', 'a'"):
+        StageAccumulator([IOSpec("a"), IOSpec("a")])
+
+
 def test_dtypes_without_an_order_are_refused() -> None:
     """Complex or text outputs have no error in this sense."""
     stage = StageAccumulator([IOSpec("a")])
