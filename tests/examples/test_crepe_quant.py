@@ -82,7 +82,6 @@ def test_crepe_int8_stays_within_budget(edgeq: Edgeq, static: QuantizedModel) ->
     assert_within_budget(comparison, Budget(sqnr_db=34.5, worst_sample_sqnr_db=30.5))
 
 
-@pytest.mark.slow
 def test_crepe_int8_convolves_in_int8(static: QuantizedModel) -> None:
     """Six convolutions and the head; the first has one input channel, which makes it depthwise."""
     assert_input_dtypes(static, "int8")

@@ -1,5 +1,5 @@
 """
-The bench at a small size: what it promises holds in every run of the tests.
+The bench at a small size: what it promises holds in every run, for files in the slow lane.
 
 All of it: `python -m tests.bench.detection.bench`, whose page is `README.md` beside this file.
 """
@@ -56,6 +56,8 @@ def _wrong(outcomes: Iterable[Outcome]) -> list[str]:
     return [f"{o.name} → {o.blamed}" for o in outcomes if o.culprit is False]
 
 
+# Twenty-five checks of a file; every run locates such defects in tests/localize.
+@pytest.mark.slow
 def test_defects_in_the_file_are_caught_and_blamed(bench: Bench, of: Sound) -> None:
     """Every one that changes a code; 98 % of them on the right layer."""
     outcomes = [bench.judge(case) for case in bench.file_cases(of, defects_file.KINDS, 1)]
