@@ -558,9 +558,13 @@ class AgainstTorch:
         if repaired is not None:
             how = "; it does with this op as the reference converts to it"
             return dataclasses.replace(divergence, op=repaired, how=how)
-        known = _node_values(self._reference, sample)
-        if known is None:
+        graph = _graph_of(self._reference, sample)
+        if graph is None:
             return divergence
+        recorder = _Recorder(graph)
+        with torch.no_grad():
+            recorder.run_all(*_inputs_of(sample))
+        known = recorder.values
         converted = [] if as_converted is None else self._values_as_converted(as_converted)
         known += converted
         same = self._same_as_partners(as_converted)
@@ -777,9 +781,9 @@ def _backward_slice(subgraph: Subgraph, last: int, equal: set[int]) -> set[int]:
 
 
 def _inputs_of(sample: Sample) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-    clone = sample.clone()
-    args = tuple(as_tensor(each) for each in clone.args)
-    return args, {name: as_tensor(each) for name, each in clone.kwargs.items()}
+    # Copies, since torch.export merges two inputs that are the same tensor.
+    args = tuple(as_tensor(each).clone() for each in sample.args)
+    return args, {name: as_tensor(each).clone() for name, each in sample.kwargs.items()}
 
 
 def _graph_of(reference: Callable[..., Any] | None, sample: Sample) -> torch.fx.GraphModule | None:
@@ -787,37 +791,16 @@ def _graph_of(reference: Callable[..., Any] | None, sample: Sample) -> torch.fx.
     module = torch_module(reference)
     if module is None or isinstance(module, torch.fx.GraphModule):
         return module
+    args, kwargs = _inputs_of(sample)
     try:
-        with litert.quiet():
-            return _export(module, *_inputs_of(sample))
+        with litert.quiet(), warnings.catch_warnings():
+            # Recurrent layers warn of weights that they look up; the parameters are exported.
+            warnings.filterwarnings("ignore", "The tensor attributes? .*_flat_weights", UserWarning)
+            graph = torch.export.export(module, args, kwargs, strict=False).module()
     except Exception:  # torch.export raises errors of any type
         return None
-
-
-def _export(
-    model: torch.nn.Module, args: tuple[torch.Tensor, ...], kwargs: Mapping[str, torch.Tensor]
-) -> torch.fx.GraphModule:
-    # torch.export merges two inputs that are the same tensor.
-    args = tuple(each.clone() for each in args)
-    kwargs = {name: each.clone() for name, each in kwargs.items()}
-    with warnings.catch_warnings():
-        # Recurrent layers warn of weights that they look up; the parameters are exported.
-        warnings.filterwarnings("ignore", "The tensor attributes? .*_flat_weights", UserWarning)
-        program = torch.export.export(model, args, kwargs, strict=False)
-    module = program.module()
-    assert isinstance(module, torch.fx.GraphModule), "torch.export gives graph modules"
-    return module
-
-
-def _node_values(reference: Callable[..., Any] | None, sample: Sample) -> list[Array] | None:
-    """Return the node values of torch's graph in one run; None if torch cannot export it."""
-    graph = _graph_of(reference, sample)
-    if graph is None:
-        return None
-    recorder = _Recorder(graph)
-    with torch.no_grad():
-        recorder.run_all(*_inputs_of(sample))
-    return recorder.values
+    assert isinstance(graph, torch.fx.GraphModule), "torch.export gives graph modules"
+    return graph
 
 
 def _is_among(made: Array, values: Sequence[Array]) -> bool:

@@ -408,13 +408,9 @@ def _everywhere(rows: Sequence[LayerError], evidence: Sequence[Diagnostics]) -> 
     for test, text, why in _EVERYWHERE:
         found = [own for row, own in scaled if test(row, own) is not None]
         if found and 2 * len(found) >= len(scaled):
-            return Mistake(f"{len(found)} of {len(scaled)} outputs {text}", why(_typical(found)))
+            median = sorted(found, key=lambda own: own.scale or 0.0)[len(found) // 2]
+            return Mistake(f"{len(found)} of {len(scaled)} outputs {text}", why(median))
     return None
-
-
-def _typical(found: Sequence[Diagnostics]) -> Diagnostics:
-    """Return the diagnostics with the median scale, as an example for texts."""
-    return sorted(found, key=lambda own: own.scale or 0.0)[len(found) // 2]
 
 
 _EVERYWHERE: tuple[

@@ -28,7 +28,6 @@ from pytest_edgeq.localize.measured import (
     channel_steps,
     code_limits,
     errors_of,
-    is_at_limit,
 )
 from pytest_edgeq.localize.origin import left_in_float, origin_findings
 from pytest_edgeq.localize.readers import (
@@ -62,6 +61,7 @@ _UNKNOWN = 0.5
 """Rounding bound beyond ½ LSB, in LSB, of an op without a kernel rule: one more rounding."""
 
 
+_INT32_LIMITS = (np.iinfo(np.int32).min, np.iinfo(np.int32).max)
 _HUGE = 2.0**126  # half of a power of two below float32's maximum: only masks exceed it
 
 
@@ -628,7 +628,9 @@ class Localizer:
             int(channel)
             for stored in roles.biases
             if stored.tensor.is_constant and stored.tensor.dtype == "int32"
-            for channel in np.flatnonzero(is_at_limit(read_constant(graph, op, stored).values))
+            for channel in np.flatnonzero(
+                np.isin(read_constant(graph, op, stored).values, _INT32_LIMITS)
+            )
         )
         maxima: tuple[float, ...] = ()
         weights = [each for each in roles.weights if each.tensor.is_constant]

@@ -239,13 +239,6 @@ def _decibels(signal: float, noise: float) -> float:
     return 10 * math.log10(signal / noise)
 
 
-def is_at_limit(values: Array) -> Array:
-    """Return where codes of a bias are the least or the greatest of INT32."""
-    info = np.iinfo(np.int32)
-    limited: Array = (values.ravel() == info.min) | (values.ravel() == info.max)
-    return limited
-
-
 def channel_maxima(op: Op, floats: Array) -> tuple[float, ...]:
     """Return the largest weight of each output channel of an op."""
     axis = floats.ndim - 1 if op.name == "DEPTHWISE_CONV_2D" else 0

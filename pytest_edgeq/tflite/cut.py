@@ -30,9 +30,9 @@ _MOST_BYTES = 2**31 - 2**26
 
 
 # Bytes of the tensors of a group of ops, unless one op alone needs more.
-_MOST_OF_A_GROUP = 1 << 26
+_MOST_OF_A_GROUP = 1 << 25
 
-KEPT_GROUPS = 2
+KEPT_GROUPS = 4
 """Groups of ops that callers keep open between samples; if more, each is closed after its run."""
 
 ALONE = "a copy of the file in which its ops stand alone"
