@@ -67,7 +67,7 @@ class _Test:
     set_up: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def again(self) -> _Test:
-        """Return the record of the next run of the same test, with what is not set up again."""
+        """Return the record of the next run of the same test, without events that recur."""
         return _Test(self.nodeid, events=list(self.set_up), set_up=list(self.set_up))
 
     @property
