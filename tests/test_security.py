@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import pytest
 import pytest_edgeq
 from fixtures.tflite import make
 from pytest_edgeq.runtimes.workers.remote_worker import pack, unpack_head, unpack_parts
+from tests.projects import Project
 
 ROOT = Path(pytest_edgeq.__file__).parent
 
@@ -148,23 +146,12 @@ def test_conversion(edgeq):
 
 
 @pytest.mark.slow
-def test_a_run_opens_no_connection(tmp_path: Path) -> None:
+def test_a_run_opens_no_connection(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A suite that converts a model, loads a file and stores in the cache, with sockets barred."""
-    (tmp_path / "conftest.py").write_text(_ALONE)
-    path = str(make.CONVERTED / "folded_linear.float.tflite")
-    (tmp_path / "test_alone.py").write_text(_SUITE.format(path=path))
-    environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider"),
-            *("-o", f"pythonpath={ROOT.parent}", "--rootdir", str(tmp_path), str(tmp_path)),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env=environment | {"PYTHONPATH": str(ROOT.parent)},
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
-    assert "connections tried: []" in done.stdout
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    suite = _SUITE.format(path=str(make.CONVERTED / "folded_linear.float.tflite"))
+    project = Project(pytester, monkeypatch)
+    files = {"conftest": _ALONE, "test_alone": suite}
+    project.run("-s", files=files, process=True, passed=2, shows="*connections tried: []*")

@@ -67,7 +67,7 @@ class _Test:
     set_up: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def again(self) -> _Test:
-        """Return the record of the next run of the same test; what is set up again is new."""
+        """Return the record of the next run of the same test, without events that recur."""
         return _Test(self.nodeid, events=list(self.set_up), set_up=list(self.set_up))
 
     @property
@@ -242,7 +242,7 @@ def findings_in(part: Mapping[str, Any]) -> list[Finding]:
 
 
 def read_run(path: Path) -> Run:
-    """Read the record of a run; refuse what is none, or of a newer version."""
+    """Read the record of a run; refuse another document, or one of a newer version."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
     except (ValueError, RecursionError) as error:

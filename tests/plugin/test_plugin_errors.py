@@ -95,13 +95,8 @@ def test_inputs_calibrated_with_others_are_why_errors_regressed(project: Project
     project.run(*ERRORS, shows=shows, hides="*layer to blame*")
 
 
-@pytest.mark.parametrize(
-    "workers",
-    [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)],
-    ids=["one process", "workers"],
-)
 def test_errors_are_remembered_held_and_accepted(
-    project: Project, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...]
+    project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model that was bad is stored, is tightened when it is good, and then is an error."""
     file = project.path / "__edgeq__" / "test_x" / "test_errors.errors.json"
@@ -121,9 +116,8 @@ def test_errors_are_remembered_held_and_accepted(
     loose = "Info: *test_errors.errors.json is loose: total, *=tighten *"
     project.run(*ERRORS, passed=1, deselected=2, shows=loose)
     assert file.read_bytes() == bad
-    is_slow = bool(workers)
     shows = ["1 baseline was tightened:", "*.errors.json: output 't2': sqnr * dB, fails below *"]
-    project.run(*ERRORS, *workers, "--edgeq-update=tighten", process=is_slow, passed=1, shows=shows)
+    project.run(*ERRORS, "--edgeq-update=tighten", passed=1, deselected=2, shows=shows)
     good = file.read_bytes()
     assert good != bad
     # Sound kernels differ by single codes; those of a worse model are told of.
@@ -136,7 +130,7 @@ def test_errors_are_remembered_held_and_accepted(
         "E *localized on the worst 3 samples:",
         "E *update: if the change is meant: pytest *--edgeq-update=changed",
     ]
-    project.run(*ERRORS, *workers, process=is_slow, shows=shows)
+    project.run(*ERRORS, shows=shows)
     shows = ["E *runtime: xnnpack → reference; errors regressed: *"]
     project.run(*ERRORS, "--edgeq-runtime=reference", shows=shows)
     monkeypatch.setenv("FACTOR", "1.0")

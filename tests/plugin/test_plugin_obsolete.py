@@ -30,35 +30,37 @@ def stored(remembering: Project) -> dict[str, Path]:
     return {name: remembering.path / FILE.format(name).strip() for name in "ab"}
 
 
+TWO = pytest.param("def test_new(): assert 0\n", NO_TEST, ("-n", "2"), marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
-    ("now", "why"),
+    ("now", "why", "options"),
     [
-        ("def test_a(): pass\n", PASSED),
-        ("", NO_TEST),
-        (f"{PYTEST}@pytest.mark.parametrize('p', [1])\ndef test_a(p): pass\n", NO_TEST),
-        ("class TestIt:\n    def test_a(self): pass\n", NO_TEST),
-        ("def test_new(): assert 0\n", NO_TEST),
-        (f"{PYTEST}@pytest.mark.skip\ndef test_new(): pass\n", NO_TEST),
+        ("def test_a(): pass\n", PASSED, ()),
+        ("", NO_TEST, ()),
+        (f"{PYTEST}@pytest.mark.parametrize('p', [1])\ndef test_a(p): pass\n", NO_TEST, ()),
+        ("class TestIt:\n    def test_a(self): pass\n", NO_TEST, ()),
+        ("def test_new(): assert 0\n", NO_TEST, ()),
+        (f"{PYTEST}@pytest.mark.skip\ndef test_new(): pass\n", NO_TEST, ()),
+        TWO,
     ],
-    ids=["unclaimed", "gone", "parametrized", "into-a-class", "renamed-fails", "renamed-skipped"],
+    ids=["unclaimed", "gone", "parametrized", "into-a-class", "fails", "skipped", "two"],
 )
 def test_an_obsolete_file_is_told_fails_if_asked_and_is_pruned(
-    remembering: Project, stored: dict[str, Path], workers: tuple[str, ...], now: str, why: str
+    remembering: Project, stored: dict[str, Path], now: str, why: str, options: tuple[str, ...]
 ) -> None:
     """Its test passed without it, or a complete run did not collect its test."""
     info = "Info: 1 baseline is obsolete; delete with --edgeq-update=prune:"
-    told = remembering.run(
-        *workers, files=now + ONLY_B, shows=["=* edgeq =*", info, why.format("a")]
-    )
-    failed = remembering.run(
-        *workers, ERROR, ret=1, shows=["Error: 1 baseline is obsolete; *", why.format("a")]
-    )
+    shows = ["=* edgeq =*", info, why.format("a")]
+    told = remembering.run(*options, files=now + ONLY_B, shows=shows)
+    shows = ["Error: 1 baseline is obsolete; *", why.format("a")]
+    failed = remembering.run(*options, ERROR, ret=1, shows=shows)
     assert failed.parseoutcomes() == told.parseoutcomes()
     assert stored["a"].exists()
     shows = ["1 baseline was deleted:", FILE.format("a")]
-    remembering.run(*workers, ERROR, PRUNE, ret=told.ret, shows=shows)
+    remembering.run(*options, ERROR, PRUNE, ret=told.ret, shows=shows)
     assert [path.exists() for path in stored.values()] == [False, True]
-    remembering.run(*workers, ret=told.ret, hides="=* edgeq =*")
+    remembering.run(*options, ret=told.ret, hides="=* edgeq =*")
 
 
 _FIXTURE = f"{PYTEST}@pytest.fixture\ndef f():"
@@ -93,7 +95,7 @@ def test_a_parameter_that_was_removed(remembering: Project, workers: tuple[str, 
     remembering.run(*workers, "--edgeq-update", files=text.format("1, 2, 3"), passed=3)
     remembering.run(*workers, PRUNE, files=text.format("2"), shows="2 baselines were deleted:")
     left = (remembering.path / "__edgeq__" / "test_x").iterdir()
-    assert [path.name for path in left] == ["test_a[[]2].op_dtypes.json".replace("[[]", "[")]
+    assert [path.name for path in left] == ["test_a[2].op_dtypes.json"]
 
 
 def test_a_module_that_was_renamed(
@@ -126,6 +128,10 @@ def test_a_module_that_is_not_run_keeps_its_files(
 
 _NAMED = "only tests named on the command line were collected"
 _NEW = "def test_new(): pass\n"
+TWO_IN_PART = pytest.param(
+    *(PLAIN, ("-n", "2", "-k", "test_a or elsewhere"), "1 of 2 tests was deselected"),
+    marks=pytest.mark.slow,
+)
 
 
 @pytest.mark.parametrize(
@@ -144,25 +150,30 @@ _NEW = "def test_new(): pass\n"
         ),
         ("def test_new(): assert 0\ndef test_more(): pass\n", ("-x",), "*test_* did not run to *"),
         (f"{PYTEST}def test_new(): pytest.exit('enough')\n", (), "*test_* did not run to the end"),
+        TWO_IN_PART,
     ],
-    ids=["skip", "import-error", "by-name", "by-id", "named", "another", "quantizers", "x", "exit"],
+    ids=[
+        "skip",
+        "import-error",
+        "by-name",
+        "by-id",
+        "named",
+        "another",
+        "quantizers",
+        "x",
+        "exit",
+        "two",
+    ],
 )
 def test_a_module_that_ran_in_part_is_not_judged(
-    remembering: Project,
-    stored: dict[str, Path],
-    workers: tuple[str, ...],
-    now: str,
-    args: tuple[str, ...],
-    why: str,
+    remembering: Project, stored: dict[str, Path], now: str, args: tuple[str, ...], why: str
 ) -> None:
     """Its baselines stay, and a run that was to look for obsolete ones says why it did not."""
-    if workers[0] == "-n" and why.startswith("*test_*"):
-        pytest.skip("a run that is stopped ends its workers as if they had crashed")
     files: Files = {"test_x": now, "test_w": "def test_elsewhere(): pass\n"}
     shows = [IN_PART, f"  test_x.py: {why}"]
-    remembering.run(*workers, PRUNE, ERROR, *args, files=files, shows=shows, hides=FOUND)
+    remembering.run(PRUNE, ERROR, *args, files=files, shows=shows, hides=FOUND)
     assert all(path.exists() for path in stored.values())
-    remembering.run(*workers, *args, hides="*no obsolete baselines*")
+    remembering.run(*args, hides="*no obsolete baselines*")
 
 
 def test_only_what_failed_last_is_a_run_in_part(

@@ -160,6 +160,8 @@ def test_quiet_runs_and_runs_without_a_model(project: Project) -> None:
     assert validated(project.path / "run.json").tests == []
 
 
+# Three runs in processes of their own, two of them with workers, which import torch each.
+@pytest.mark.timeout(400)
 @pytest.mark.slow
 def test_workers_give_the_same_record_and_a_crash_loses_its_own_test_alone(
     project: Project,

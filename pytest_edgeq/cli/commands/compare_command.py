@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def _parse_budget(
     ctx: click.Context, parameter: click.Parameter, given: Sequence[str]
 ) -> Budget | None:
-    """Return the budget that all bounds make, or None without any; refuse what is no bound."""
+    """Return the budget that all bounds make, or None without any; refuse invalid ones."""
     if not given:
         return None
     from pytest_edgeq.numerics.budget import Budget

@@ -86,7 +86,7 @@ def test_it_may_ship(edgeq, quantized):
 def _parse_shapes(
     ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]
 ) -> list[str]:
-    """Return the expression of a random tensor for each shape; refuse what is none."""
+    """Return the expression of a random tensor for each shape; refuse invalid ones."""
     made = []
     for text in given:
         numbers, _, dtype = text.partition(":")

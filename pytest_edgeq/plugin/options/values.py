@@ -40,7 +40,7 @@ BARE_UPDATE: Final = "new,changed"
 
 @dataclasses.dataclass(frozen=True)
 class OptionSource:
-    """Where an option's text was written; its resolver raises ValueError of what is wrong."""
+    """Where an option's text was written; its resolver raises ValueError of a wrong one."""
 
     where: str  # a name for messages
     folder: Path  # what its paths are relative to
