@@ -6,10 +6,11 @@ import contextlib
 import importlib.util
 import os
 import re
-from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from pytest_edgeq.compare.executors.engines import SampleExecutor
 
 NEEDS_DASK = (
@@ -36,6 +37,9 @@ def check_spec(text: str) -> str:
 
 def check_executor(executor: object) -> Executor:
     """Return an executor if it is one."""
+    # Here, since the plugin imports this module in every run of pytest.
+    from concurrent.futures import Executor
+
     if isinstance(executor, Executor):
         return executor
     hint = ""
@@ -77,9 +81,10 @@ class SessionExecutor:
         return self._engine
 
     def _made(self) -> Executor:
-        if isinstance(self._default, Executor):
+        assert self._default is not None, "unreachable because engine() has looked"
+        if not isinstance(self._default, str):
             return self._default
-        match = _SPEC.fullmatch(self._default or "")
+        match = _SPEC.fullmatch(self._default)
         assert match is not None, "unreachable because __init__ has looked"
         if match["count"]:
             from pytest_edgeq.compare.executors.local_pool import LocalPool
