@@ -98,10 +98,16 @@ KNOWN = [
     if dtype != "int16" or op in _HAS_INT16
     if dtype != "uint8" or (op in _HAS_UINT8 and OPS[op].same)
 ]
+#: Each op in int8, and in its other dtypes where their rules differ; of the others, each ninth.
+CHOSEN = [
+    (op, dtype)
+    for i, (op, dtype) in enumerate(KNOWN)
+    if dtype == "int8" or dtype in (*OPS[op].outputs, *OPS[op].rescaling) or i % 9 == 0
+]
 
 
 @pytest.mark.sweep(16)
-@pytest.mark.parametrize(("op", "dtype"), KNOWN)
+@pytest.mark.parametrize(("op", "dtype"), CHOSEN)
 def test_another_output_scale_is_a_violation_where_a_kernel_does_not_compute_it(
     op: str, dtype: str
 ) -> None:
