@@ -138,11 +138,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
 
 
 def _mark_sweeps(items: list[pytest.Item]) -> None:
-    """
-    Leave n cases to every run, and 4n to the pipeline's slow lane, spread over all of them.
-
-    The others repeat what these show.
-    """
+    """Leave n cases to every run, spread over all of them; the others are slow."""
     sweeps: dict[tuple[Any, str, int], list[pytest.Function]] = {}
     for item in items:
         mark = item.get_closest_marker("sweep")
@@ -152,16 +148,10 @@ def _mark_sweeps(items: list[pytest.Item]) -> None:
     for (_, _, count), cases in sweeps.items():
         # Whatever shuffles them, in the order of their definition.
         cases.sort(key=lambda case: tuple(case.callspec.indices.values()))
-        always, often = (_spread(len(cases), n) for n in (count, 4 * count))
+        always = {i * len(cases) // count for i in range(count)}
         for i, case in enumerate(cases):
             if i not in always:
                 case.add_marker("slow")
-            if i not in always | often:
-                case.add_marker("exhaustive")
-
-
-def _spread(length: int, count: int) -> set[int]:
-    return {i * length // count for i in range(count)}
 
 
 @pytest.hookimpl(trylast=True)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fixtures.tflite.writer import FileWriter, GraphWriter
+from fixtures.tflite.writer import chain, constant
 from pytest_edgeq import Budget, Edgeq, assert_within_budget
 from pytest_edgeq.numerics.error_sums import match_counts
 from pytest_edgeq.runtimes.edge import EdgeFile
@@ -42,49 +42,53 @@ def _mask(x: Any) -> Array:
     return np.asarray(_scores(x) > 0)
 
 
-def _start(rows: int, peak: float) -> tuple[FileWriter, GraphWriter, int, int]:
-    """Write the layer that makes scores, whose codes reach up to a peak."""
-    file = FileWriter()
-    graph = file.graph()
-    x = graph.tensor("int8", (rows, 16), scales=[1 / 127], name="x")
-    weights = graph.tensor("int8", _CODES.shape, data=_CODES, scales=[_STEP])
-    scores = graph.tensor("int8", (rows, _CLASSES), scales=[peak / 127], name="scores")
-    graph.op("FULLY_CONNECTED", [x, weights, -1], [scores], "FullyConnectedOptions")
-    return file, graph, x, scores
+def _content(rows: int, peak: float, *ops: tuple[Any, ...], outputs: str, **tensors: Any) -> bytes:
+    """Write the layer that makes scores, whose codes reach up to a peak, and ops on them."""
+    return chain(
+        ("FULLY_CONNECTED", "x w -", "scores", "FullyConnectedOptions"),
+        *ops,
+        inputs="x",
+        outputs=outputs,
+        x={"dtype": "int8", "shape": (rows, 16), "scales": [1 / 127]},
+        w={"dtype": "int8", "shape": _CODES.shape, "data": _CODES, "scales": [_STEP]},
+        scores={"dtype": "int8", "shape": (rows, _CLASSES), "scales": [peak / 127]},
+        axis=constant([1], "int32"),
+        **tensors,
+    )
+
+
+_ARG_MAX = ("ARG_MAX", "scores axis", "labels", "ArgMaxOptions", {"outputType": 2})
 
 
 def _labelled(peak: float = 8.0) -> bytes:
-    file, graph, x, scores = _start(_ROWS, peak)
-    axis = graph.tensor("int32", (1,), data=np.array([1], np.int32))
-    labels = graph.tensor("int32", (_ROWS,), name="labels")
-    graph.op("ARG_MAX", [scores, axis], [labels], "ArgMaxOptions", outputType=2)
-    graph.borders([x], [labels])
-    return file.content()
+    labels = {"dtype": "int32", "shape": (_ROWS,)}
+    return _content(_ROWS, peak, _ARG_MAX, outputs="labels", labels=labels)
 
 
 def _best(peak: float = 8.0) -> bytes:
-    file, graph, x, scores = _start(1, peak)
-    flat = graph.tensor("int8", (_CLASSES,), scales=[peak / 127])
-    shape = graph.tensor("int32", (1,), data=np.array([_CLASSES], np.int32))
-    graph.op("RESHAPE", [scores, shape], [flat], "ReshapeOptions", newShape=[_CLASSES])
-    count = graph.tensor("int32", (), data=np.array(_BEST, np.int32))
-    values = graph.tensor("int8", (_BEST,), scales=[peak / 127], name="values")
-    order = graph.tensor("int32", (_BEST,), name="order")
-    graph.op("TOPK_V2", [flat, count], [values, order], "TopKV2Options")
-    table = graph.tensor("float32", _BOXES.shape, data=_BOXES)
-    boxes = graph.tensor("float32", (_BEST, 4), name="boxes")
-    graph.op("GATHER", [table, order], [boxes], "GatherOptions")
-    graph.borders([x], [values, boxes])
-    return file.content()
+    codes = {"dtype": "int8", "scales": [peak / 127]}
+    return _content(
+        1,
+        peak,
+        ("RESHAPE", "scores shape", "flat", "ReshapeOptions", {"newShape": [_CLASSES]}),
+        ("TOPK_V2", "flat count", "values order", "TopKV2Options"),
+        ("GATHER", "table order", "boxes", "GatherOptions"),
+        outputs="values boxes",
+        shape=constant([_CLASSES], "int32"),
+        flat=codes | {"shape": (_CLASSES,)},
+        count=constant(_BEST, "int32"),
+        values=codes | {"shape": (_BEST,)},
+        order={"dtype": "int32", "shape": (_BEST,)},
+        table=constant(_BOXES),
+        boxes={"shape": (_BEST, 4)},
+    )
 
 
 def _compared(peak: float = 8.0) -> bytes:
-    file, graph, x, scores = _start(_ROWS, peak)
-    zero = graph.tensor("int8", (1,), data=np.zeros(1, np.int8), scales=[peak / 127])
-    mask = graph.tensor("bool", (_ROWS, _CLASSES), name="mask")
-    graph.op("GREATER", [scores, zero], [mask], "GreaterOptions")
-    graph.borders([x], [mask])
-    return file.content()
+    greater = ("GREATER", "scores zero", "mask", "GreaterOptions")
+    zero = constant([0], "int8", scales=[peak / 127])
+    mask = {"dtype": "bool", "shape": (_ROWS, _CLASSES)}
+    return _content(_ROWS, peak, greater, outputs="mask", zero=zero, mask=mask)
 
 
 def _samples(rows: int, n: int = 8) -> list[Array]:
@@ -138,18 +142,21 @@ def test_what_holds_no_choice_is_none() -> None:
     """Sorted values are nearly the reference's; a choice inside of a network decides no output."""
     edge = EdgeFile(_best())
     assert list(choices(edge.graph, edge.signature)) == ["boxes"]
-    file, graph, x, scores = _start(1, 8.0)
-    axis = graph.tensor("int32", (1,), data=np.array([1], np.int32))
-    label = graph.tensor("int32", (1,))
-    graph.op("ARG_MAX", [scores, axis], [label], "ArgMaxOptions", outputType=2)
-    floats = graph.tensor("float32", (1,))
-    graph.op("CAST", [label], [floats], "CastOptions")
-    decoded = graph.tensor("float32", (1, _CLASSES))
-    graph.op("DEQUANTIZE", [scores], [decoded], "DequantizeOptions")
-    result = graph.tensor("float32", (1, _CLASSES), name="result")
-    graph.op("MUL", [decoded, floats], [result], "MulOptions")
-    graph.borders([x], [result])
-    edge = EdgeFile(file.content())
+    row = {"shape": (1, _CLASSES)}
+    content = _content(
+        1,
+        8.0,
+        _ARG_MAX,
+        ("CAST", "labels", "floats", "CastOptions"),
+        ("DEQUANTIZE", "scores", "decoded", "DequantizeOptions"),
+        ("MUL", "decoded floats", "result", "MulOptions"),
+        outputs="result",
+        labels={"dtype": "int32", "shape": (1,)},
+        floats={"shape": (1,)},
+        decoded=row,
+        result=row,
+    )
+    edge = EdgeFile(content)
     assert choices(edge.graph, edge.signature) == {}
 
 

@@ -45,11 +45,7 @@ def _two_signatures(second: str) -> bytes:
     """Write a file that negates by one signature, and by the second one takes the square."""
     file = FileWriter()
     for op, key in (("NEG", "first"), ("SQUARE", second)):
-        graph = file.graph()
-        x, y = (graph.tensor("float32", (1, 4)) for _ in range(2))
-        graph.op(op, [x], [y])
-        graph.borders([x], [y])
-        file.signature(key, [("x", x)], [("y", y)], len(file.model.subgraphs) - 1)
+        file.graph().fill((op, "x", "y"), inputs="x", outputs="y", key=key)
     return file.content()
 
 

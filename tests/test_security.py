@@ -71,23 +71,6 @@ def test_no_module_reads_pickles_or_knows_a_network(path: Path) -> None:
     assert not _problems(path.read_text(encoding="utf-8"), reads_messages=reads_messages)
 
 
-@pytest.mark.parametrize(
-    ("source", "problem"),
-    [
-        ("import pickle\npickle.load(file)", "pickle.load"),
-        ("from pickle import loads", "pickle.loads"),
-        ("torch.load(path)", "torch.load without weights_only=True"),
-        ("torch.load(path, weights_only=False)", "torch.load without weights_only=True"),
-        ("np.load(path, allow_pickle=True)", "np.load with pickles"),
-        ("import urllib.request", "urllib.request"),
-    ],
-)
-def test_what_is_looked_for_is_found(source: str, problem: str) -> None:
-    """And the safe form is not."""
-    assert _problems(source) == [problem]
-    assert not _problems("torch.load(path, weights_only=True)\nnp.load(path)")
-
-
 def test_no_pickle_is_read_from_a_target() -> None:
     """A worker of this machine sends pickles, a target arrays alone."""
     frame = pack({}, [{"a": 1}], is_local=True)

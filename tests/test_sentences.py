@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest_edgeq
-from pytest_edgeq.numerics.findings import Finding
 
 PACKAGE = Path(pytest_edgeq.__file__).parent
 
@@ -140,14 +139,3 @@ raise AssertionError("unreachable, because it is none")
 raise failure([found])
 """
     assert bare_failures(code) == [2, 3]
-
-
-def test_there_is_one_class_of_findings() -> None:
-    """Made where the fact is known, and used everywhere."""
-    classes = [
-        node.name
-        for path in PACKAGE.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.ClassDef) and node.name == Finding.__name__
-    ]
-    assert classes == ["Finding"]

@@ -25,17 +25,14 @@ def _content(
 ) -> bytes:
     """Write `prefill`, which gives a cache in one scale; `decode` takes it in another."""
     file = FileWriter()
-    prefill, decode = file.graph("prefill"), file.graph("decode")
-    x = prefill.tensor("int8", (1, 8), scales=[given], name="x")
-    made = prefill.tensor("int8", (1, 8), scales=[given], name="made")
-    prefill.op("RELU", [x], [made])
-    prefill.borders([x], [made])
-    read = decode.tensor("int8", (1, 8), scales=[taken], zero_points=[point], name="read")
-    y = decode.tensor("int8", (1, 8), scales=[taken], zero_points=[point], name="y")
-    decode.op("RELU", [read], [y])
-    decode.borders([read], [y])
-    file.signature("prefill", [("x", x)], [(names[0], made)], 0)
-    file.signature("decode", [(names[1], read)], [("y", y)], 1)
+    side = {"dtype": "int8", "shape": (1, 8), "scales": [given]}
+    other = side | {"scales": [taken], "zero_points": [point]}
+    for key, taking, giving, each in (
+        ("prefill", "x", names[0], side),
+        ("decode", names[1], "y", other),
+    ):
+        relu, tensors = ("RELU", taking, giving), {taking: each, giving: each}
+        file.graph(key).fill(relu, inputs=taking, outputs=giving, key=key, **tensors)
     return file.content()
 
 

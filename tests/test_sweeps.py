@@ -16,9 +16,9 @@ def test_it(one, two):
 
 
 def test_a_sweep_leaves_the_same_cases_in_any_order(pytester: pytest.Pytester) -> None:
-    """As many as it says, spread over all of them; the others are slow, and most exhaustive."""
+    """As many as it says, spread over all of them; the others are slow."""
     pytester.makeconftest("from tests.conftest import pytest_collection_modifyitems")
-    pytester.makeini("[pytest]\nmarkers =\n    slow\n    exhaustive\n    sweep(n)")
+    pytester.makeini("[pytest]\nmarkers =\n    slow\n    sweep(n)")
     pytester.makepyfile(test_sweep=FILE)
 
     def chosen(*arguments: str) -> set[str]:
@@ -29,5 +29,4 @@ def test_a_sweep_leaves_the_same_cases_in_any_order(pytester: pytest.Pytester) -
     for order in ("-pno:randomly", "--randomly-seed=1", "--randomly-seed=2"):
         assert chosen("-m", "not slow", order) == always
         assert len(chosen("-m", "slow", order)) == 16
-        assert len(chosen("-m", "slow and not exhaustive", order)) == 6
     assert chosen("-m", "not slow", "test_sweep.py::test_it[5-c]") == {"test_it[5-c]"}

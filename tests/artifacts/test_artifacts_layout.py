@@ -12,7 +12,7 @@ from torch import nn
 
 from fixtures import keras_nets
 from fixtures.models import normal, seeded
-from fixtures.tflite.writer import FileWriter
+from fixtures.tflite.writer import chain
 from pytest_edgeq import (
     Budget,
     Edgeq,
@@ -169,19 +169,13 @@ def test_keras_by_way_of_torch_and_back(
 
 def _file(*shapes: tuple[int, ...]) -> bytes:
     """A file whose outputs `out_0`, … are the absolute values of its inputs `in_0`, and so on."""
-    file = FileWriter()
-    graph = file.graph()
-    inputs = [graph.tensor("float32", shape, name=f"in_{i}") for i, shape in enumerate(shapes)]
-    outputs = [graph.tensor("float32", shape, name=f"out_{i}") for i, shape in enumerate(shapes)]
-    for given, made in zip(inputs, outputs, strict=True):
-        graph.op("ABS", [given], [made])
-    graph.borders(inputs, outputs)
-    file.signature(
-        "serving_default",
-        [(f"in_{i}", index) for i, index in enumerate(inputs)],
-        [(f"out_{i}", index) for i, index in enumerate(outputs)],
-    )
-    return file.content()
+    ends = [(f"in_{i}", f"out_{i}") for i in range(len(shapes))]
+    sides = {"inputs": " ".join(x for x, _ in ends), "outputs": " ".join(y for _, y in ends)}
+    tensors = {
+        name: {"shape": shape} for pair, shape in zip(ends, shapes, strict=True) for name in pair
+    }
+    ops = [("ABS", *pair) for pair in ends]
+    return chain(*ops, key="serving_default", **sides, **tensors)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import errno
 import io
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import torch
 
 from pytest_edgeq.compare.samples import Sample
 from pytest_edgeq.quantize.cache import sample_replay
+from pytest_edgeq.quantize.cache.conversions import ConversionCache
+from pytest_edgeq.quantize.cache.directory import Store
 from pytest_edgeq.quantize.cache.sample_replay import Recording, Tagged, spooled
 
 SIZE = 6
@@ -81,3 +83,35 @@ def test_samples_that_a_full_disk_refuses_stay_in_memory(
     assert _replayed(told.append) == plain
     assert len(told) == 1
     assert "No space left" in told[0]
+
+
+def _samples() -> Iterator[Sample]:
+    for number in range(2):
+        yield Sample((torch.full((2,), float(number)),), {})
+
+
+def _calibrate(
+    cache: ConversionCache, ran: list[str], samples: Callable[[], Iterator[Sample]] = _samples
+) -> Any:
+    def make(given: Mapping[str, Iterator[Sample]]) -> Any:
+        ran.append("calibrate")
+        return {"x": {"max": np.array([sum(each.args[0].sum().item() for each in given["main"])])}}
+
+    return cache.calibrate_recipe("net", b"float", [], {"main": samples()}, make, threads=1)
+
+
+def test_samples_may_come_from_a_conversion_of_the_same_model(tmp_path: Path) -> None:
+    """With other samples, by a session of its own; both results are kept."""
+    ran: list[str] = []
+
+    def cache() -> ConversionCache:
+        return ConversionCache(Store(tmp_path, pytest.fail), pytest.fail)
+
+    def others() -> Iterator[Sample]:
+        yield Sample((torch.tensor(_calibrate(cache(), ran)["x"]["max"]),), {})
+        yield from _samples()
+
+    made = _calibrate(cache(), ran, others)
+    assert ran == ["calibrate", "calibrate"]
+    assert _calibrate(cache(), ran, others) == made
+    assert len(ran) == 2

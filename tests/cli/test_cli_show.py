@@ -27,13 +27,11 @@ def written(path: Path, content: bytes) -> Path:
 def two_signatures() -> bytes:
     """A file with an entry point for each of two sizes."""
     file = FileWriter()
-    for number, length in enumerate((4, 8)):
-        graph = file.graph(f"of_{length}")
-        given = graph.tensor("int8", (1, length), scales=[0.5])
-        made = graph.tensor("int8", (1, length), scales=[1 / 256], zero_points=[-128])
-        graph.op("LOGISTIC", [given], [made])
-        graph.borders([given], [made])
-        file.signature(f"of_{length}", [("x", given)], [("y", made)], subgraph=number)
+    for length in (4, 8):
+        key, x = f"of_{length}", {"dtype": "int8", "shape": (1, length), "scales": [0.5]}
+        y = x | {"scales": [1 / 256], "zero_points": [-128]}
+        logistic = ("LOGISTIC", "x", "y")
+        file.graph(key).fill(logistic, inputs="x", outputs="y", key=key, x=x, y=y)
     return file.content()
 
 

@@ -28,6 +28,7 @@ from fixtures.models import (
     IntScalar,
     SqueezeExcite,
     TwoInputs,
+    net,
     samples,
     seeded,
 )
@@ -70,15 +71,14 @@ def test_integer_annotations_still_break_calibration() -> None:
 def test_an_unused_add_still_breaks_the_annotator() -> None:
     """Torch 2.13 leaves it in the graph, litert-torch 0.10.0 stumbles; see `prepare_pt2e`."""
 
-    class DeadAdd(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            torch.arange(4) + 1  # unused, as the position ids of a transformer are
-            return x + x
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        torch.arange(4) + 1  # unused, as the position ids of a transformer are
+        return x + x
 
-    preset = litert.pt2e_preset("pt2e_static_int8")
+    dead, preset = net(forward), litert.pt2e_preset("pt2e_static_int8")
     with pytest.raises(IndexError, match="list index out of range"):
-        _by_torchao(_strict(DeadAdd(), torch.ones(1, 4)), preset)
-    assert litert.needs_data(litert.prepare_pt2e(_strict(DeadAdd(), torch.ones(1, 4)), preset))
+        _by_torchao(_strict(dead, torch.ones(1, 4)), preset)
+    assert litert.needs_data(litert.prepare_pt2e(_strict(dead, torch.ones(1, 4)), preset))
 
 
 def test_folded_weights_are_still_refused_by_the_converter() -> None:
@@ -185,17 +185,8 @@ def test_operator_types_are_still_not_read() -> None:
 
 def test_an_addition_with_a_relu_still_escapes_the_filter() -> None:
     """litert-torch 0.10.0 quantizes it though the config is for another name."""
-
-    class AddRelu(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.relu, self.fc = nn.ReLU(), nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = self.fc(self.relu(x + x))
-            return y
-
-    theirs, ours = (_strict(AddRelu(), torch.ones(1, 4)) for _ in range(2))
+    model = net(lambda self, x: self.fc(self.relu(x + x)), relu=nn.ReLU(), fc=nn.Linear(4, 4))
+    theirs, ours = (_strict(model, torch.ones(1, 4)) for _ in range(2))
     _converters().set_module_name("fc", _config()).annotate(theirs)
     with litert.configs.configs_as_set():
         _converters().set_module_name("fc", _config()).annotate(ours)
@@ -215,19 +206,10 @@ def _quantized_convolutions(graph: Any) -> int:
 
 def test_a_convolution_called_twice_is_still_annotated_once() -> None:
     """litert-torch 0.10.0 and torchao 0.18.0; see `configs_as_set`, and each time with our face."""
-
-    class Twins(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = self.conv(x) - self.conv(2 * x)
-            return y
-
+    twins = net(lambda self, x: self.conv(x) - self.conv(2 * x), conv=nn.Conv2d(3, 4, 3))
     xnnpacks, config = _xnnpacks()
     for quantizer in (_converters(_config()), xnnpacks.set_global(config)):
-        bare, ours = (_strict(Twins(), torch.ones(1, 3, 6, 6)) for _ in range(2))
+        bare, ours = (_strict(twins, torch.ones(1, 3, 6, 6)) for _ in range(2))
         quantizer.annotate(bare)
         with litert.configs.configs_as_set():
             quantizer.annotate(ours)
@@ -237,24 +219,16 @@ def test_a_convolution_called_twice_is_still_annotated_once() -> None:
 def test_batch_norms_are_still_folded_into_shared_weights() -> None:
     """Torchao 0.18.0, though nothing is quantized; see `duplicate_shared_weights`."""
 
-    class Levels(nn.Module):
-        """One convolution for two levels, each with a batch norm of its own."""
+    def forward(self: Any, x: torch.Tensor) -> Any:
+        first, second = (norm(self.conv(x)) for norm in self.norms)
+        return first - second
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(3, 4, 3, bias=False)
-            norms: list[Any] = [nn.BatchNorm2d(4) for _ in range(2)]
-            for factor, norm in enumerate(norms, 1):
-                norm.running_mean.fill_(factor)
-                norm.running_var.fill_(0.1 * factor)
-            self.norms = nn.ModuleList(norms)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            first, second = (norm(self.conv(x)) for norm in self.norms)
-            y: torch.Tensor = first - second
-            return y
-
-    model, image = Levels(), torch.ones(1, 3, 6, 6)
+    norms: list[Any] = [nn.BatchNorm2d(4) for _ in range(2)]
+    for factor, norm in enumerate(norms, 1):
+        norm.running_mean.fill_(factor)
+        norm.running_var.fill_(0.1 * factor)
+    model = net(forward, conv=nn.Conv2d(3, 4, 3, bias=False), norms=nn.ModuleList(norms))
+    image = torch.ones(1, 3, 6, 6)
     with torch.no_grad():
         expected = model.eval()(image)
         folded = _by_torchao(_strict(model, image), _converters())(image)
@@ -267,18 +241,10 @@ def test_batch_norms_are_still_folded_into_shared_weights() -> None:
 
 def test_what_is_stacked_still_gets_one_scale() -> None:
     """litert-torch 0.10.0; see `isolate_float_ops`."""
-
-    class Stacked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = torch.stack([self.a(x), self.b(100 * x)])
-            return y
-
+    layers = {name: nn.Linear(4, 4) for name in "ab"}
+    stacked = net(lambda self, x: torch.stack([self.a(x), self.b(100 * x)]), **layers)
     spec = _spec(_observer("MinMaxObserver"))
-    graph = _without_our_face(_by_hand(spec, _weight(), spec), Stacked())
+    graph = _without_our_face(_by_hand(spec, _weight(), spec), stacked)
     (joined,) = _convert(graph, static=True).ops("CONCATENATION")
     assert joined.scheme == "int8"
 
@@ -324,26 +290,20 @@ def test_ops_below_no_grad_are_still_not_annotated() -> None:
     assert not litert.holds_observers(prepared)
 
 
-class _Head(nn.Module):
+def _head(between: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
     """As classifiers end: a pool, something that changes nothing, a linear layer."""
 
-    def __init__(self, between: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 16, 3)
-        self.pool = nn.AdaptiveAvgPool2d(1)
-        self.between = between
-        self.linear = nn.Linear(16, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Pool 16 channels to 10 classes."""
+    def forward(self: Any, x: torch.Tensor) -> Any:
         pooled = self.pool(nn.functional.relu6(self.conv(x) * 8))
-        result: torch.Tensor = self.linear(self.between(pooled.flatten(1)))
-        return result
+        return self.linear(self.between(pooled.flatten(1)))
+
+    parts = {"conv": nn.Conv2d(3, 16, 3), "linear": nn.Linear(16, 10)}
+    return net(forward, pool=nn.AdaptiveAvgPool2d(1), between=between, **parts)
 
 
 def _lowering_db(between: Callable[[torch.Tensor], torch.Tensor]) -> float:
     torch.manual_seed(0)
-    model = _Head(between).eval()
+    model = _head(between).eval()
     images = [(torch.randn(1, 3, 16, 16),) for _ in range(12)]
     edgeq = Edgeq()
     quantized = edgeq.quantize(model, images[0], calibration=images[:8])
@@ -383,7 +343,7 @@ def test_an_op_without_effect_has_one_scale(name: str) -> None:
     for between in (_WITHOUT_EFFECT[name], lambda x: x):
         torch.manual_seed(0)
         images = [torch.randn(1, 3, 16, 16) for _ in range(4)]
-        graph = _strict(_Head(between), images[0])
+        graph = _strict(_head(between), images[0])
         prepared = litert.prepare_pt2e(graph, litert.pt2e_preset("pt2e_static_int8"))
         with torch.no_grad():
             for image in images:
@@ -545,14 +505,9 @@ def test_what_is_not_annotated_is_still_quantized_between_int8() -> None:
 def test_a_barrier_for_one_tensor_still_cannot_be_read() -> None:
     """litert-torch 0.10.0 gives its one result without a list; see `isolate_float_ops`."""
     barriers = litert.converter_module("backend.optimization_barrier")
-
-    class Barred(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = barriers.optimization_barrier_op([x])[0] + x
-            return result
-
+    barred = net(lambda self, x: barriers.optimization_barrier_op([x])[0] + x).eval()
     with pytest.raises(TypeError, match="'OpResult' object is not subscriptable"):
-        litert.convert({litert.SIGNATURE: litert.Traced(Barred().eval(), (torch.ones(1, 4),))})
+        litert.convert({litert.SIGNATURE: litert.Traced(barred, (torch.ones(1, 4),))})
 
 
 def test_an_annotated_weight_still_keeps_a_transposed_convolution_in_float() -> None:

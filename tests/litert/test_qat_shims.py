@@ -125,22 +125,6 @@ def test_torchaos_switch_still_resets_dropouts(theirs: Any) -> None:
     assert [args[1:] for args in _arguments(graph, torch.ops.aten.dropout.default)] == [(0.5, True)]
 
 
-def test_the_switch(ours: Any) -> None:
-    """`train()` and `eval()` reach dropouts and batch norms, and nothing but their mode."""
-    dropout, norm = torch.ops.aten.dropout.default, torch.ops.aten.batch_norm.default
-    seen = []
-    for switch in (lambda: ours, ours.train, ours.eval):
-        assert switch() is ours
-        seen.append(
-            [ours.training]
-            + [args[1:] for args in _arguments(ours, dropout)]
-            + [args[5:8] for args in _arguments(ours, norm)]
-        )
-
-    evaluating = [False, (DROPOUT, False), (False, MOMENTUM, EPS)]
-    assert seen == [evaluating, [True, (DROPOUT, True), (True, MOMENTUM, EPS)], evaluating]
-
-
 def test_pairs_in_float_still_get_the_training_pattern() -> None:
     """Torchao 0.18.0 makes it for each pair, and leaves it; see `_fusing_annotated`."""
 

@@ -80,8 +80,7 @@ def _assert_nothing_is_left(run: Recording) -> None:
 
 
 @pytest.mark.sweep(1)
-@pytest.mark.parametrize("rows", [4, 24])
-@pytest.mark.parametrize("option", ["-v", "-q", "--color=yes"])
+@pytest.mark.parametrize(("option", "rows"), [("-v", 4), ("-q", 24), ("--color=yes", 4)])
 def test_the_line_is_seen_and_leaves_no_trace(project: Project, option: str, rows: int) -> None:
     """In each style, in the middle of the screen and on its last row."""
     project.write(HEAD + LONG.format(suffix=""))

@@ -187,19 +187,10 @@ def test_a_process_that_fails_is_an_error_that_names_it(
 HOOK = "the hook pytest_edgeq_runtimes: runtime"
 
 
-@pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        ("{'xnnpack': print}", "'xnnpack' is the name of a built-in runtime"),
-        ("{'my phone': print}", "'my phone' is no name for a runtime"),
-        ("{'phone': 'adb'}", "runtime 'phone': expected a runner"),
-        ("[print]", "expected a dict of name → runner, got list"),
-        ("'phone'", "expected a dict of name → runner, got str"),
-    ],
-)
-def test_a_bad_registration_stops_the_run(project: Project, value: str, said: str) -> None:
-    """At once, with the hook and those that implement it."""
-    files = {"conftest": f"def pytest_edgeq_runtimes(config): return {value}"}
+def test_a_bad_registration_stops_the_run(project: Project) -> None:
+    """At once, with the hook and those that implement it; which are bad, `Edgeq` decides."""
+    files = {"conftest": "def pytest_edgeq_runtimes(config): return {'xnnpack': print}"}
+    said = "'xnnpack' is the name of a built-in runtime"
     project.refuses(files=files, shows=[HOOK, said, "implemented by: ", "conftest.py"])
 
 

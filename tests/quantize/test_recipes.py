@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fixtures import tflite as converted
 from fixtures.models import EmbeddingMean, SelfAttention, net
-from fixtures.tflite.writer import FileWriter
+from fixtures.tflite.writer import chain
 from pytest_edgeq import (
     QuantizedModel,
     assert_input_dtypes,
@@ -617,14 +617,9 @@ def test_a_rule_that_says_something_unknown(
 
 def _long_file() -> bytes:
     """Write a float file of as many operations as the library draws a progress bar for."""
-    file = FileWriter()
-    graph = file.graph()
-    tensors = [graph.tensor("float32", (1, 4)) for _ in range(121)]
-    for taken, made in itertools.pairwise(tensors):
-        graph.op("TANH", [taken], [made])
-    graph.borders(tensors[:1], tensors[-1:])
-    file.signature(litert.SIGNATURE, [("x", tensors[0])], [("y", tensors[-1])])
-    return file.content()
+    names = ["x", *(f"t{i}" for i in range(119)), "y"]
+    ops = [("TANH", taken, made) for taken, made in itertools.pairwise(names)]
+    return chain(*ops, inputs="x", outputs="y", key=litert.SIGNATURE)
 
 
 def test_no_progress_bar_is_drawn(capfd: pytest.CaptureFixture[str]) -> None:

@@ -183,19 +183,6 @@ def _codes(quantized: QuantizedModel, tensor: Any) -> np.ndarray[Any, Any]:
     return np.stack(parts, axis=-1).ravel()
 
 
-def test_a_code_that_moved_by_one_is_noticed() -> None:
-    """The bounds are no formality: one weight a row moved by one code breaks that of a file."""
-    quantized = made("weight-only int8")
-    packed = quantized.graph.constant(_stored(quantized, quantized.graph.ops[-1]))
-    content = bytearray(quantized.tflite)
-    start = bytes(content).index(packed.tobytes())
-    for row in range(8):
-        content[start + 64 * row] ^= 1
-    comparison = Edgeq().compare(quantized.with_tflite(bytes(content)), rows(8))
-
-    assert comparison.stages["lowering"].sqnr_db < 60
-
-
 def test_the_model_and_the_lowest_code() -> None:
     """
     The model keeps its plain weights; the simulated one is another.

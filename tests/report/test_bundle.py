@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fixtures.tflite.writer import FileWriter
+from fixtures.tflite.stateful import counter
+from fixtures.tflite.writer import FileWriter, chain
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel
 from pytest_edgeq.compare.failed_samples import FailedSamples, compared_samples
 from pytest_edgeq.report.bundle import Evidence, bundle_name, remove_bundle, write_bundle
@@ -206,28 +207,13 @@ def test_a_float_file_is_kept_beside_the_other(tmp_path: Path) -> None:
     assert shown(folder)[0] == 1
 
 
-def summing() -> bytes:
-    """Write a file that adds each input to a state, and gives the state."""
-    file = FileWriter()
-    graph = file.graph()
-    shape, one = (1, 4), np.eye(4, dtype=np.float32)
-    taken, state, made = (graph.tensor("float32", shape) for _ in range(3))
-    graph.raw.tensors[state].isVariable = True
-    weight = graph.tensor("float32", (4, 4), data=one)
-    bias = graph.tensor("float32", (4,), data=np.zeros(4, np.float32))
-    graph.op("RNN", [taken, weight, weight, bias, state], [made], "RNNOptions")
-    graph.borders([taken], [made])
-    file.signature("run", [("x", taken)], [("y", made)])
-    return file.content()
-
-
 def test_samples_of_a_file_with_state_follow_each_other(tmp_path: Path) -> None:
     """They are run from a fresh start, in the order in which the test gave them."""
-    comparison = compared(summing(), lambda x: x)
+    comparison = compared(counter(), lambda x: x)
     folder = kept(tmp_path, comparison)
     with np.load(folder / "got.npz") as got, np.load(folder / "samples.npz") as samples:
         first, *_, last = samples.files
-        assert np.array_equal(got[last.replace("x", "y")], sum(samples[k] for k in samples.files))
+        assert np.array_equal(got[last.replace("x", "total")], sum(samples.values()))
         assert first != last
     status, text = shown(folder)
     assert status == 1
@@ -236,14 +222,10 @@ def test_samples_of_a_file_with_state_follow_each_other(tmp_path: Path) -> None:
 
 def quantized_image() -> bytes:
     """Write a file that reverses nothing: int8 [1, 2, 3, 4], channels last, one scale a side."""
-    file = FileWriter()
-    graph = file.graph()
-    taken = graph.tensor("int8", (1, 2, 3, 4), scales=[0.5], zero_points=[3])
-    made = graph.tensor("int16", (1, 2, 3, 4), scales=[0.25], zero_points=[0])
-    graph.op("QUANTIZE", [taken], [made], "QuantizeOptions")
-    graph.borders([taken], [made])
-    file.signature("run", [("x", taken)], [("y", made)])
-    return file.content()
+    x = {"dtype": "int8", "shape": (1, 2, 3, 4), "scales": [0.5], "zero_points": [3]}
+    y = x | {"dtype": "int16", "scales": [0.25], "zero_points": [0]}
+    quantize = ("QUANTIZE", "x", "y", "QuantizeOptions")
+    return chain(quantize, inputs="x", outputs="y", key="run", x=x, y=y)
 
 
 def test_quantized_inputs_of_another_layout(tmp_path: Path) -> None:
@@ -266,14 +248,10 @@ def test_quantized_inputs_of_another_layout(tmp_path: Path) -> None:
 
 def test_any_length_that_a_file_takes(tmp_path: Path) -> None:
     """Samples may have different shapes."""
-    file = FileWriter()
-    graph = file.graph()
-    taken, made = (graph.tensor("float32", (1, 4), signature=(1, -1)) for _ in range(2))
-    graph.op("NEG", [taken], [made])
-    graph.borders([taken], [made])
-    file.signature("run", [("x", taken)], [("y", made)])
+    free = {"signature": (1, -1)}
+    content = chain(("NEG", "x", "y"), inputs="x", outputs="y", key="run", x=free, y=free)
     maker = Edgeq()
-    loaded = maker.load(file.content(), reference=lambda x: x)
+    loaded = maker.load(content, reference=lambda x: x)
     lengths = [(np.ones((1, n), np.float32),) for n in (2, 5, 3)]
     status, text = shown(kept(tmp_path, maker.compare(loaded, lengths)))
     assert status == 1, text

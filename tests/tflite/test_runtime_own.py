@@ -141,6 +141,7 @@ def test_an_unknown_name_lists_all_and_says_where_to_register(bench: type[Bench]
     [
         ({"xnnpack": Bench}, "'xnnpack' is the name of a built-in runtime"),
         ({"tensorflow": Bench}, "'tensorflow' is the name of a built-in runtime"),
+        ({"my phone": Bench}, "'my phone' is no name for a runtime"),
         ({"a,b": Bench}, "'a,b' is no name for a runtime"),
         ({"": Bench}, "'' is no name for a runtime"),
         ({3: Bench}, "expected a name, got 3"),

@@ -114,23 +114,6 @@ def test_no_converted_file_contradicts_its_dtypes(file: str) -> None:
         assert (entry.scheme == "integer") <= (not floats)
 
 
-@pytest.mark.parametrize(
-    ("file", "schemes"),
-    [
-        ("nested.float.tflite", {"float"}),
-        ("nested.int8.tflite", {"int8"}),
-        ("nested.recipe_static_wi8_ai16.tflite", {"int16x8"}),
-        ("nested.recipe_weight_only_wi8_afp32.tflite", {"float", "weight_only"}),
-        ("nested.recipe_dynamic_wi8_afp32.tflite", {"float", "dynamic"}),
-        ("tied.int8.tflite", {"float", "int8", "integer"}),
-    ],
-)
-def test_whole_files_have_the_schemes_of_their_quantizer(file: str, schemes: set[str]) -> None:
-    """An int8 file without a float op, a float one without an integer op, and a mixed one."""
-    entries = OpDtypeMap(OpGraph.read(make.CONVERTED / file))
-    assert {entry.scheme for entry in entries} == schemes
-
-
 def test_selecting_and_counting() -> None:
     """By exact op and by glob on the module; an op without a module matches no glob."""
     entries = OpDtypeMap(OpGraph.read(make.CONVERTED / "nested.int8.tflite"))

@@ -13,7 +13,7 @@ import pytest
 from fixtures.tflite import make, stacks
 from fixtures.tflite.kinds import free_shapes
 from fixtures.tflite.stateful import counter
-from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
+from fixtures.tflite.writer import chain, one_op, pack, unpack
 from pytest_edgeq import Edgeq, assert_accuracy_drop, assert_runtimes_agree
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.registry import Runtimes
@@ -83,13 +83,8 @@ def test_inputs_change_their_shape_from_sample_to_sample(targets: Runtimes) -> N
 
 
 def _any_batch() -> bytes:
-    file = FileWriter()
-    graph = file.graph()
-    x, y = (graph.tensor("float32", signature=(-1, 4)) for _ in range(2))
-    graph.op("RELU", [x], [y])
-    graph.borders([x], [y])
-    file.signature("main", [("x", x)], [("y", y)])
-    return file.content()
+    free = {"signature": (-1, 4)}
+    return chain(("RELU", "x", "y"), inputs="x", outputs="y", key="main", x=free, y=free)
 
 
 def test_every_tensor_comes_back(targets: Runtimes) -> None:

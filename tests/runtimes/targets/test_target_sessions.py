@@ -13,16 +13,15 @@ import pytest
 
 from fixtures.tflite import make, stacks
 from pytest_edgeq import Edgeq, assert_runtimes_agree
-from pytest_edgeq.plugin.options.values import CI_VARIABLES
 from pytest_edgeq.runtimes.workers.remote_worker import facts
 from pytest_edgeq.runtimes.workers.target_spec import parse_targets
 from tests.processes import left_after, let_sigint_through, target_workers
+from tests.projects import Project
 from tests.runtimes.targets.conftest import drawn, patched_litert
 from tests.waiting import output_of, wait_until
 
 BATCH_NORMS = make.CONVERTED / "batch_norms.int8.tflite"
 GOLDEN = Path(__file__).parent / "golden"
-ROOT = Path(__file__).parents[3]
 
 PORTABLE = ["env", "RUY_PATHS=1", sys.executable]
 """Builtin kernels without AVX2, as on ARM: ruy reads which code it may use."""
@@ -61,39 +60,30 @@ def test_marked(edgeq, quantized):
 
 
 @pytest.fixture
-def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Project:
     """A project whose ini names a target."""
-    for name in CI_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    pytester.makepyprojecttoml(
-        f"""
-        [tool.pytest.ini_options]
-        pythonpath = [{str(ROOT)!r}]
-        edgeq_targets = ["pi = {sys.executable}", "board = no-such-program -x"]
-        """
-    )
-    return pytester
+    made = Project(pytester, monkeypatch)
+    targets = [f"pi = {sys.executable}", "board = no-such-program -x"]
+    ini = f"[tool.pytest.ini_options]\nedgeq_targets = {json.dumps(targets)}\n"
+    made.write({"pyproject.toml": ini})
+    return made
 
 
-def _write(project: pytest.Pytester, expected: str, marked: str = "pi:builtin") -> None:
-    text = TEST.replace("EXPECTED", repr(expected)).replace("MARKED", repr(marked))
-    project.makepyfile(test_it=text)
+def _test(expected: str, marked: str = "pi:builtin") -> str:
+    return TEST.replace("EXPECTED", repr(expected)).replace("MARKED", repr(marked))
 
 
-def test_a_session_on_a_target(project: pytest.Pytester) -> None:
+def test_a_session_on_a_target(project: Project) -> None:
     """Header, last lines, record and baseline say what ran; no process is left."""
-    _write(project, "pi", "pi")
     before = target_workers()
-    result = project.runpytest("--edgeq-runtime=pi", "--edgeq-update", "--edgeq-json=run.json")
-    result.assert_outcomes(passed=2)
     machine = f"{facts()['machine']} "
-    result.stdout.fnmatch_lines(
-        [
-            f"edgeq: target pi: {machine}*ai-edge-litert *, Python *, numpy *",
-            "edgeq: target board: no-such-program -x",
-            f"ran on pi: {machine}*",
-        ]
-    )
+    shows = [
+        f"edgeq: target pi: {machine}*ai-edge-litert *, Python *, numpy *",
+        "edgeq: target board: no-such-program -x",
+        f"ran on pi: {machine}*",
+    ]
+    options = ("--edgeq-runtime=pi", "--edgeq-update", "--edgeq-json=run.json")
+    project.run(*options, files=_test("pi", "pi"), passed=2, shows=shows)
     assert not left_after([each for each in target_workers() if each not in before])
     record = json.loads((project.path / "run.json").read_text())
     told = {"target": "pi", **facts()}
@@ -109,42 +99,37 @@ def test_a_session_on_a_target(project: pytest.Pytester) -> None:
     }
 
 
-def test_errors_of_other_kernels_are_held_to_wider_limits(project: pytest.Pytester) -> None:
+def test_errors_of_other_kernels_are_held_to_wider_limits(project: Project) -> None:
     """A baseline of one machine serves on another, and a regression says which they were."""
-    _write(project, "pi")
-    project.runpytest("--edgeq-runtime=pi", "--edgeq-update").assert_outcomes(passed=1, failed=1)
+    options = ("--edgeq-runtime=pi", "--edgeq-update")
+    project.run(*options, files=_test("pi"), passed=1, failed=1)
     [path] = (project.path / "__edgeq__").rglob("*errors*.json")
     stored = json.loads(path.read_text())
     stored["data"]["target"] |= {"machine": "aarch64", "features": ["ASIMD"]}
     path.write_text(json.dumps(stored))
-    project.runpytest("--edgeq-runtime=pi", "-k", "compare").assert_outcomes(passed=1)
+    project.run("--edgeq-runtime=pi", "-k", "compare", passed=1, deselected=1)
     rows = {(r["stage"], r["metric"]): r for r in stored["data"]["errors"]}
     rows["total", "sqnr_db"] |= {"value": 90.0, "worst": 85.0, "best": 95.0, "samples": []}
     path.write_text(json.dumps(stored))
-    result = project.runpytest("--edgeq-runtime=pi", "-k", "compare")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(
-        ["*runtime: pi (aarch64, ai-edge-litert *) → pi (*); errors regressed: *"]
-    )
+    shows = "*runtime: pi (aarch64, ai-edge-litert *) → pi (*); errors regressed: *"
+    project.run("--edgeq-runtime=pi", "-k", "compare", failed=1, deselected=1, shows=shows)
 
 
-def test_the_command_line_adds_targets(project: pytest.Pytester) -> None:
+def test_the_command_line_adds_targets(project: Project) -> None:
     """The same name replaces the ini's; a marker names its own kernels."""
-    _write(project, "other")
-    result = project.runpytest(
+    project.run(
         f"--edgeq-targets=other = {sys.executable}",
         f"--edgeq-targets=board = env -u X {sys.executable}",
-        "--edgeq-update",
-        "--edgeq-runtime=other",
-        "-k",
-        "compare",
+        *("--edgeq-update", "--edgeq-runtime=other", "-k", "compare"),
+        files=_test("other"),
+        passed=1,
+        deselected=1,
+        shows=[
+            f"edgeq: target pi: {sys.executable}",
+            f"edgeq: target board: env -u X {sys.executable}",
+        ],
     )
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(
-        [f"edgeq: target pi: {sys.executable}", f"edgeq: target board: env -u X {sys.executable}"]
-    )
-    _write(project, "xnnpack")
-    project.runpytest("--edgeq-update").assert_outcomes(passed=2)
+    project.run("--edgeq-update", files=_test("xnnpack"), passed=2)
 
 
 @pytest.mark.parametrize(
@@ -156,11 +141,9 @@ def test_the_command_line_adds_targets(project: pytest.Pytester) -> None:
         ("--edgeq-check-targets=pie", "*--edgeq-check-targets: 'pie' names no target*mean pi?*"),
     ],
 )
-def test_a_wrong_option_is_told(project: pytest.Pytester, option: str, told: str) -> None:
+def test_a_wrong_option_is_told(project: Project, option: str, told: str) -> None:
     """Before any test runs."""
-    result = project.runpytest(option)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([told])
+    project.run(option, ret=pytest.ExitCode.USAGE_ERROR, shows=told)
 
 
 def test_a_command_that_cannot_be_read() -> None:
@@ -169,27 +152,19 @@ def test_a_command_that_cannot_be_read() -> None:
         parse_targets(["a = sh -c 'x"])
 
 
-def test_a_target_that_does_not_start_is_told_in_the_header(project: pytest.Pytester) -> None:
+def test_a_target_that_does_not_start_is_told_in_the_header(project: Project) -> None:
     """And fails the tests; it is looked for once."""
-    _write(project, "board", "board")
-    result = project.runpytest("--edgeq-runtime=board")
-    result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(
-        [
-            "edgeq: target board: the board runtime did not start: expected a Python that answers, "
-            "got no program 'no-such-program'",
-            "E *the board runtime did not start: expected a Python that answers, got no program *",
-        ]
-    )
+    told = "the board runtime did not start: expected a Python that answers, got no program "
+    shows = [f"edgeq: target board: {told}'no-such-program'", f"E *{told}*"]
+    project.run("--edgeq-runtime=board", files=_test("board", "board"), failed=2, shows=shows)
 
 
 @pytest.mark.slow
-def test_workers_have_one_each(project: pytest.Pytester) -> None:
+def test_workers_have_one_each(project: Project) -> None:
     """None is left, and the last lines name the machine once."""
-    _write(project, "pi", "pi")
     before = target_workers()
-    result = project.runpytest("--edgeq-runtime=pi", "-n2", "--edgeq-update")
-    result.assert_outcomes(passed=2)
+    options = ("--edgeq-runtime=pi", "-n2", "--edgeq-update")
+    result = project.run(*options, files=_test("pi", "pi"), passed=2)
     assert result.stdout.str().count("ran on pi: ") == 1
     assert not left_after([each for each in target_workers() if each not in before])
 
@@ -229,10 +204,12 @@ def test_a_check_fails_on_a_target_that_is_broken(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_does_not_wait_for_a_target_that_hangs(project: pytest.Pytester) -> None:
+def test_ctrl_c_does_not_wait_for_a_target_that_hangs(
+    project: Project, pytester: pytest.Pytester
+) -> None:
     """The session ends, and with it the target."""
-    project.makepyfile(
-        test_it="""
+    project.write(
+        """
         import pathlib
         from fixtures.tflite import make, stacks
         from tests.processes import target_workers
@@ -256,8 +233,8 @@ def test_ctrl_c_does_not_wait_for_a_target_that_hangs(project: pytest.Pytester) 
         """
     )
     let_sigint_through()
-    session = project.popen(
-        [sys.executable, "-m", "pytest", "-p", "no:randomly"],
+    session = pytester.popen(
+        [sys.executable, "-m", "pytest"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -272,18 +249,18 @@ def test_ctrl_c_does_not_wait_for_a_target_that_hangs(project: pytest.Pytester) 
     assert not left_after(started)
 
 
-def test_another_release_is_told(project: pytest.Pytester, tmp_path: Path) -> None:
+def test_another_release_is_told(project: Project, tmp_path: Path) -> None:
     """By the last lines, and by what two releases round otherwise."""
     command = patched_litert(tmp_path / "other", "")
     known = tmp_path / "other" / "ai_edge_litert-1.9.0.dist-info"
     known.mkdir()
     (known / "METADATA").write_text("Metadata-Version: 2.1\nName: ai-edge-litert\nVersion: 1.9.0\n")
-    _write(project, "old", "old")
-    result = project.runpytest(
-        f"--edgeq-targets=old = {' '.join(command)}", "--edgeq-runtime=old", "--edgeq-update"
+    project.run(
+        *(f"--edgeq-targets=old = {' '.join(command)}", "--edgeq-runtime=old", "--edgeq-update"),
+        files=_test("old", "old"),
+        passed=2,
+        shows="ran on old: *ai-edge-litert 1.9.0,*; here ai-edge-litert is *",
     )
-    result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["ran on old: *ai-edge-litert 1.9.0,*; here ai-edge-litert is *"])
     if "AVX2" in facts()["features"]:
         edgeq = Edgeq(targets={"old": ["env", "RUY_PATHS=1", *command]})
         told = r"kernels of ai-edge-litert .* and ai-edge-litert 1.9"
