@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import replaced
-from pytest_edgeq.litert.libraries import recipe_module, registered_by_others
+from pytest_edgeq.litert.libraries import quiet, recipe_module, registered_by_others
 from pytest_edgeq.litert.rules import check_rules
 from pytest_edgeq.names import PRESETS
 
