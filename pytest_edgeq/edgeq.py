@@ -262,8 +262,8 @@ class Edgeq:
         seed, threads = self._session.seed, self._session.threads
         litert.load_exporter()
         with booking(self._journal, "quantize") as booked:
-            noted = self._session.cache.noted_steps()
-            with seeded(seed), torch_threads(threads), frozen_heap(), noted as booked.steps:
+            booked.steps = self._session.cache.steps = []
+            with seeded(seed), torch_threads(threads), frozen_heap():
                 booked.model = run_flow(request, quantizer)
         return booked.model
 

@@ -16,7 +16,7 @@ from fixtures.tflite.writer import FileWriter
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.mistakes import BIT_DB
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.tflite.inserted import write_clamped
+from pytest_edgeq.tflite.writing import write_clamped
 from tests.bench.detection.sound import NETS, sound
 from tests.checked import checked
 

@@ -18,8 +18,8 @@ from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import CLIPPED_ACTIVATION, Finding, Harm, input_findings
 from pytest_edgeq.numerics.metrics import sqnr_db
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.tflite.inserted import write_clamped
 from pytest_edgeq.tflite.op_dtypes import entry_of
+from pytest_edgeq.tflite.writing import write_clamped
 
 _EXPLAINED = 0.5  # share of the file's error that the ranges alone must make
 # Minimum share of ranges that values exceed by far, to fault a calibration of unknown samples.

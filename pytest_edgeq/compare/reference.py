@@ -168,7 +168,10 @@ def is_exported(module: object) -> bool:
     """Return whether torch.export made the module; PT2E's graphs are exported, too."""
     from torch.fx import GraphModule
 
-    return isinstance(module, GraphModule) and any("val" in n.meta for n in module.graph.nodes)
+    if not isinstance(module, GraphModule):
+        return False
+    # A graph from the conversion cache has the second alone.
+    return any("val" in n.meta or "torch_fn" in n.meta for n in module.graph.nodes)
 
 
 def _graph_trains(module: Any) -> bool:

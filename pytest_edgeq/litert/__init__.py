@@ -5,9 +5,9 @@ Nothing outside this folder imports litert_torch, torchao or ai_edge_quantizer, 
 releases affect one place. Each shim names the versions and the symptom, and has a test in
 `tests/litert/` that fails when it is no longer needed.
 
-- `libraries` has their names, and rules that others have registered; `converter` converts.
-- PT2E quantizers: `pt2e_graphs`, `configs`, `annotations`, `simulated`. Training: `qat`,
-  `patterns`. FX mode: `fx`. torchao's `quantize_`: `ao`, `weights`. Recipes: `recipes`, `rules`.
+- `libraries` imports them, and finds rules that others have registered; `converter` converts.
+- PT2E quantizers: `pt2e_graphs`, `configs`, `annotations`, `simulated`. Training: `qat`. FX mode:
+  `fx`. torchao's `quantize_`: `ao`, `weights`. Recipes: `recipes`, `rules`.
 - `graphs` stores torch graphs without pickles, `digest` hashes them.
 
 The package has the public names of these modules.
@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_edgeq.litert.ao import *
-    from pytest_edgeq.litert.chatter import *
     from pytest_edgeq.litert.configs import *
     from pytest_edgeq.litert.converter import *
     from pytest_edgeq.litert.exported import *
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 # Steps in other processes run without torch, which the modules of the second row import.
 _MODULES = (
-    *("chatter", "configs", "libraries", "recipes", "rules", "weights"),
+    *("configs", "libraries", "recipes", "rules", "weights"),
     *("ao", "converter", "exported", "fx", "pt2e_graphs", "qat", "simulated"),
 )
 

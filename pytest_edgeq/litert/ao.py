@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pytest_edgeq.litert.chatter import quiet
+from pytest_edgeq.litert.libraries import quiet
 from pytest_edgeq.litert.weights import QuantizedWeight
 from pytest_edgeq.names import nearest
 

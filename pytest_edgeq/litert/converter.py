@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import replaced
 from pytest_edgeq.litert.exported import inline_contexts
-from pytest_edgeq.litert.libraries import converter_module
+from pytest_edgeq.litert.libraries import converter_module, quiet
 from pytest_edgeq.litert.native import lowered_by
 from pytest_edgeq.litert.pt2e_graphs import pt2e_preset
 

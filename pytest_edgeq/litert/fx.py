@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
-from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import RefusedError
-from pytest_edgeq.litert.libraries import pt2e_module
+from pytest_edgeq.litert.libraries import pt2e_module, quiet
 from pytest_edgeq.litert.pt2e_graphs import _saw_no_data
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from pytest_edgeq.litert.configs import NODE_METADATA, name_of
@@ -102,14 +101,13 @@ def decode_graph(parts: Mapping[str, bytes]) -> torch.fx.GraphModule:
         _place(root, path, content["kinds"][path], tensor)
     graph = torch.fx.Graph()
     nodes: dict[str, torch.fx.Node] = {}
-    formats = _FakeTensors()
     for each in content["nodes"]:
         target = each["target"]
         if each["op"] == "call_function":
             target = _decode_target(target)
         args, kwargs = _decode(each["args"], nodes), _decode(each["kwargs"], nodes)
         node = graph.create_node(each["op"], target, args, kwargs, name=each["name"])
-        node.meta.update(_decode_metadata(each["meta"], formats))
+        node.meta.update(_decode_metadata(each["meta"]))
         nodes[each["name"]] = node
     in_spec, out_spec = map(pytree.treespec_loads, content["specs"])
     info = torch.fx.graph._PyTreeInfo(content["names"], in_spec, out_spec)
@@ -289,51 +287,11 @@ def _encode_metadata(meta: Mapping[str, Any], keys: _StackKeys) -> dict[str, Any
         encoded["source_fn_stack"] = [[name, name_of(source)] for name, source in stack]
     if "torch_fn" in meta:
         encoded["torch_fn"] = list(meta["torch_fn"])
-    value = _encode_value(meta["val"]) if "val" in meta else None
-    if value is not None:
-        encoded["val"] = value
     encoded |= {name: bool(meta[name]) for name in NODE_METADATA if name in meta}
     return encoded
 
 
-def _encode_value(value: Any) -> Any:
-    """Encode the shapes of a node's results; None for sizes and symbolic shapes."""
-    if value is None:
-        return {"none": []}
-    if isinstance(value, (list, tuple)):
-        values = [_encode_value(each) for each in value]
-        return None if None in values else {type(value).__name__: values}
-    if isinstance(value, torch.Tensor) and all(type(n) is int for n in value.shape):
-        dtype = str(value.dtype).removeprefix("torch.")
-        return {"tensor": [dtype, list(value.shape), list(value.stride())]}
-    return None
-
-
-class _FakeTensors(dict[str, torch.Tensor]):
-    """Fake tensors by dtype, shape and strides as JSON, shared by the nodes of a graph."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._mode = FakeTensorMode()
-
-    def __missing__(self, key: str) -> torch.Tensor:
-        dtype, shape, stride = json.loads(key)
-        with self._mode:
-            self[key] = torch.empty_strided(shape, stride, dtype=getattr(torch, dtype))
-        return self[key]
-
-
-def _decode_value(encoded: Mapping[str, Any], formats: _FakeTensors) -> Any:
-    ((kind, content),) = encoded.items()
-    if kind == "tensor":
-        return formats[json.dumps(content)]
-    if kind == "none":
-        return None
-    values = [_decode_value(each, formats) for each in content]
-    return values if kind == "list" else tuple(values)
-
-
-def _decode_metadata(encoded: Mapping[str, Any], formats: _FakeTensors) -> dict[str, Any]:
+def _decode_metadata(encoded: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata that `_encode_metadata` has written."""
     meta: dict[str, Any] = {}
     if "nn_module_stack" in encoded:
@@ -344,7 +302,5 @@ def _decode_metadata(encoded: Mapping[str, Any], formats: _FakeTensors) -> dict[
         meta["source_fn_stack"] = [tuple(each) for each in encoded["source_fn_stack"]]
     if "torch_fn" in encoded:
         meta["torch_fn"] = tuple(encoded["torch_fn"])
-    if "val" in encoded:
-        meta["val"] = _decode_value(encoded["val"], formats)
     meta |= {name: encoded[name] for name in NODE_METADATA if name in encoded}
     return meta

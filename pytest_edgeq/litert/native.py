@@ -13,9 +13,8 @@ import io
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import replaced
-from pytest_edgeq.litert.libraries import converter_module
+from pytest_edgeq.litert.libraries import converter_module, quiet
 
 if TYPE_CHECKING:
     from pytest_edgeq.runtimes.workers.policy import IsolatedConversion

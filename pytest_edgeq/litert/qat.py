@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import RefusedError, op_name, replaced
 from pytest_edgeq.litert.exported import DROPOUTS, inline_contexts
-from pytest_edgeq.litert.libraries import pt2e_module
+from pytest_edgeq.litert.libraries import pt2e_module, quiet
 from pytest_edgeq.litert.pt2e_graphs import (
     _observers,
     _saw_no_data,

@@ -10,8 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pytest_edgeq.litert.chatter import quiet
-from pytest_edgeq.litert.libraries import recipe_module
+from pytest_edgeq.litert.libraries import quiet, recipe_module
 from pytest_edgeq.names import nearest
 from pytest_edgeq.tflite.ops import nearest_op
 

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 
 from pytest_edgeq.litert.annotations import is_constant
-from pytest_edgeq.litert.chatter import quiet
 from pytest_edgeq.litert.configs import LEFT_IN_FLOAT, WEIGHT_ALONE, RefusedError, op_name
 from pytest_edgeq.litert.exported import DROPOUTS
-from pytest_edgeq.litert.libraries import converter_module
+from pytest_edgeq.litert.libraries import converter_module, quiet
 
 # Names of torch's ops with a weight, and the ops to which they are lowered.
 _FAMILIES = {

@@ -12,12 +12,11 @@ from pytest_edgeq.localize.float_forms import axis_orders, paired
 from pytest_edgeq.localize.structure import OF_QUANTIZATION, Pairs
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.runner import Copied
-from pytest_edgeq.tflite.graft import Graft, write_with
-from pytest_edgeq.tflite.inserted import write_transposed
 from pytest_edgeq.tflite.ops import HOLDING, LAYOUT
 from pytest_edgeq.tflite.roles import stored_constant
 from pytest_edgeq.tflite.same import option_differences
 from pytest_edgeq.tflite.subgraph import Op
+from pytest_edgeq.tflite.writing import Graft, write_transposed, write_with
 
 _CHANGED = "a changed copy of the file"
 

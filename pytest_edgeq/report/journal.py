@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.localize.rows import LayerErrors
     from pytest_edgeq.numerics.comparison import Comparison
     from pytest_edgeq.numerics.findings import Finding
-    from pytest_edgeq.quantize.cache.entries import CachedStep
+    from pytest_edgeq.quantize.cache.conversions import CachedStep
 
 EventKind = Literal["quantize", "load", "compare", "localize", "check"]
 

@@ -6,6 +6,6 @@ Read, name, compare and write `.tflite` files.
   maps their dtypes, `boundary` quantizes and dequantizes, `layout` permutes channels.
 - `ops` is the table of facts of each op, `conformance` checks a file against it.
 - `same` compares two files, `differences` two constants.
-- `cut`, `float_form`, `graft` and `inserted` write other files from one, by `model_objects`.
+- `cut`, `float_form` and `writing` write other files from one.
 - `runtimes`: the protocol of a user's own runtime.
 """

@@ -19,11 +19,10 @@ import numpy.typing as npt
 
 from pytest_edgeq.numerics.arrays import contiguous
 from pytest_edgeq.tflite.boundary import numpy_dtype
-from pytest_edgeq.tflite.flatbuffer import aligned_buffer
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.model_objects import packed, unpacked
 from pytest_edgeq.tflite.ops import MOVING, facts_of
 from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
+from pytest_edgeq.tflite.writing import aligned_buffer, packed, unpacked
 
 # The offsets of a flatbuffer are signed, of 32 bits; all but the data fits into the rest.
 _MOST_BYTES = 2**31 - 2**26

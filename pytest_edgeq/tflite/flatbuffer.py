@@ -11,7 +11,6 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pytest_edgeq.names import printable
 
@@ -136,26 +135,3 @@ def read_quantization(raw: Any, n_tensors: int) -> dict[str, Any]:
         fields["scales"] = stored
         fields["zero_points"] = np.repeat(points, len(stored)) if len(points) == 1 else points
     return fields
-
-
-def aligned_buffer(content: npt.NDArray[Any]) -> Any:
-    """Return a buffer whose data is aligned to 16 bytes, as the schema demands."""
-    from ai_edge_litert import schema_py_generated as schema
-
-    class Aligned(schema.BufferT):  # type: ignore[misc] # the schema ships no types
-        def Pack(self, builder: Any) -> Any:
-            if self.data is None:
-                return super().Pack(builder)
-            payload = self.data.tobytes()
-            builder.StartVector(1, len(payload), 16)
-            builder.head -= len(payload)
-            builder.Bytes[builder.head : builder.head + len(payload)] = payload
-            builder.vectorNumElems = len(payload)
-            data = builder.EndVector()
-            schema.BufferStart(builder)
-            schema.BufferAddData(builder, data)
-            return schema.BufferEnd(builder)
-
-    buffer = Aligned()
-    buffer.data = content
-    return buffer

@@ -15,12 +15,11 @@ import numpy.typing as npt
 
 from pytest_edgeq.numerics.arrays import contiguous
 from pytest_edgeq.tflite.constants import dequantized
-from pytest_edgeq.tflite.flatbuffer import aligned_buffer
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.model_objects import packed, unpacked
 from pytest_edgeq.tflite.ops import QDQ
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
+from pytest_edgeq.tflite.writing import aligned_buffer, packed, unpacked
 
 _BIAS_DTYPES = ("int32", "int64")
 

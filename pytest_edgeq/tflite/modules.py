@@ -100,8 +100,8 @@ class ModuleTree:
     def __init__(self, root: ModuleNode) -> None:
         self._root = root
         self._found: dict[tuple[int, str], list[tuple[ModuleNode, tuple[ModuleNode, ...]]]] = {}
-        self._graph: OpGraph | None = None
-        self._names = _Names(self, ())
+        self._graph: OpGraph | None = None  # whose names are known
+        self._known: dict[str, ModuleNode | None] = {}
 
     def __reduce__(self) -> tuple[type[ModuleTree], tuple[ModuleNode]]:
         """Leave out the cache, which is valid in this process only."""
@@ -110,71 +110,8 @@ class ModuleTree:
     def path_of(self, graph: OpGraph, op: Op) -> str | None:
         """Return an op's module path, the first of several, as in `named_modules()`."""
         if graph is not self._graph:
-            names = (tensor.name for subgraph in graph.subgraphs for tensor in subgraph.tensors)
-            self._graph, self._names = graph, _Names(self, names)
-        return self._names.path_of(graph, op)
-
-    def readings(self, labels: Sequence[str]) -> list[tuple[tuple[ModuleNode, ...], set[str]]]:
-        """Return every reading of a stack: modules called, and paths of modules left out."""
-        if labels[0] != self._root.label:
-            return []
-        ways: list[tuple[tuple[ModuleNode, ...], set[str]]] = [((self._root,), set())]
-        for label in labels[1:]:
-            ways = [
-                ((*called, node), left_out | {skipped.path for skipped in between})
-                for called, left_out in ways
-                for node, between in self._below(called[-1], label)
-            ]
-        return ways
-
-    def _below(
-        self, caller: ModuleNode, label: str
-    ) -> list[tuple[ModuleNode, tuple[ModuleNode, ...]]]:
-        """Return the submodules of this label that `caller` may call, and those between."""
-        key = (id(caller), label)
-        if key not in self._found:
-            self._found[key] = list(
-                _search(caller, label, (), direct=caller.class_name == _SEQUENTIAL)
-            )
-        return self._found[key]
-
-
-def _search(
-    node: ModuleNode, label: str, between: tuple[ModuleNode, ...], *, direct: bool
-) -> Iterable[tuple[ModuleNode, tuple[ModuleNode, ...]]]:
-    for child in node.children:
-        if child.label == label:
-            yield child, between
-        if not direct:
-            # A list cannot be called, so it is never missing from a stack.
-            left_out = between if child.kind == "list" else (*between, child)
-            yield from _search(child, label, left_out, direct=False)
-
-
-class _Names:
-    """The tensor names of one file, resolved with the live model."""
-
-    def __init__(self, tree: ModuleTree, names: Iterable[str]) -> None:
-        self._tree = tree
-        self._known: dict[str, ModuleNode | None] = {}
-        self._called: set[str] = set()
-        stacks = {stack for name in names for stack in _stacks(name)}
-        ways = {stack: tree.readings(stack.split("/")) for stack in stacks}
-        for readings in ways.values():
-            if len({called[-1].path for called, _ in readings}) == 1:
-                # A Sequential that was called as a whole has called its children itself.
-                self._called |= {
-                    node.path for node in readings[0][0] if node.class_name == _SEQUENTIAL
-                }
-        for stack, readings in ways.items():
-            left = {
-                called[-1].path: called[-1]
-                for called, left_out in readings
-                if not left_out & self._called
-            }
-            self._known[stack] = next(iter(left.values())) if len(left) == 1 else None
-
-    def path_of(self, graph: OpGraph, op: Op) -> str | None:
+            self._resolve(graph)
+            self._graph = graph
         subgraph = graph.subgraphs[op.subgraph]
         reading = self._read(
             subgraph.tensors[i].name
@@ -203,6 +140,51 @@ class _Names:
                 return of_kind[0] if not reading.nodes or of_kind[0] in reading.paths() else None
             break
         return _only(reading, [node for node in reading.nodes if _has_matrix(node)])
+
+    def _resolve(self, graph: OpGraph) -> None:
+        """Resolve the tensor names of a file."""
+        called_whole: set[str] = set()
+        names = (tensor.name for subgraph in graph.subgraphs for tensor in subgraph.tensors)
+        stacks = {stack for name in names for stack in _stacks(name)}
+        ways = {stack: self._readings(stack.split("/")) for stack in stacks}
+        for readings in ways.values():
+            if len({called[-1].path for called, _ in readings}) == 1:
+                # A Sequential that was called as a whole has called its children itself.
+                called_whole |= {
+                    node.path for node in readings[0][0] if node.class_name == _SEQUENTIAL
+                }
+        self._known = {}
+        for stack, readings in ways.items():
+            left = {
+                called[-1].path: called[-1]
+                for called, left_out in readings
+                if not left_out & called_whole
+            }
+            self._known[stack] = next(iter(left.values())) if len(left) == 1 else None
+
+    def _readings(self, labels: Sequence[str]) -> list[tuple[tuple[ModuleNode, ...], set[str]]]:
+        """Return every reading of a stack: modules called, and paths of modules left out."""
+        if labels[0] != self._root.label:
+            return []
+        ways: list[tuple[tuple[ModuleNode, ...], set[str]]] = [((self._root,), set())]
+        for label in labels[1:]:
+            ways = [
+                ((*called, node), left_out | {skipped.path for skipped in between})
+                for called, left_out in ways
+                for node, between in self._below(called[-1], label)
+            ]
+        return ways
+
+    def _below(
+        self, caller: ModuleNode, label: str
+    ) -> list[tuple[ModuleNode, tuple[ModuleNode, ...]]]:
+        """Return the submodules of this label that `caller` may call, and those between."""
+        key = (id(caller), label)
+        if key not in self._found:
+            self._found[key] = list(
+                _search(caller, label, (), direct=caller.class_name == _SEQUENTIAL)
+            )
+        return self._found[key]
 
     def _without_weights(self, subgraph: Subgraph, op: Op, reading: _ModuleReading) -> str | None:
         computed = all(i >= 0 and not subgraph.tensors[i].is_constant for i in op.inputs)
@@ -252,8 +234,20 @@ class _Names:
         return self._read(
             name
             for name in names
-            if any(self._tree.readings(stack.split("/")[:1]) for stack in _stacks(name))
+            if any(self._readings(stack.split("/")[:1]) for stack in _stacks(name))
         )
+
+
+def _search(
+    node: ModuleNode, label: str, between: tuple[ModuleNode, ...], *, direct: bool
+) -> Iterable[tuple[ModuleNode, tuple[ModuleNode, ...]]]:
+    for child in node.children:
+        if child.label == label:
+            yield child, between
+        if not direct:
+            # A list cannot be called, so it is never missing from a stack.
+            left_out = between if child.kind == "list" else (*between, child)
+            yield from _search(child, label, left_out, direct=False)
 
 
 def _stacks(name: str) -> list[str]:

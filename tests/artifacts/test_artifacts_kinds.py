@@ -18,7 +18,7 @@ from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq import Budget, Edgeq, assert_runtimes_agree, assert_within_budget
 from pytest_edgeq.errors import CopyError, UnreadableError, UnrunnableError
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.model_objects import packed, unpacked
+from pytest_edgeq.tflite.writing import packed, unpacked
 
 Array = npt.NDArray[Any]
 

@@ -49,8 +49,8 @@ def try_baseline(case: Case, stage: Stage) -> str:
 
 def try_cache(case: Case, stage: Stage) -> str:
     """Read the entry as its step does: it is a miss that is reported, or it can be decoded."""
+    from pytest_edgeq.quantize.cache.conversions import ConversionCache
     from pytest_edgeq.quantize.cache.directory import Store
-    from pytest_edgeq.quantize.cache.entries import Entries
     from pytest_edgeq.quantize.cache.parts import read_file, read_key, read_ranges, read_simulation
 
     decoders: dict[str, Callable[[Any], Any]] = {
@@ -72,7 +72,7 @@ def try_cache(case: Case, stage: Stage) -> str:
         content[dice.randrange(len(content))] ^= 1 << dice.randrange(8)
         path.write_bytes(content)
     stage("read")
-    result = Entries(store).read(case.origin, "a", decoders[case.origin])
+    result = ConversionCache(store).read(case.origin, "a", decoders[case.origin])
     if result is None:
         assert len(said) == 1, f"{len(said)} reports of a miss"
         assert "runs again" in said[0]

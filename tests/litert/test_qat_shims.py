@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fixtures.models import normal, seeded
 from pytest_edgeq import litert
-from pytest_edgeq.litert import patterns, qat
+from pytest_edgeq.litert import pt2e_graphs, qat
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ def _quantizer() -> Any:
 
 def _by_torchao(quantizer: Any) -> Any:
     """What torchao makes of the graph once it is handed modules for its patterns."""
-    with litert.quiet(), patterns.pattern_modules(), qat._trying_present_convs():
+    with litert.quiet(), pt2e_graphs.pattern_modules(), qat._trying_present_convs():
         from torchao.quantization.pt2e.quantize_pt2e import prepare_qat_pt2e
 
         return prepare_qat_pt2e(_exported(), quantizer)

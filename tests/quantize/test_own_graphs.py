@@ -12,7 +12,7 @@ from torch import nn
 
 from fixtures.models import ConvBnRelu, ResidualNet, samples, seeded
 from pytest_edgeq import Edgeq, QuantizedModel, assert_no_float_ops, litert
-from pytest_edgeq.litert import patterns
+from pytest_edgeq.litert import pt2e_graphs
 from tests.quantize import making
 
 INPUTS = ResidualNet.sample_inputs()
@@ -145,7 +145,7 @@ def test_a_checkpoint_of_a_graph_that_was_trained_elsewhere(maker: Edgeq) -> Non
     model, x = seeded(ConvBnRelu), ConvBnRelu.sample_inputs()
     quantizer = litert.pt2e_preset("pt2e_qat_int8")
     # litert-torch hands torchao functions for its patterns, which torch.export refuses.
-    with litert.quiet(), patterns.pattern_modules():
+    with litert.quiet(), pt2e_graphs.pattern_modules():
         from torchao.quantization.pt2e.quantize_pt2e import prepare_qat_pt2e
 
         graph = copy.deepcopy(torch.export.export(model, x, strict=True).module())

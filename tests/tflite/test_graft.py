@@ -6,7 +6,7 @@ import numpy as np
 
 from fixtures.tflite.writer import chain, constant
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.tflite.graft import Graft, write_with
+from pytest_edgeq.tflite.writing import Graft, write_with
 
 
 def _file(name: str, options: str, factor: float) -> bytes:

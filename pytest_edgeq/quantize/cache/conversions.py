@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.litert.digest import UnhashableError, digest_of, feed, feed_graph
 from pytest_edgeq.quantize.cache import environment
-from pytest_edgeq.quantize.cache.entries import CachedStep, Entries, Parts
 from pytest_edgeq.quantize.cache.parts import (
     Simulation,
     read_file,
@@ -25,12 +23,26 @@ from pytest_edgeq.quantize.cache.parts import (
     write_ranges,
     write_simulation,
 )
-from pytest_edgeq.quantize.cache.sample_replay import Tagged, streams_of
+from pytest_edgeq.quantize.cache.sample_replay import Recording, Tagged, spooled, streams_of
 from pytest_edgeq.runtimes.process_state import seeded
 
 if TYPE_CHECKING:
     from pytest_edgeq.compare.samples import Sample
     from pytest_edgeq.quantize.cache.directory import Store
+
+Parts = Mapping[str, bytes]  # the content of an entry, by name
+
+_Result = TypeVar("_Result")
+
+# Decodes the parts of an entry; raises anything for parts that another program wrote.
+Decode = Callable[[Parts], _Result]
+
+
+class CachedStep(NamedTuple):
+    """One step of a conversion."""
+
+    kind: str  # `export`, `calibrate`, `convert`, `ranges` or `quantize`
+    is_cached: bool  # whether its result was read, or for an export was not needed
 
 
 class ConversionCache:
@@ -44,22 +56,17 @@ class ConversionCache:
         refresh: bool = False,
         seed: int = 0,
     ) -> None:
-        self._entries = None if store is None else Entries(store, refresh=refresh)
+        self._store = store
         self._note = note
+        self._refresh = refresh
         self._seed = seed
+        self._written: set[tuple[str, str]] = set()
+        self.steps: list[CachedStep] = []  # those run since this list was assigned, in order
 
     @property
     def is_on(self) -> bool:
         """Whether results are stored."""
-        return self._entries is not None
-
-    @contextlib.contextmanager
-    def noted_steps(self) -> Iterator[list[CachedStep]]:
-        """Yield a list that records the steps run meanwhile; empty without a store."""
-        steps: list[CachedStep] = []
-        if self._entries is not None:
-            self._entries.steps = steps
-        yield steps
+        return self._store is not None
 
     def refuse(self, name: str, why: str) -> None:
         """Report that a result of a model is not stored, with the reason."""
@@ -94,9 +101,7 @@ class ConversionCache:
         """Return the key of a graph with observers; read it by the key of the trace if possible."""
 
         def read_or_make() -> str:
-            if traced_key is None or self._entries is None:
-                return make()
-            key = self._entries.once("export", traced_key, "key", lambda: make().encode(), read_key)
+            key = self._once("export", traced_key, "key", lambda: make().encode(), read_key)
             return key.decode()
 
         return self._known(name, read_or_make)
@@ -161,7 +166,7 @@ class ConversionCache:
         # The missing digest of a graph was reported when it was made.
         is_known = simulations is None or all(each.digest for each in simulations.values())
         key = self._key(name, ingredients) if is_known else None
-        return self._file("convert", key, make)
+        return self._once("convert", key, "tflite", make, read_file)
 
     def simulate(
         self,
@@ -172,7 +177,7 @@ class ConversionCache:
         made_key: Callable[[], str | None],
     ) -> Simulation:
         """Return the quantized graph; store it only if its graph still has the key."""
-        if key is None or self._entries is None:
+        if key is None:
             return make(samples)[0]
 
         def calibrate(samples: Iterator[Tagged]) -> tuple[Simulation, Parts | None, bool]:
@@ -190,7 +195,7 @@ class ConversionCache:
             return dataclasses.replace(simulation, digest=digest), parts, has_read
 
         tagged = (("", sample) for sample in samples)
-        return self._entries.calibrated("calibrate", key, tagged, calibrate, read_simulation)
+        return self._calibrated("calibrate", key, tagged, calibrate, read_simulation)
 
     def calibrate_recipe(
         self,
@@ -204,7 +209,7 @@ class ConversionCache:
     ) -> Any:
         """Return the ranges that a recipe needs, or None if it needs none."""
         key = self._key(name, lambda: (float_tflite, recipe, list(samples)), threads=threads)
-        if key is None or self._entries is None:
+        if key is None:
             return make(samples)
 
         def calibrate(stream: Iterator[Tagged]) -> tuple[Any, Parts | None, bool]:
@@ -218,18 +223,89 @@ class ConversionCache:
             return ranges, None, True
 
         tagged = ((name, sample) for name, stream in samples.items() for sample in stream)
-        return self._entries.calibrated("ranges", key, tagged, calibrate, read_ranges)
+        return self._calibrated("ranges", key, tagged, calibrate, read_ranges)
 
     def quantize_recipe(
         self, name: str, float_tflite: bytes, recipe: Any, ranges: Any, make: Callable[[], bytes]
     ) -> bytes:
         """Return the file quantized by a recipe with its ranges."""
-        return self._file("quantize", self._key(name, lambda: (float_tflite, recipe, ranges)), make)
+        key = self._key(name, lambda: (float_tflite, recipe, ranges))
+        return self._once("quantize", key, "tflite", make, read_file)
 
-    def _file(self, kind: str, key: str | None, make: Callable[[], bytes]) -> bytes:
-        if key is None or self._entries is None:
+    # --- entries --------------------------------------------------------------------------------
+
+    def read(self, kind: str, key: str, decode: Decode[_Result]) -> _Result | None:
+        """Return the content of an entry; None if missing or, with a warning, damaged."""
+        store = self._stored()
+        if self._refresh and (kind, key) not in self._written:
+            return None
+        parts = store.read(kind, key)
+        if parts is None:
+            return None
+        try:
+            return decode(parts)
+        except Exception as error:  # torch raises anything for parts that another program wrote
+            why = str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+            store.report_damage(kind, key, why)
+            return None
+
+    def _stored(self) -> Store:
+        assert self._store is not None, "unreachable because there are no keys without a store"
+        return self._store
+
+    def _write(self, kind: str, key: str, parts: Parts) -> None:
+        self._stored().write(kind, key, parts)
+        self._written.add((kind, key))
+
+    def _once(
+        self,
+        kind: str,
+        key: str | None,
+        part: str,
+        make: Callable[[], bytes],
+        decode: Decode[bytes],
+    ) -> bytes:
+        """Return the only part of an entry, or compute and store it; without a key compute it."""
+        if key is None:
             return make()
-        return self._entries.once(kind, key, "tflite", make, read_file)
+        found = self.read(kind, key, decode)
+        is_cached = True
+        if found is None:
+            with self._stored().lock(kind, key):
+                # Another process may have finished it while this one waited.
+                found = self.read(kind, key, decode)
+                if found is None:
+                    is_cached = False
+                    found = make()
+                    self._write(kind, key, {part: found})
+        self.steps.append(CachedStep(kind, is_cached))
+        return found
+
+    def _calibrated(
+        self,
+        kind: str,
+        key: str,
+        samples: Iterator[Tagged],
+        make: Callable[[Iterator[Tagged]], tuple[_Result, Parts | None, bool]],
+        decode: Decode[_Result],
+    ) -> _Result:
+        """Return the stored result of a run on equal samples, or run on them."""
+        store, recording = self._stored(), Recording(samples)
+        remaining: Iterator[Tagged] = recording
+        with store.lock(kind, key):
+            stored = store.keys(kind, f"{key}.")
+            found = f"{key}.none"  # of a run that needed no samples
+            if stored and found not in stored:
+                remaining = spooled(recording, store.report)
+                found = f"{key}.{recording.digest}"
+            known = self.read(kind, found, decode)
+            self.steps.append(CachedStep(kind, known is not None))
+            if known is not None:
+                return known
+            result, parts, has_read = make(remaining)
+            if parts is not None:
+                self._write(kind, f"{key}.{recording.digest if has_read else 'none'}", parts)
+        return result
 
 
 def _program_digest(program: torch.export.ExportedProgram, *, lines: bool = False) -> str:

@@ -6,17 +6,15 @@ import contextlib
 import hashlib
 import io
 import itertools
+import pickle
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
-import numpy as np
 import torch
 
 from pytest_edgeq.compare.samples import Sample, as_array
 from pytest_edgeq.litert.digest import feed
-from pytest_edgeq.litert.graphs import decode_tensors, encode_tensors
 
 Tagged = tuple[str, Sample]  # a signature and a sample of it
 
@@ -48,58 +46,44 @@ class Recording:
 
 def spooled(samples: Iterable[Tagged], report: Callable[[str], None]) -> Iterator[Tagged]:
     """Read all samples, and return an iterator over copies: in memory, then in a file."""
-    kept: list[tuple[str, Sample | Callable[[], Sample]]] = []
+    kept: list[Tagged | int] = []  # a sample, or its place in the file
     size, is_refused = 0, False
     with contextlib.ExitStack() as stack:
         file: io.FileIO | None = None
         for signature, sample in samples:
-            copy: Sample | Callable[[], Sample] = sample.clone()
+            copy: Tagged | int = signature, sample.clone()
             size += sum(value.nbytes for value in sample.tensors)
             try:
                 if size > _IN_MEMORY and not is_refused:
                     if file is None:
                         # Unbuffered: a buffer keeps data that a full disk has refused.
                         file = stack.enter_context(tempfile.TemporaryFile(buffering=0))
-                    copy = _stored(sample, file)
+                    start, rest = file.seek(0, io.SEEK_END), memoryview(pickle.dumps(copy))
+                    while rest:
+                        rest = rest[file.write(rest) :]
+                    copy = start
             except OSError as error:
                 is_refused = True
                 report(
                     f"calibration samples cannot be written to a temporary file ({error}); they "
                     "are kept in memory"
                 )
-            kept.append((signature, copy))
+            kept.append(copy)
         stack = stack.pop_all()
 
     def replayed() -> Iterator[Tagged]:
         kept.reverse()
         while kept:
-            signature, copy = kept.pop()
-            yield signature, copy() if callable(copy) else copy
+            copy = kept.pop()
+            if isinstance(copy, int):
+                assert file is not None
+                file.seek(copy)
+                copy = pickle.load(file)
+            yield copy
 
     copies = replayed()
     weakref.finalize(copies, stack.close)  # samples of a stored run are never read again
     return copies
-
-
-def _stored(sample: Sample, file: io.FileIO) -> Callable[[], Sample]:
-    """Write a sample to a file, and return a function that reads it."""
-    values = {str(i): torch.as_tensor(value) for i, value in enumerate(sample.tensors)}
-    table, raw = encode_tensors(values)
-    are_arrays = sample.mapped(lambda value: isinstance(value, np.ndarray))
-    start, rest = file.seek(0, io.SEEK_END), memoryview(raw)
-    while rest:
-        rest = rest[file.write(rest) :]
-
-    def read() -> Sample:
-        file.seek(start)
-        tensors = iter(decode_tensors(table, file.read(len(raw))).values())
-        return are_arrays.mapped(lambda is_array: _as(next(tensors), is_array=is_array))
-
-    return read
-
-
-def _as(tensor: torch.Tensor, *, is_array: bool) -> Any:
-    return tensor.numpy() if is_array else tensor
 
 
 def streams_of(samples: Iterator[Tagged], signatures: Iterable[str]) -> dict[str, Iterator[Sample]]:

@@ -12,7 +12,7 @@ from pytest_edgeq.numerics.target_machine import TargetMachine
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.workers.target import Target
-from pytest_edgeq.tflite.model_objects import packed
+from pytest_edgeq.tflite.writing import packed
 
 _KERNELS = ("xnnpack", "builtin")
 

@@ -212,7 +212,7 @@ def _never(_: Edgeq, sound: Sound, __: random.Random) -> Made:
     """By hand, because the plugin refuses; the file is held against the sound references."""
     if not sound.flow.startswith("pt2e_static"):
         raise NotApplicableError("recipes refuse to quantize without calibration")
-    from pytest_edgeq.litert.chatter import quiet
+    from pytest_edgeq.litert.libraries import quiet
 
     with quiet():
         import litert_torch

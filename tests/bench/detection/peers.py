@@ -29,7 +29,7 @@ import numpy.typing as npt
 import torch
 
 from pytest_edgeq import QuantizedModel
-from pytest_edgeq.litert.chatter import quiet
+from pytest_edgeq.litert.libraries import quiet
 from tests.bench.detection.plain import Plain, Run
 from tests.bench.detection.sound import Sample, Sound
 
