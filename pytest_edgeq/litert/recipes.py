@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -86,12 +87,15 @@ def calibrate_recipe(
     if not _recipe_quantizer(float_tflite, recipe).need_calibration:
         return None
     native = _that_can_run("calibrate", native)
-    call = _call_here if native is None else native.call
-    call("calibrate", begin_calibration, float_tflite, recipe, threads)
-    for signature, stream in samples.items():
-        for sample in stream:
-            call("calibrate", add_sample, signature, dict(sample))
-    return call("calibrate", end_calibration)
+    call, key = _call_here if native is None else native.call, next(_keys)
+    call("calibrate", begin_calibration, key, float_tflite, recipe, threads)
+    try:
+        for signature, stream in samples.items():
+            for sample in stream:
+                call("calibrate", add_sample, key, signature, dict(sample))
+        return call("calibrate", end_calibration, key)
+    finally:
+        _running.pop(key, None)
 
 
 def _call_here(step: str, function: Callable[..., Any], /, *arguments: Any) -> Any:
@@ -105,24 +109,26 @@ def _no_progress_bar() -> Iterator[None]:
         yield
 
 
-_running: list[tuple[Any, Any]] = []
-"""Calibrator and rules of the calibration in progress, often for another process."""
+_keys = itertools.count()
+
+_running: dict[int, tuple[Any, Any]] = {}
+"""Calibrator and rules of each calibration in progress, often for another process."""
 
 
-def begin_calibration(float_tflite: bytes, recipe: Recipe, threads: int) -> None:
+def begin_calibration(key: int, float_tflite: bytes, recipe: Recipe, threads: int) -> None:
     """Start to collect ranges."""
     manager = recipe_module("recipe_manager").RecipeManager()
     with quiet():
         manager.load_quantization_recipe(recipe)
         calibrator = recipe_module("calibrator").Calibrator(float_tflite, num_threads=threads)
-    _running[:] = [(calibrator, manager)]
+    _running[key] = calibrator, manager
 
 
-def add_sample(signature: str, sample: Mapping[str, npt.NDArray[np.generic]]) -> None:
-    """Add a sample to the calibration in progress."""
-    if not _running:
+def add_sample(key: int, signature: str, sample: Mapping[str, npt.NDArray[np.generic]]) -> None:
+    """Add a sample to a calibration in progress."""
+    if key not in _running:
         raise RuntimeError("the process that collected the ranges was ended by another test")
-    calibrator, manager = _running[0]
+    calibrator, manager = _running[key]
     # One sample a call: `Quantizer.calibrate` counts its data set with len(list(…)) before it reads
     # it (ai-edge-quantizer 0.10.0), so a generator comes out empty and a list is held whole. The
     # ranges gathered are the same.
@@ -130,9 +136,9 @@ def add_sample(signature: str, sample: Mapping[str, npt.NDArray[np.generic]]) ->
         calibrator.calibrate({signature: [sample]}, manager)
 
 
-def end_calibration() -> Any:
+def end_calibration(key: int) -> Any:
     """Return the collected ranges."""
-    return _running.pop()[0].get_model_qsvs()
+    return _running.pop(key)[0].get_model_qsvs()
 
 
 def _that_can_run(step: str, native: Native | None) -> Native | None:

@@ -178,7 +178,9 @@ class Store:
         refusals: list[OSError] = []
         for path, status in _files(self.directory):
             if path.suffix == _SUFFIX:
-                entries.append((status.st_mtime_ns, path, status.st_size))
+                # A file that a wrong clock dated in the future would never be the oldest.
+                is_future = status.st_mtime > time.time() + 3600
+                entries.append((0 if is_future else status.st_mtime_ns, path, status.st_size))
                 total += status.st_size
             elif _TEMPORARY.fullmatch(path.name) and status.st_mtime < time.time() - 3600:
                 _delete(path, refusals)  # of a writer that has died

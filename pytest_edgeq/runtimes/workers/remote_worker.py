@@ -39,6 +39,7 @@ Head = dict[str, Any]
 MAGIC = b"EDGQ"
 _FRAME = struct.Struct(">4sQ32s")
 _LENGTH = struct.Struct(">Q")
+_MOST_BYTES = 1 << 40
 _NO_HASH = bytes(32)
 
 _ALIGNED = 16
@@ -102,6 +103,8 @@ def read_payload(
     if len(start) < _FRAME.size:
         return None
     _, length, digest = _FRAME.unpack(start)
+    if length > _MOST_BYTES:
+        raise FrameError(f"a frame of {length} bytes", start)
     payload = read(length)
     if len(payload) < length:
         return None
