@@ -48,7 +48,7 @@ from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
-from pytest_edgeq.tflite.ops import COMPARING, HOLDING, KEEPING_SCALE, PICKING, facts_of
+from pytest_edgeq.tflite.ops import COMPARING, HOLDING, KEEPING_SCALE, NARROWING, facts_of
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op
 
@@ -362,6 +362,9 @@ class Localizer:
                 replace(
                     facts,
                     range_widened=consumers.widening_reason(op) if own else None,
+                    range_narrowed=consumers.narrowing_reason(op, measured)
+                    if quantized.flow != "recipe" and any(facts.beyond)
+                    else None,
                     harm=self._harm(op, own, losses),
                     unused=op.index in unused or self._is_mask_cut(op),
                     calibration=self._calibration,
@@ -585,7 +588,7 @@ class Localizer:
             nonfinite_by_rounding = strange & (np.abs(made.whole) < _HUGE)
             found.nonfinite = int((by_kernel | nonfinite_by_rounding).sum())
             found.nonfinite_by_rounding = 0 if by_kernel.any() else found.nonfinite
-        if output.op.name in PICKING and made.value.size:
+        if output.op.name in NARROWING and made.value.size:
             found.whole_least = float(made.whole.min())
             found.whole_greatest = float(made.whole.max())
         if output.bound is not None and made.value.size:
