@@ -24,7 +24,7 @@ from pytest_edgeq.compare.sample_source import SampleSource
 from pytest_edgeq.compare.samples import Sample, read_samples
 from pytest_edgeq.errors import UnreadableError, UnrunnableError, grouped
 from pytest_edgeq.localize.localizer import Localizer
-from pytest_edgeq.localize.on_workers import CheckedChunk, OpsJob, OpsPart, add_checked
+from pytest_edgeq.localize.on_workers import CheckedChunk, OpsJob, OpsPart
 from pytest_edgeq.localize.rows import LayerErrors
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import BLOCKING, CANNOT_RUN, FILE, MISFIT, Finding
@@ -167,7 +167,7 @@ class Measuring:
             for each in found.samples:
                 is_chosen = self._selects(each.distances or ())
                 if self._localizer is not None:
-                    add = partial(add_checked, self._localizer, each, is_chosen=is_chosen)
+                    add = partial(self._localizer.add_checked, each, is_chosen=is_chosen)
                     self._try_ops(add)
 
         def extra() -> Any:

@@ -23,11 +23,12 @@ from pytest_edgeq import litert
 from pytest_edgeq.compare.measurement import Arrays
 from pytest_edgeq.compare.reference import as_tensor, call_reference, in_file_order, torch_module
 from pytest_edgeq.localize.execution import kept_outputs
-from pytest_edgeq.localize.float_forms import Forms, axis_orders, paired
+from pytest_edgeq.localize.float_forms import Forms, axis_orders
 from pytest_edgeq.localize.measured import Codes, code_limits
 from pytest_edgeq.localize.measured import peak as peak_of
 from pytest_edgeq.localize.moves import DRAWS, FEW_DRAWS, Moves
 from pytest_edgeq.localize.repairs import misordered_op, repaired_op
+from pytest_edgeq.localize.structure import paired
 from pytest_edgeq.runtimes.bounds import float_bound
 from pytest_edgeq.runtimes.bounds.site import ULP
 from pytest_edgeq.runtimes.edge import EdgeFile
@@ -219,8 +220,7 @@ class OutputCheck:
         self._wanted = [border.name for border in quantized.edge.signature.outputs]
         self._tolerance = Tolerance(self._wanted, standard.n_ops, standard.noise)
         content, key = standard.form
-        form = EdgeFile(content)
-        self._form = form if key is None else form.at(key)
+        self._form = EdgeFile(content).at(key)
         self.peaks: list[float] = []
 
     def differs(self, sample: Sample, known: Mapping[str, Arrays], measured: Arrays | None) -> bool:
@@ -259,7 +259,7 @@ class AgainstTorch:
         # Before interpreters are open: it needs twice the memory of the weights.
         self._first_in_float64 = self._run_in_float64(first)
         self._runner = form.runner("builtin", keep=True)
-        n_ops = len(form.graph.subgraphs[form.signature.subgraph].ops)
+        n_ops = len(form.subgraph.ops)
         self._tolerance = Tolerance(self._wanted, n_ops)
         self._peaks = [0.0] * len(self._wanted)
         self.divergence: Divergence | None = None
@@ -482,7 +482,7 @@ class AgainstTorch:
             (bytes(form.graph.buffer[:]), form.key),
             form is self._forms.exact,
             form is self._form and self._is_kept,
-            len(form.graph.subgraphs[form.signature.subgraph].ops),
+            len(form.subgraph.ops),
             dict(self._tolerance.noise),
         )
 
@@ -568,7 +568,7 @@ class AgainstTorch:
         converted = [] if as_converted is None else self._values_as_converted(as_converted)
         known += converted
         same = self._same_as_partners(as_converted)
-        subgraph = self._form.graph.subgraphs[self._form.signature.subgraph]
+        subgraph = self._form.subgraph
         equal = {index for index in subgraph.inputs}
         for op in subgraph.ops:
             live = (i for i in op.outputs if i >= 0)
@@ -646,14 +646,14 @@ class AgainstTorch:
         """Return the reference's float tensors, with those that torch's graph lacks."""
         form = self._forms.converted
         assert form is not None, "the caller has run it"
-        ops = form.graph.subgraphs[form.signature.subgraph].ops
+        ops = form.subgraph.ops
         values = (runner.tensor(i) for op in ops for i in op.outputs if i >= 0)
         return [each.astype(np.float64) for each in values if each.dtype.kind == "f"]
 
     def _same_as_partners(self, converted: Runner | None) -> dict[int, bool]:
         """Return by tensor whether it has its partner's values in the reference's float file."""
         form = self._forms.converted
-        subgraph = self._form.graph.subgraphs[self._form.signature.subgraph]
+        subgraph = self._form.subgraph
         same: dict[int, bool] = dict.fromkeys(subgraph.inputs, True)
         if form is None or converted is None:
             return same
@@ -708,9 +708,7 @@ def _first_that_differs(subgraph: Subgraph, region: set[int], equal: set[int]) -
 
 
 def _is_moved(made: Array, wanted: Array) -> bool:
-    """Whether two tensors of one shape differ; False for different shapes."""
-    if made.shape != wanted.shape:
-        return False
+    """Whether two tensors of one shape differ."""
     if wanted.dtype.kind != "f":
         return not np.array_equal(made, wanted)
     near = _EQUAL * peak_of(wanted)

@@ -79,8 +79,6 @@ def blame(
     quantization. Of rows with findings of one kind the most harmful is chosen, and of those within
     a bit of it the first. The range of an input explains losses by quantization in all ops.
     """
-    if len(rows) != len(evidence):
-        raise ValueError(f"{len(rows)} rows, and evidence for {len(evidence)}")
     losses = _outlier_losses(rows, evidence) | _cut_off_rows(rows, evidence)
     mistaken = {} if losses else _mistaken(rows, evidence)
     judged = tuple(
@@ -413,12 +411,8 @@ def _everywhere(rows: Sequence[LayerError], evidence: Sequence[Diagnostics]) -> 
     return None
 
 
-_EVERYWHERE: tuple[
-    tuple[
-        Callable[[LayerError, Diagnostics], Mistake | None], str, Callable[[Diagnostics], Reason]
-    ],
-    ...,
-] = (
+_Test = Callable[[LayerError, Diagnostics], Mistake | None]
+_EVERYWHERE: tuple[tuple[_Test, str, Callable[[Diagnostics], Reason]], ...] = (
     (
         lambda _, own: never_calibrated(own),
         "were never calibrated (scale 1.0, zero point 0)",

@@ -73,8 +73,8 @@ class Execution:
         runner: Runner,
     ) -> None:
         self._file, self._form = file, form
-        self._ours = file.graph.subgraphs[file.signature.subgraph]
-        self._theirs = form.graph.subgraphs[form.signature.subgraph]
+        self._ours = file.subgraph
+        self._theirs = form.subgraph
         self._pairs = pairs
         self._runner = runner
         self._whole = form.runner("builtin", keep=True)

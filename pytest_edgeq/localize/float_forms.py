@@ -16,14 +16,13 @@ from pytest_edgeq import litert
 from pytest_edgeq.compare.reference import module_tree, quantizes_by_itself, torch_module
 from pytest_edgeq.errors import warn_user
 from pytest_edgeq.localize.readers import MASKING
-from pytest_edgeq.localize.structure import ConstantPair, Pairs, Structure, pair_ops
+from pytest_edgeq.localize.structure import ConstantPair, Pairs, Structure, paired
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.runner import Copied
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.float_form import is_cast, write_in_float
 from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.roles import stored_constant
-from pytest_edgeq.tflite.subgraph import Signature
 
 if TYPE_CHECKING:
     from pytest_edgeq.compare.quantized import QuantizedModel
@@ -190,7 +189,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         return Forms(base, base, reference)
     made, simulated = _original_file(quantized), quantized.simulated
     plain = _in_float(made, {})
-    constants = _structure(made, plain, paired(made, plain)).constants
+    constants = Structure(made, plain, paired(made, plain)).constants
     aligned: dict[tuple[int, int], Array] = {}
     modules: dict[int, str] = {}
     substituted: frozenset[int] = frozenset()
@@ -198,7 +197,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
     if base is not None and pairs is not None:
         own = pairs if made is quantized.edge else paired(made, base)
         is_whole = own.is_whole
-        aligned = {(p.op.index, p.place): p.floats for p in _structure(made, base, own).constants}
+        aligned = {(p.op.index, p.place): p.floats for p in Structure(made, base, own).constants}
         modules = _modules(pairs, base)
         substituted = _substituted(made, own) if is_whole else substituted
     # A range may clip a mask: its effect on the scores is judged instead.
@@ -217,7 +216,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         if (
             is_alike
             and floating <= found.keys() | masks
-            and not _structure(quantized.edge, base, pairs).findings(())
+            and not Structure(quantized.edge, base, pairs).findings(())
         ):
             return Forms(base, base, reference, modules)
     floats = list(() if base is None else _floats_of(base))
@@ -263,15 +262,12 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
 
 def _of_rounded_module(quantized: QuantizedModel) -> Forms:
     """Return the forms of a file whose weights torchao rounded; the reference has these."""
-    made, simulated, reference = (
-        _original_file(quantized),
-        quantized.simulated,
-        quantized.float_model,
-    )
+    made = _original_file(quantized)
+    simulated, reference = quantized.simulated, quantized.float_model
     assert simulated is not None, "this flow has one"
     assert reference is not None, "this flow has one"
     plain = _in_float(made, {})
-    constants = _structure(made, plain, paired(made, plain)).constants
+    constants = Structure(made, plain, paired(made, plain)).constants
     found = nearest_constants(_named_constants(simulated, reference), constants)
     return Forms(_in_float(made, found), plain, litert.dequantized(simulated))
 
@@ -283,30 +279,9 @@ def _original_file(quantized: QuantizedModel) -> EdgeFile:
     return origin if origin is not None and is_same else quantized.edge
 
 
-def paired(file: EdgeFile, form: EdgeFile) -> Pairs:
-    """Pair the ops of two files; inputs are matched by name, or by position."""
-    ours, theirs = file.signature, form.signature
-    return pair_ops(
-        file.graph.subgraphs[ours.subgraph],
-        form.graph.subgraphs[theirs.subgraph],
-        by_name(ours, theirs, "inputs"),
-    )
-
-
-def by_name(ours: Signature, theirs: Signature, side: str) -> dict[int, int]:
-    """Pair inputs or outputs by name if all names match, else by position."""
-    one, two = getattr(ours, side), getattr(theirs, side)
-    names = {border.name: border.tensor.index for border in two}
-    known = names.keys() == {border.name for border in one}
-    return {
-        here.tensor.index: names[here.name] if known else there.tensor.index
-        for here, there in zip(one, two, strict=False)
-    }
-
-
 def _in_float(made: EdgeFile, operands: Mapping[tuple[int, int], Array]) -> EdgeFile:
     """Write a file in float, with other values of some operands."""
-    subgraph = made.graph.subgraphs[made.signature.subgraph]
+    subgraph = made.subgraph
     constants: dict[tuple[int, int], Array] = {}
     for (number, place), values in operands.items():
         # A constant behind a RESHAPE or TRANSPOSE keeps its own values.
@@ -314,12 +289,11 @@ def _in_float(made: EdgeFile, operands: Mapping[tuple[int, int], Array]) -> Edge
         is_same = stored is not None and values.shape == stored.tensor.shape
         if stored is not None and is_same and values.dtype.kind == "f":
             constants[subgraph.index, stored.tensor.index] = values
-    written = EdgeFile(
+    return EdgeFile(
         write_in_float(made.graph, constants),
         runtimes=made.runtimes,
         copied=Copied("a copy of the file in float", _names(made)),
-    )
-    return written if made.key is None else written.at(made.key)
+    ).at(made.key)
 
 
 def _names(made: EdgeFile) -> dict[tuple[int, int], str]:
@@ -357,7 +331,7 @@ def _float_file(quantized: QuantizedModel, sample: Sample) -> EdgeFile | None:
 
 def _substituted(file: EdgeFile, pairs: Pairs) -> frozenset[int]:
     """Return the output tensors of ops whose partners have another name."""
-    ops = file.graph.subgraphs[file.signature.subgraph].ops
+    ops = file.subgraph.ops
     partners = pairs.ops.items()
     return frozenset(ops[n].outputs[0] for n, each in partners if ops[n].name != each.name)
 
@@ -386,14 +360,9 @@ def _reference(quantized: QuantizedModel, sample: Sample) -> Callable[..., Any] 
     return reference if model is torch_module(reference) else model
 
 
-def _structure(made: EdgeFile, form: EdgeFile, pairs: Pairs) -> Structure:
-    subgraphs = (made.signature.subgraph, form.signature.subgraph)
-    return Structure(made.graph, form.graph, subgraphs, pairs)
-
-
 def _floats_of(edge: EdgeFile) -> Iterator[Array]:
     """Yield the constants of a float file."""
-    subgraph = edge.graph.subgraphs[edge.signature.subgraph]
+    subgraph = edge.subgraph
     for tensor in subgraph.tensors:
         if tensor.is_constant and tensor.dtype == "float32":
             values = edge.graph.constant(tensor).view(np.float32)

@@ -14,13 +14,14 @@ import numpy.typing as npt
 import torch
 
 from pytest_edgeq import litert
+from pytest_edgeq.compare.executors.worker import unpacked
 from pytest_edgeq.compare.measurement import AVERAGING, Arrays, InputWatches
 from pytest_edgeq.compare.parallel import MOST_WORKERS, begin, in_order, on_one_thread
 from pytest_edgeq.compare.reference import undisturbed
 from pytest_edgeq.localize.against_torch import AgainstTorch
 from pytest_edgeq.localize.cause import NEAREST, ROUNDED, blame
 from pytest_edgeq.localize.execution import Execution, OpOutput
-from pytest_edgeq.localize.float_forms import by_name, forms_of, paired
+from pytest_edgeq.localize.float_forms import forms_of
 from pytest_edgeq.localize.measured import (
     Codes,
     TensorErrors,
@@ -38,7 +39,7 @@ from pytest_edgeq.localize.readers import (
     rule_findings,
 )
 from pytest_edgeq.localize.rows import Diagnostics, LayerError, LayerErrors
-from pytest_edgeq.localize.structure import Structure
+from pytest_edgeq.localize.structure import Structure, by_name, paired
 from pytest_edgeq.numerics.checks import UNKNOWN, Calibration, Reason, keeps_nothing
 from pytest_edgeq.numerics.findings import NO_HARM, Finding, Harm
 from pytest_edgeq.numerics.health import more_than_chance
@@ -48,7 +49,7 @@ from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
-from pytest_edgeq.tflite.ops import COMPARING, HOLDING, KEEPING_SCALE, PICKING, facts_of
+from pytest_edgeq.tflite.ops import COMPARING, HOLDING, KEEPING_SCALE, NARROWING, facts_of
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op
 
@@ -175,9 +176,8 @@ class Localizer:
         """Prepare to measure ops against a float form, without comparing it with torch."""
         edge = self.quantized.edge
         self.form = form
-        subgraphs = (edge.signature.subgraph, form.signature.subgraph)
         self.pairs = paired(edge, form)
-        self._structure = Structure(edge.graph, form.graph, subgraphs, self.pairs)
+        self._structure = Structure(edge, form, self.pairs)
         self._execution = Execution(edge, form, self.pairs, self._structure.constants, self._runner)
         self._lows = self._lowest()
 
@@ -234,11 +234,13 @@ class Localizer:
         """Yield the outputs of the ops on one sample, in order."""
         return self._execution.run(self.quantized.input_names, sample.arrays())
 
-    def add_measured(self, checked: CheckedSample, errors: OpSampleErrors | None) -> None:
-        """Add the next sample, which was measured on a worker."""
+    def add_checked(self, checked: CheckedSample, *, is_chosen: bool = True) -> None:
+        """Add the next sample, which a worker measured; errors of ops only if it is chosen."""
+        if checked.failure is not None:
+            raise unpacked(checked.failure)
         self._count_sample(checked.is_known)
-        if errors is not None:
-            self._add(errors)
+        if is_chosen and checked.errors is not None:
+            self._add(checked.errors)
         if checked.peaks:
             self.against_torch.note(checked.peaks)
         if checked.differing is not None:
@@ -362,6 +364,9 @@ class Localizer:
                 replace(
                     facts,
                     range_widened=consumers.widening_reason(op) if own else None,
+                    range_narrowed=consumers.narrowing_reason(op, measured)
+                    if quantized.flow != "recipe" and any(facts.beyond)
+                    else None,
                     harm=self._harm(op, own, losses),
                     unused=op.index in unused or self._is_mask_cut(op),
                     calibration=self._calibration,
@@ -463,8 +468,7 @@ class Localizer:
         structure = self._structure
         if self.against_torch.aligned is not None:
             other = self.against_torch.aligned
-            subgraphs = (edge.signature.subgraph, other.signature.subgraph)
-            structure = Structure(edge.graph, other.graph, subgraphs, paired(edge, other))
+            structure = Structure(edge, other, paired(edge, other))
         covers_all = quantized.flow == "pt2e"
         parts.append(
             structure.constant_findings(observed, rounded, covers_all=covers_all, wider=wider)
@@ -585,7 +589,7 @@ class Localizer:
             nonfinite_by_rounding = strange & (np.abs(made.whole) < _HUGE)
             found.nonfinite = int((by_kernel | nonfinite_by_rounding).sum())
             found.nonfinite_by_rounding = 0 if by_kernel.any() else found.nonfinite
-        if output.op.name in PICKING and made.value.size:
+        if output.op.name in NARROWING and made.value.size:
             found.whole_least = float(made.whole.min())
             found.whole_greatest = float(made.whole.max())
         if output.bound is not None and made.value.size:

@@ -157,8 +157,14 @@ def clipped(row: LayerError, evidence: Diagnostics) -> Mistake | None:
 def too_narrow(evidence: Diagnostics) -> Mistake:
     """Return the mistake of a narrow range, with the share of values beyond it."""
     beyond = _percent(sum(evidence.beyond))
+    why = evidence.calibration.too_narrow()
+    if (shared := evidence.range_narrowed) is not None:
+        # An averaged range may clip as much.
+        known = [why, shared] if evidence.averaged else [shared]
+        causes = tuple(cause for each in known for cause in each.causes)
+        why = Reason(causes, "; or ".join(each.fix for each in known if each.fix))
     text = f"its range {_range(evidence)} is too narrow: {beyond} of torch's values lie beyond"
-    return Mistake(text, evidence.calibration.too_narrow())
+    return Mistake(text, why)
 
 
 def too_wide(row: LayerError, evidence: Diagnostics) -> Mistake | None:

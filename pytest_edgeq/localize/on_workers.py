@@ -14,7 +14,7 @@ from pytest_edgeq.compare.executors.remote import (
     unpickled_reference,
 )
 from pytest_edgeq.compare.executors.stream import Chunk
-from pytest_edgeq.compare.executors.worker import Failure, packed_failure, unpacked
+from pytest_edgeq.compare.executors.worker import Failure, packed_failure
 from pytest_edgeq.compare.measurement import Arrays, Measurement, SampleRunner
 from pytest_edgeq.compare.parallel import on_one_thread
 from pytest_edgeq.compare.sample_source import SampleSource
@@ -97,9 +97,8 @@ class _OpsRunner:
         if job.ops is not None:
             ops = job.ops
             content, key = ops.form
-            form = EdgeFile(content)
             self._localizer = Localizer(self._model, ops.runtime)
-            self._localizer.prepare(form if key is None else form.at(key))
+            self._localizer.prepare(EdgeFile(content).at(key))
             reference = None if ops.reference is None else unpickled_reference(ops.reference)
             self._check = OutputCheck(self._model, ops.standard, reference)
 
@@ -149,13 +148,6 @@ class _OpsRunner:
         return None if errors is None else replace(errors, form=()), differs
 
 
-def add_checked(localizer: Localizer, each: CheckedSample, *, is_chosen: bool = True) -> None:
-    """Add the results of the next sample to a localizer; those of ops only if it is chosen."""
-    if each.failure is not None:
-        raise unpacked(each.failure)
-    localizer.add_measured(each, each.errors if is_chosen else None)
-
-
 def localize_by(
     engine: SampleExecutor, localizer: Localizer, runtime: str, reading: Reading, step: Step
 ) -> bool:
@@ -170,7 +162,7 @@ def localize_by(
 
         def merge(_: Chunk, found: CheckedChunk) -> None:
             for each in found.samples:
-                add_checked(localizer, each)
+                localizer.add_checked(each)
 
         def extra() -> Any:
             return localizer.against_torch.is_done, True, None

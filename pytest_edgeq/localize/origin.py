@@ -22,9 +22,7 @@ from pytest_edgeq.tflite.subgraph import Op
 
 def _same_ops(edge: EdgeFile, origin: EdgeFile) -> Iterator[tuple[Op, Op]]:
     """Pair ops in order; yield nothing if ops except QUANTIZE and DEQUANTIZE differ."""
-    ops, others = (
-        list(each.graph.subgraphs[each.signature.subgraph].ops) for each in (edge, origin)
-    )
+    ops, others = (list(each.subgraph.ops) for each in (edge, origin))
     if [op.name for op in ops] != [op.name for op in others]:
         ops, others = ([op for op in each if op.name not in QDQ] for each in (ops, others))
     if [op.name for op in ops] == [op.name for op in others]:
@@ -52,7 +50,7 @@ def origin_findings(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[Finding
     Scales come from the calibration; without a simulated graph that file is their reference. If the
     ops differ there are no findings.
     """
-    ours, theirs = (each.graph.subgraphs[each.signature.subgraph] for each in (edge, origin))
+    ours, theirs = (each.subgraph for each in (edge, origin))
     floats = left_in_float(edge, origin)
     found: dict[int, tuple[Finding, ...]] = {}
     for op, other in _same_ops(edge, origin):

@@ -27,6 +27,7 @@ from pytest_edgeq.tflite.ops import (
     COMPARING,
     INPUT_AT,
     MOVING,
+    NARROWING,
     PICKING,
     facts_of,
 )
@@ -237,6 +238,57 @@ class Consumers:
                     "bring these to like ranges, or leave it in float",
                 )
         return None
+
+    def narrowing_reason(
+        self, op: Op, measured: Mapping[int, Sequence[tuple[int, TensorErrors]]]
+    ) -> Reason | None:
+        """
+        Return why an output has a narrower range than its values, and the fix.
+
+        The converter (litert-torch 0.10.0) gives tensors that the quantizer left without a scale
+        that of the selection, pooling or average behind them, and an operand of a selection or a
+        concatenation that of another operand.
+        """
+        own = code_limits(self._graph.tensor(op, op.outputs[0]))
+        if own is None:
+            return None
+        errors = {tensor: each for pairs in measured.values() for tensor, each in pairs}
+        ours = max(_beyond(own, each.smallest, each.largest) for _, each in measured[op.index])
+        most = max(_CHANCE * ours, CLIPPED_LSB * own.scale)
+        alike = [op.outputs[0]]  # grows by what is behind and has the same range
+        for reader in (each for tensor in alike for each in self._subgraph.consumers[tensor]):
+            behind = [i for i in reader.outputs if i not in alike and self._codes(i) == own]
+            alike += behind
+            for made in (errors[i] for i in behind if i in errors and reader.name in NARROWING):
+                ends = made.whole_least, made.whole_greatest
+                # Otherwise the range is that of the op's own values, which are chosen from.
+                is_filled = ends[0] <= own.floor / 2 < 0 or ends[1] >= own.ceiling / 2 > 0
+                if is_filled and _beyond(own, *ends) <= most:
+                    reach = f"[{ends[0]:.3g}, {ends[1]:.3g}]".replace("-", "−")
+                    return Reason(
+                        (
+                            f"its scale is that of {reader.place} behind, whose values reach "
+                            f"{reach}, and no calibration widens it",
+                        ),
+                        "annotate this op's output in the quantizer, or leave "
+                        f"{reader.place} in float",
+                    )
+            for index in reader.inputs if facts_of(reader.name).shares_range == "all" else ():
+                if index not in errors or index in alike or self._codes(index) != own:
+                    continue
+                if _beyond(own, errors[index].smallest, errors[index].largest) <= most:
+                    other = self._subgraph.producer[index].place
+                    return Reason(
+                        (
+                            f"its scale is that of {other}, which {reader.place} takes as well, "
+                            "and no calibration widens it",
+                        ),
+                        f"leave {other} in float, or quantize by a recipe (recipe_static_wi8_ai8)",
+                    )
+        return None
+
+    def _codes(self, tensor: int) -> Codes | None:
+        return code_limits(self._subgraph.tensors[tensor])
 
     def _consumers(self, tensor: int) -> list[Op]:
         """Return the consumers of a tensor, behind ops that only move values."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from pytest_edgeq.localize.float_forms import axis_orders, paired
-from pytest_edgeq.localize.structure import OF_QUANTIZATION, Pairs
+from pytest_edgeq.localize.float_forms import axis_orders
+from pytest_edgeq.localize.structure import OF_QUANTIZATION, paired
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.runner import Copied
 from pytest_edgeq.tflite.ops import HOLDING, LAYOUT
@@ -42,7 +42,7 @@ def _repairs(content: bytes, form: EdgeFile, is_right: Callable[[EdgeFile], bool
     """Return whether the outputs of a changed copy of a file are correct."""
     try:
         written = EdgeFile(content, runtimes=form.runtimes, copied=Copied(_CHANGED))
-        return is_right(written if form.key is None else written.at(form.key))
+        return is_right(written.at(form.key))
     except RuntimeError:  # kernels refuse the shape or the number of axes
         return False
 
@@ -90,9 +90,9 @@ class _GraftFinder:
 
     def __init__(self, form: EdgeFile, other: EdgeFile) -> None:
         self._form, self._other = form.graph, other.graph
-        self._ours = form.graph.subgraphs[form.signature.subgraph]
-        self._theirs = other.graph.subgraphs[other.signature.subgraph]
-        self._pairs: Pairs = paired(form, other)
+        self._ours = form.subgraph
+        self._theirs = other.subgraph
+        self._pairs = paired(form, other)
         counterparts = self._pairs.tensors.items()
         self._counterparts = {self._pairs.float_source(there): here for here, there in counterparts}
 

@@ -121,6 +121,7 @@ class Diagnostics:
     nonfinite: int = 0  # how many output values are NaN or infinite, although torch's are not
     nonfinite_by_rounding: bool = False  # whether the float op returns the same on the op's inputs
     range_widened: Reason | None = None  # why the output has a wider range than its values
+    range_narrowed: Reason | None = None  # why the values exceed a range that is another op's
     harm: Harm = NO_HARM  # the op's loss beyond that of its inputs and of one rounding
     unused: bool = False
     scheme: str | None = None  # as `OpDtypes.scheme`

@@ -139,7 +139,7 @@ class SingleOps:
             def where(op: Op) -> str:
                 return entry_of(edge.graph, op, edge.modules).where
 
-            ops = edge.graph.subgraphs[edge.signature.subgraph].ops
+            ops = edge.subgraph.ops
             self._groups = [
                 OpGroup(edge, kept, each, where)
                 for each in grouped_ops(edge.graph, ops, lambda index: kept.tensor(index).shape)

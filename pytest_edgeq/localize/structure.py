@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -23,6 +23,7 @@ from pytest_edgeq.localize.constant_checks import (
 )
 from pytest_edgeq.localize.readers import changed_input
 from pytest_edgeq.numerics.findings import Finding
+from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.conformance import is_shared
 from pytest_edgeq.tflite.constants import Constant, read_constant
@@ -30,21 +31,31 @@ from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.ops import COMMUTATIVE, HOLDING, INPUT_AT
 from pytest_edgeq.tflite.roles import StoredTensor, role_of, roles_of, stored_constant
 from pytest_edgeq.tflite.same import option_differences, source_of
-from pytest_edgeq.tflite.subgraph import Op, Subgraph
+from pytest_edgeq.tflite.subgraph import Op, Signature, Subgraph
 
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Pairs:
     """Paired ops of two files; behind casts and reshapes the tensor in front counts."""
 
-    ops: Mapping[int, Op]  # from the quantized file to the float file, as `tensors`
-    unpaired: tuple[Op, ...]  # of the quantized file, except reshapes and casts
-    unused: tuple[Op, ...]  # ops of the float file without a partner, likewise
-    tensors: Mapping[int, int]
-    sources: Mapping[int, int]  # by the output of a reshape or cast, its source
-    float_sources: Mapping[int, int]  # the same of the float file
+    def __init__(self, file: Subgraph, form: Subgraph, inputs: Mapping[int, int]) -> None:
+        self._file, self._form = file, form
+        self.ops: dict[int, Op] = {}  # from the quantized file to the float file, as `tensors`
+        self.tensors = dict(inputs)
+        self.sources = _sources(file)  # by the output of a reshape or cast, its source
+        self._float_sources = _sources(form)
+
+    @property
+    def unpaired(self) -> list[Op]:
+        """Ops of the quantized file without a partner, except reshapes and casts."""
+        return [o for o in self._file.ops if o.name not in HOLDING and o.index not in self.ops]
+
+    @property
+    def unused(self) -> list[Op]:
+        """Ops of the float file without a partner, likewise."""
+        used = {partner.index for partner in self.ops.values()}
+        return [o for o in self._form.ops if o.name not in HOLDING and o.index not in used]
 
     @property
     def is_whole(self) -> bool:
@@ -57,23 +68,57 @@ class Pairs:
 
     def float_source(self, tensor: int) -> int:
         """Return the tensor of the float file whose elements one holds."""
-        return self.float_sources.get(tensor, tensor)
+        return self._float_sources.get(tensor, tensor)
 
     def partner(self, tensor: int) -> int | None:
         """Return the float file's counterpart of a tensor of the quantized file."""
         found = self.tensors.get(self.source(tensor))
         return None if found is None else self.float_source(found)
 
+    def add(self, op: Op, partner: Op) -> None:
+        """Pair two ops."""
+        self.ops[op.index] = partner
+        # In a damaged file an op may have fewer outputs: `same` reports that.
+        outputs = zip(op.outputs, partner.outputs, strict=False)
+        self.tensors.update((here, there) for here, there in outputs if here >= 0)
 
-def pair_ops(file: Subgraph, form: Subgraph, inputs: Mapping[int, int]) -> Pairs:
+    def add_by_wiring(self) -> None:
+        """Pair ops of one name and shape whose non-constant inputs are paired."""
+        by_wiring: dict[Hashable, list[Op]] = {}
+        for op in self.unused:
+            operands = map(self.float_source, op.inputs)
+            live = tuple(i for i in operands if i in self._form.producer or i in self._form.inputs)
+            by_wiring.setdefault((op.name, _lengths(self._form, op), live), []).append(op)
+        for op in self.unpaired:
+            operands = map(self.source, op.inputs)
+            known = [i for i in operands if i in self._file.producer or i in self._file.inputs]
+            live = tuple(each for i in known if (each := self.partner(i)) is not None)
+            found = by_wiring.get((op.name, _lengths(self._file, op), live))
+            if found and live and len(live) == len(known):
+                self.add(op, found.pop(0))
+
+
+def by_name(ours: Signature, theirs: Signature, side: str) -> dict[int, int]:
+    """Pair inputs or outputs by name if all names match, else by position."""
+    one, two = getattr(ours, side), getattr(theirs, side)
+    names = {border.name: border.tensor.index for border in two}
+    known = names.keys() == {border.name for border in one}
+    return {
+        here.tensor.index: names[here.name] if known else there.tensor.index
+        for here, there in zip(one, two, strict=False)
+    }
+
+
+def paired(quantized: EdgeFile, other: EdgeFile) -> Pairs:
     """
-    Pair the ops of two files.
+    Pair the ops of two files; inputs are matched by name, or by position.
 
     Ops are paired in order, by name and output shape; between two pairs, if shapes differ, by name
     alone, and if as many are left on both sides, by shape alone, since one op may replace another.
     The remaining ones, and TRANSPOSE, which converters move, are paired by their inputs, and else
     in order again.
     """
+    file, form = quantized.subgraph, other.subgraph
     ours, theirs = (
         [op for op in each.ops if op.name not in HOLDING and op.name != "TRANSPOSE"]
         for each in (file, form)
@@ -88,84 +133,27 @@ def pair_ops(file: Subgraph, form: Subgraph, inputs: Mapping[int, int]) -> Pairs
         one, two = (range(a + 1, b) for a, b in zip(last, place, strict=True))
         between = common([ours[i].name for i in one], [theirs[i].name for i in two])
         named = [(one[i], two[j]) for i, j in between]
-        filled += sorted([*named, *_pair_remaining(file, form, ours, theirs, one, two, named)])
+        left = [i for i in one if i not in {i for i, _ in named}]
+        others = [j for j in two if j not in {j for _, j in named}]
+        shapes = [_lengths(file, ours[i]) for i in left]
+        if shapes == [_lengths(form, theirs[j]) for j in others]:
+            named += zip(left, others, strict=True)
+        filled += sorted(named)
         filled += [place] if place != (len(ours), len(theirs)) else []
         last = place
-    pairs = _Pairing(file, form, dict(inputs))
+    pairs = Pairs(file, form, by_name(quantized.signature, other.signature, "inputs"))
     for i, j in filled:
         pairs.add(ours[i], theirs[j])
     pairs.add_by_wiring()
     for by_shape in (True, False):
-        left, others = pairs.left()
+        unpaired, unused = pairs.unpaired, pairs.unused
         keys = [
             [(op.name, by_shape and _lengths(each, op)) for op in ops]
-            for each, ops in ((file, left), (form, others))
+            for each, ops in ((file, unpaired), (form, unused))
         ]
         for i, j in common(*keys):
-            pairs.add(left[i], others[j])
-    left, others = pairs.left()
-    tensors = {here: there for here, there in pairs.tensors.items() if here >= 0}
-    return Pairs(pairs.ops, tuple(left), tuple(others), tensors, pairs.sources, pairs.float_sources)
-
-
-class _Pairing:
-    """Pairs under construction; attributes as of `Pairs`."""
-
-    def __init__(self, file: Subgraph, form: Subgraph, tensors: dict[int, int]) -> None:
-        self._file, self._form = file, form
-        self.tensors = tensors
-        self.ops: dict[int, Op] = {}
-        self._used: set[int] = set()
-        self.sources, self.float_sources = _sources(file), _sources(form)
-
-    def add(self, op: Op, partner: Op) -> None:
-        """Pair two ops."""
-        self.ops[op.index] = partner
-        self._used.add(partner.index)
-        # In a damaged file an op may have fewer outputs: `same` reports that.
-        self.tensors.update(zip(op.outputs, partner.outputs, strict=False))
-
-    def left(self) -> tuple[list[Op], list[Op]]:
-        """Return the unpaired ops of both files, except reshapes and casts."""
-        return (
-            [o for o in self._file.ops if o.name not in HOLDING and o.index not in self.ops],
-            [o for o in self._form.ops if o.name not in HOLDING and o.index not in self._used],
-        )
-
-    def add_by_wiring(self) -> None:
-        """Pair ops of one name and shape whose non-constant inputs are paired."""
-        by_wiring: dict[Hashable, list[Op]] = {}
-        left, others = self.left()
-        for op in others:
-            operands = [self.float_sources.get(index, index) for index in op.inputs]
-            live = tuple(i for i in operands if i in self._form.producer or i in self._form.inputs)
-            by_wiring.setdefault((op.name, _lengths(self._form, op), live), []).append(op)
-        for op in left:
-            operands = [self.sources.get(index, index) for index in op.inputs]
-            known = [i for i in operands if i in self._file.producer or i in self._file.inputs]
-            paired = [self.tensors.get(index) for index in known]
-            live = tuple(self.float_sources.get(each, each) for each in paired if each is not None)
-            found = by_wiring.get((op.name, _lengths(self._file, op), live))
-            if found and live and len(live) == len(known):
-                self.add(op, found.pop(0))
-
-
-def _pair_remaining(
-    file: Subgraph,
-    form: Subgraph,
-    ours: Sequence[Op],
-    theirs: Sequence[Op],
-    one: Sequence[int],
-    two: Sequence[int],
-    named: Sequence[tuple[int, int]],
-) -> list[tuple[int, int]]:
-    """Pair the remaining ops between two pairs if their shapes are the same."""
-    left = [i for i in one if i not in {i for i, _ in named}]
-    others = [j for j in two if j not in {j for _, j in named}]
-    shapes = [_lengths(file, ours[i]) for i in left]
-    if shapes != [_lengths(form, theirs[j]) for j in others]:
-        return []
-    return list(zip(left, others, strict=True))
+            pairs.add(unpaired[i], unused[j])
+    return pairs
 
 
 def _lengths(subgraph: Subgraph, op: Op) -> tuple[int, ...]:
@@ -250,12 +238,9 @@ class ConstantPair:
 class Structure:
     """Two files whose ops are paired."""
 
-    def __init__(
-        self, file: OpGraph, form: OpGraph, subgraphs: tuple[int, int], pairs: Pairs
-    ) -> None:
-        self._file, self._form = file, form
-        self._ours = file.subgraphs[subgraphs[0]]
-        self._theirs = form.subgraphs[subgraphs[1]]
+    def __init__(self, file: EdgeFile, form: EdgeFile, pairs: Pairs) -> None:
+        self._file, self._form = file.graph, form.graph
+        self._ours, self._theirs = file.subgraph, form.subgraph
         self._pairs = pairs
         self._counterparts = {
             pairs.float_source(there): here for here, there in pairs.tensors.items()

@@ -23,7 +23,7 @@ from pytest_edgeq.tflite.mapped import MappedFile
 from pytest_edgeq.tflite.modules import ModulePaths
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 from pytest_edgeq.tflite.source import TflitePath
-from pytest_edgeq.tflite.subgraph import Signature
+from pytest_edgeq.tflite.subgraph import Signature, Subgraph
 
 
 class EdgeFile:
@@ -81,8 +81,15 @@ class EdgeFile:
             )
         return self.signatures[0]
 
-    def at(self, key: str) -> EdgeFile:
+    @property
+    def subgraph(self) -> Subgraph:
+        """The subgraph of that entry point."""
+        return self.graph.subgraphs[self.signature.subgraph]
+
+    def at(self, key: str | None) -> EdgeFile:
         """Return the file with one signature chosen and its own interpreters, made once."""
+        if key is None:
+            return self
         key = readable(key)
         keys = [each.key or "" for each in self.graph.signatures]
         if key not in keys:

@@ -84,8 +84,8 @@ class OpFacts:
     passes_choice: Literal["", "always", "alone"] = ""
     keeps_error: bool = False  # whether the rounding error of the output is that of the inputs
     # Whether the values of the output can lie in a smaller range than those of the input, because
-    # it picks some
-    narrows: Literal["", "picks"] = ""
+    # it picks some or averages them
+    narrows: Literal["", "picks", "averages"] = ""
     # Which operands can determine the range of the output: all of them, or constants alone
     shares_range: Literal["", "all", "constants"] = ""
     masks: bool = False  # whether it may mask scores, or make the mask
@@ -228,6 +228,7 @@ OPS: Mapping[str, OpFacts] = {
     "ARG_MAX": OpFacts((2, 1), inputs=(0,), scores=0),
     "ARG_MIN": OpFacts((2, 1), inputs=(0,), scores=0),
     "AVERAGE_POOL_2D": OpFacts((1, 1), "pooling.cc AverageEvalQuantizedInt8", same=(0,),
+        narrows="averages",
         called=("adaptiveavgpool2d", "avgpool2d", "globalaveragepool", "globalaveragepooling2d")),
     "CUMSUM": OpFacts((2, 1), inputs=(0,), dtype_of=0),
     "L2_NORMALIZATION": OpFacts((1, 1), "l2norm.cc Prepare", refused=True,
@@ -237,7 +238,7 @@ OPS: Mapping[str, OpFacts] = {
     "MAX_POOL_2D": OpFacts((1, 1), "pooling.cc MaxEvalQuantizedInt8; XNNPACK", same=(0,),
         refused=True, copies=True, narrows="picks", not_in_layers="ever"),
     "MEAN": OpFacts((2, 1), "reduce.cc PrepareMeanOrSum", inputs=(0,), symmetric=True, dtype_of=0,
-        not_in_layers="ever",
+        narrows="averages", not_in_layers="ever",
         called=("globalaveragepool", "globalaveragepooling2d", "adaptiveavgpool2d")),
     **dict.fromkeys(("REDUCE_ALL", "REDUCE_ANY", "SEGMENT_SUM",
         "RFFT2D"), OpFacts((2, 1), inputs=(0,))),
@@ -371,6 +372,9 @@ CLAMPING = _where(lambda op: op.ends)
 
 COMMUTATIVE = _where(lambda op: op.commutative)
 COMPARING = _where(lambda op: op.compares)
+
+NARROWING = _where(lambda op: op.narrows or op.ends)
+"""Ops whose values can all lie in a smaller range than those of their input."""
 
 PICKING = _where(lambda op: op.narrows == "picks" or op.ends)
 """Ops whose output values are some of their input's."""

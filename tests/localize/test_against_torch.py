@@ -24,16 +24,15 @@ from fixtures.models.idioms import IDIOMS
 from fixtures.tflite.writer import one_op
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.compare.samples import Sample, read_samples
-from pytest_edgeq.localize.against_torch import AgainstTorch, Divergence, _is_moved
+from pytest_edgeq.localize.against_torch import AgainstTorch, Divergence
 from pytest_edgeq.localize.float_forms import (
     Forms,
     axis_orders,
     forms_of,
     nearest_constants,
-    paired,
 )
 from pytest_edgeq.localize.rows import LayerErrors
-from pytest_edgeq.localize.structure import ConstantPair, Structure
+from pytest_edgeq.localize.structure import ConstantPair, Structure, paired
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import write_in_float
 from tests.bench.detection.defects_file import defect
@@ -181,7 +180,7 @@ def _sample(quantized: QuantizedModel, kind: type[SmallModel]) -> Sample:
 
 def _constants(edge: EdgeFile) -> tuple[ConstantPair, ...]:
     plain = EdgeFile(write_in_float(edge.graph))
-    return Structure(edge.graph, plain.graph, (0, 0), paired(edge, plain)).constants
+    return Structure(edge, plain, paired(edge, plain)).constants
 
 
 def test_constants_that_explain_a_difference_do_so_on_every_sample(build: Build) -> None:
@@ -347,14 +346,6 @@ def test_an_op_that_repairs_a_loaded_file_is_named(
     """Though the converter makes other ops of the reference than PT2E has it make."""
     errors = _blamed_alone(maker, build, IDIOMS[name], kind, seed)
     assert "it does with this op as the reference converts to it" in errors.cause
-
-
-def test_values_of_another_shape_are_not_taken_for_moved() -> None:
-    """Partners may differ in shape; values of one shape are compared in their order."""
-    values = np.arange(6.0).reshape(2, 3)
-    assert not _is_moved(values, values.T)
-    assert not _is_moved(values, values.copy())
-    assert _is_moved(values, values[::-1])
 
 
 class Rows(SmallModel):

@@ -32,13 +32,7 @@ from tests.localize.rows import culprit
 
 pytestmark = pytest.mark.figures
 
-FLOWS = (
-    PT2E,
-    STATIC,
-    DYNAMIC,
-    "recipe_weight_only_wi8_afp32",
-    None,
-)
+FLOWS = (PT2E, STATIC, DYNAMIC, "recipe_weight_only_wi8_afp32", None)
 
 
 MODELS = (ResidualNet, EmbeddingMean, EncoderBlock)

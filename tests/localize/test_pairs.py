@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from fixtures.models import ResidualNet, SqueezeExcite
-from pytest_edgeq.localize.structure import Pairs, pair_ops
+from pytest_edgeq.localize.structure import paired
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.ops import HOLDING
 from tests.bench.detection.flatfile import FlatFile
 from tests.localize.builds import Build
-
-
-def paired(file: EdgeFile, form: EdgeFile) -> Pairs:
-    """Pair two files whose inputs stand in the same order."""
-    one, two = (each.graph.subgraphs[0] for each in (file, form))
-    inputs = ([border.tensor.index for border in each.signature.inputs] for each in (file, form))
-    return pair_ops(one, two, dict(zip(*inputs, strict=True)))
 
 
 def test_ops_keep_their_partners_where_all_shapes_differ(build: Build) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
 
-from fixtures.models import SmallModel, normal, samples, seeded
+from fixtures.models import SmallModel, SqueezeExcite, normal, samples, seeded
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.rows import LOWERING, QUANTIZATION
 from tests.localize.rows import culprit
@@ -95,6 +97,52 @@ class Products(SmallModel):
     def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
         """Four tokens."""
         return (normal(1, 4, 8, seed=seed),)
+
+
+def test_a_range_that_a_mean_shares_is_not_the_means() -> None:
+    """Near miss: the values of the layer fill it, and more samples widen it."""
+    model, image = seeded(SqueezeExcite), SqueezeExcite.sample_inputs()
+    quantized = Edgeq().quantize(model, image, calibration=samples(SqueezeExcite, 4, seed=1))
+    worst = Edgeq().compare(quantized, samples(SqueezeExcite, 48, seed=900)).worst_samples
+    errors = Edgeq().localize(quantized, [each.inputs.args for each in worst])
+
+    assert culprit(errors).op == "CONV_2D", errors
+    assert "is too narrow: " in errors.cause
+    assert "no calibration widens it" not in errors.cause
+
+
+class Bent(SmallModel):
+    """An activation with another slope below a threshold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Give eight values."""
+        y = self.linear(x)
+        return torch.where(y > 0.1, y, 3 * y - 1)
+
+    @staticmethod
+    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """A vector."""
+        return (normal(1, 16, seed=seed),)
+
+
+def test_a_scale_that_the_converter_took_from_another_operand_is_told() -> None:
+    """Both operands of a SELECT share a scale, whose range fits the values of the layer alone."""
+    errors = Edgeq().localize(_quantized(Bent), samples(Bent, 8, seed=2))
+
+    assert culprit(errors).op == "SUB", errors
+    assert "is too narrow: " in errors.cause
+    told = r"its scale is that of FULLY_CONNECTED #0.*, which SELECT\w* #\d takes as well, and no "
+    assert re.search(f"{told}calibration widens it; leave FULLY_CONNECTED #0 in", errors.cause)
+    by_recipe = _quantized(Bent, "recipe_static_wi8_ai8")
+    helped, hurt = (
+        Edgeq().compare(each, samples(Bent, 8, seed=2)).total.sqnr_db
+        for each in (by_recipe, _quantized(Bent))
+    )
+    assert helped > hurt + 6
 
 
 def test_what_is_cut_and_never_chosen_is_no_loss() -> None:

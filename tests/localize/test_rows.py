@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from pytest_edgeq.localize.rows import Diagnostics, LayerErrors
+from pytest_edgeq.localize.rows import LayerErrors
 from tests.localize.rows import row, wrong
 
 UNMATCHED = row(
@@ -107,11 +107,3 @@ def test_an_op_of_a_second_signature_has_the_number_of_its_subgraph() -> None:
     table = LayerErrors(rows=(one,), culprit=None, finding=wrong("negated")).table()
     assert one.name == "CONV_2D #1:3 (layer3)"
     assert table.splitlines()[1].startswith("CONV_2D #1:3  layer3  sound ")
-
-
-def test_evidence_speaks_in_values() -> None:
-    """What codes reach, and what they said."""
-    evidence = Diagnostics(scale=0.5, zero_point=-28, code_range=(-128, 127), codes=(-28, 72))
-    assert evidence.reach == (-50.0, 77.5)
-    assert evidence.met == (0.0, 50.0)
-    assert Diagnostics().reach is None

@@ -113,16 +113,6 @@ def test_codes_are_counted_at_the_ends_that_they_reach(dtype: Any) -> None:
     assert counted(np.concatenate([within, ends]), codes._replace(low=low + 1))[2] == 1
 
 
-def test_steps_between_codes_are_counted() -> None:
-    """The greatest one of a tensor."""
-    made, floats, _, whole = _given("sequence")
-    rounded = made.copy()
-    rounded[0, 3, 4] = 0
-    for steps in (1.3, 2.3):
-        made[0, 3, 4] = steps * CODES.scale
-        assert errors_of(made, floats, rounded, whole, CODES).local_lsb == math.floor(steps)
-
-
 @pytest.mark.parametrize("size", [1e-30, 1e25])
 def test_what_float32_cannot_hold_is_summed_in_float64(size: float) -> None:
     """Squares of tiny and of huge values are neither 0 nor infinite."""
