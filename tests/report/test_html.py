@@ -20,10 +20,15 @@ import pytest
 from pytest_edgeq.baselines.record import Category
 from pytest_edgeq.numerics.findings import DiffLine, DiffPart
 from pytest_edgeq.report import run as run_module
-from pytest_edgeq.report.html.distribution import distribution, limits_of, points_of
-from pytest_edgeq.report.html.layers import layer_points
+from pytest_edgeq.report.html.figures import (
+    distribution,
+    layer_points,
+    limits_of,
+    noise_by_output,
+    points_of,
+    stage_sentence,
+)
 from pytest_edgeq.report.html.page import html_page
-from pytest_edgeq.report.html.stages import noise_by_output, stage_sentence
 from pytest_edgeq.report.html.view import text_blocks
 from tests.report.runs import (
     SCALE,

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pytest_edgeq.runtimes.workers.crash_report import Memory, WorkerCrashError
 from pytest_edgeq.runtimes.workers.link import Link, LinkError
-from pytest_edgeq.runtimes.workers.sessions import is_abandoned
+from pytest_edgeq.runtimes.workers.settings import is_abandoned
 
 _Result = TypeVar("_Result")
 
