@@ -26,9 +26,8 @@ import pytest
 from pytest_edgeq.compare.parallel import available_cores
 from pytest_edgeq.errors import findings_of
 from pytest_edgeq.names import quantizer_ids
-from pytest_edgeq.plugin import collection
 from pytest_edgeq.plugin.artifacts import Artifacts, artifacts_key
-from pytest_edgeq.plugin.controller import Controller
+from pytest_edgeq.plugin.controller import OUTPUT, Controller, collected_in
 from pytest_edgeq.plugin.html_extras import add_extras, writes_html
 from pytest_edgeq.plugin.library_output import separated
 from pytest_edgeq.plugin.markers import MARKER, Marks, check_quantizers_are_used, resolve_marks
@@ -41,6 +40,7 @@ from pytest_edgeq.plugin.state import (
     fixture_values,
     isolate_memory_key,
     journal_key,
+    memory_key,
     memory_of,
     owner_of,
     progress_key,
@@ -52,9 +52,8 @@ from pytest_edgeq.plugin.terminal_progress import progress_of
 from pytest_edgeq.plugin.tracebacks import fold, hide_library_frames, is_own_error, shows_all
 from pytest_edgeq.report.journal import PREFIX, Journal, properties_of
 from pytest_edgeq.runtimes.registry import Runtimes
-from pytest_edgeq.runtimes.workers.bounds import default_memory
-from pytest_edgeq.runtimes.workers.sessions import IsolationSettings
-from pytest_edgeq.runtimes.workers.sessions import begin as begin_isolation
+from pytest_edgeq.runtimes.workers.settings import IsolationSettings, default_memory
+from pytest_edgeq.runtimes.workers.settings import begin as begin_isolation
 
 if TYPE_CHECKING:
     from pytest_edgeq.baselines.record import Phase
@@ -121,7 +120,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[artifacts_key] = None if kept is None else Artifacts(config, kept)
     config.stash[collected_key] = []
     config.stash[absent_key] = {}
-    config.pluginmanager.register(collection, "edgeq-collection")
     if not is_worker:
         config.pluginmanager.register(Controller(config), "edgeq-controller")
 
@@ -306,6 +304,34 @@ def pytest_pycollect_makeitem() -> Generator[None, object, object]:
             with _refusing(item):
                 check_quantizers_are_used(item.own_markers, item.fixturenames, of_case)
     return made
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Record modules without collected tests."""
+    report = yield
+    if isinstance(collector, pytest.File) and not report.passed:
+        why = "it was skipped" if report.skipped else "it could not be collected"
+        collector.config.stash[absent_key][collector.path] = why
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None]:
+    """Record all tests before any are deselected."""
+    config.stash[collected_key] = list(items)
+    return (yield)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Send the collected tests of this pytest-xdist worker to the controller."""
+    config = session.config
+    if hasattr(config, "workeroutput") and memory_key in config.stash:
+        config.workeroutput[OUTPUT] = collected_in(session)
 
 
 def _parametrized(metafunc: pytest.Metafunc) -> bool:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_edgeq.plugin.controller import phase_report, shown_path
 from pytest_edgeq.plugin.state import fixture_values, journal_key, owner_of
 
 if TYPE_CHECKING:
     from pytest_edgeq.report.bundle import Evidence
-    from pytest_edgeq.report.run import PhaseReport, TestFailure
+    from pytest_edgeq.report.run import RunRecorder, TestFailure
 
 
 class Artifacts:
@@ -22,53 +21,60 @@ class Artifacts:
         self._rootdir = config.rootpath
         self._journal = config.stash[journal_key]
         self._directory = directory
-        self._phases: list[PhaseReport] = []
+        self._recorder: RunRecorder | None = None  # of the running test
+        self._failures: list[str] = []
 
     def begin(self, item: pytest.Item) -> None:
         """Forget the previous test, and remove an earlier bundle of this one."""
         from pytest_edgeq.report.bundle import remove_bundle
 
-        self._phases = []
-        self._journal.forget_calls()
+        self._forget()
         remove_bundle(self._folder(item))
+
+    def _forget(self) -> None:
+        self._recorder, self._failures = None, []
+        self._journal.forget_calls()
 
     def take(
         self, item: pytest.Item, report: pytest.TestReport, error: BaseException | None
     ) -> None:
         """Add a report; write the bundle of a failure."""
-        self._phases.append(phase_report(report, "", self._rootdir))
-        if report.failed:
-            self._keep(item, report, error)
+        from pytest_edgeq.report.run import RunRecorder
+
+        recorder = self._recorder = self._recorder or RunRecorder()
+        failure = recorder.add(report, "", self._rootdir)
+        if failure is not None:
+            self._failures.append(_failure_text(report.nodeid, failure))
+            self._keep(item, report, error, recorder)
         if report.when == "teardown":
-            self._phases = []
-            self._journal.forget_calls()
+            self._forget()
 
     def _folder(self, item: pytest.Item) -> Path:
         from pytest_edgeq.report.bundle import bundle_name
+        from pytest_edgeq.report.run import shown_path
 
         owner = owner_of(item)
         module = shown_path(owner.module, self._rootdir)
         return self._directory / bundle_name(f"{module}::{owner.test}", self._rootdir)
 
     def _keep(
-        self, item: pytest.Item, report: pytest.TestReport, error: BaseException | None
+        self,
+        item: pytest.Item,
+        report: pytest.TestReport,
+        error: BaseException | None,
+        recorder: RunRecorder,
     ) -> None:
         evidence = self._evidence(item, error)
         if evidence.is_empty:
             return
         from pytest_edgeq.report.bundle import write_bundle
-        from pytest_edgeq.report.run import RunRecorder
+        from pytest_edgeq.report.run import shown_path
 
-        recorder = RunRecorder()
-        for phase in self._phases:
-            recorder.add(phase)
-        run = recorder.run()
-        failures = [each.failure for each in self._phases if each.failure is not None]
         folder = self._folder(item)
         shown = shown_path(folder, self._rootdir)
         try:
-            text = "\n\n".join(_failure_text(report.nodeid, failure) for failure in failures)
-            write_bundle(folder, evidence, run, text, self._rootdir)
+            text = "\n\n".join(self._failures)
+            write_bundle(folder, evidence, recorder.run(), text, self._rootdir)
         except (OSError, ValueError) as error:
             _add_section(report, f"bundle: cannot be written: {error}")
             return

@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_edgeq.plugin.collection import OUTPUT, collected_in
 from pytest_edgeq.plugin.options.declared import Settings
-from pytest_edgeq.plugin.state import CacheMessage, collected_key, memory_of, settings_key
+from pytest_edgeq.plugin.state import (
+    CacheMessage,
+    absent_key,
+    collected_key,
+    memory_of,
+    owner_of,
+    settings_key,
+)
 
 if TYPE_CHECKING:
     from pytest_edgeq.baselines.obsolete import CollectedModule, RunLog
     from pytest_edgeq.baselines.summary import Outcome, Severity
-    from pytest_edgeq.report.run import PhaseReport, Run, RunRecorder, TestFailure
+    from pytest_edgeq.report.run import Run, RunRecorder
+
+OUTPUT = "edgeq_collected"  # key of what a worker of pytest-xdist sends at its end
 
 _ANNOTATOR = "pytest_github_actions_annotate_failures"  # the plugin that annotates every failure
 
@@ -51,7 +59,7 @@ class Controller:
             self._log = RunLog()
         worker, record = getattr(report, "worker_id", ""), getattr(report, "edgeq", None)
         self._log.add(report.nodeid, worker, report.when or "", report.outcome, record)
-        self._the_recorder.add(phase_report(report, worker, self._config.rootpath))
+        self._the_recorder.add(report, worker, self._config.rootpath)
         messages = getattr(report, "edgeq_cache", ())
         self._cache_messages.update(dict.fromkeys((kind, text) for kind, text in messages))
         for machine in getattr(report, "edgeq_targets", ()):
@@ -156,48 +164,35 @@ class Controller:
         return on_github and not self._config.pluginmanager.hasplugin(_ANNOTATOR)
 
 
-def phase_report(report: pytest.TestReport, worker: str, rootdir: Path) -> PhaseReport:
-    """Return the records of models and baselines in a report."""
-    from pytest_edgeq.report.run import PhaseReport
+def collected_in(session: pytest.Session) -> list[CollectedModule]:
+    """Return the collected tests of this process, for modules with baselines."""
+    from pytest_edgeq.baselines.obsolete import collected_modules
 
-    return PhaseReport(
-        report.nodeid,
-        worker,
-        report.when or "",
-        report.outcome,
-        report.duration,
-        getattr(report, "edgeq_journal", None),
-        tuple(getattr(report, "edgeq_uses", ())),
-        getattr(report, "edgeq", None),
-        failure_of(report, rootdir),
-    )
-
-
-def failure_of(report: pytest.TestReport, rootdir: Path) -> TestFailure | None:
-    """Return why a phase failed; None if it passed."""
-    if not report.failed:
-        return None
-    crash = getattr(report.longrepr, "reprcrash", None)
-    phase = report.when if report.when in ("setup", "call", "teardown") else "crash"
-    failure: TestFailure = {
-        "phase": phase,
-        "message": str(report.longrepr),
-        "path": None,
-        "line": None,
-        "records": getattr(report, "edgeq_findings", []),
-        "bundle": getattr(report, "edgeq_bundle", None),
+    config = session.config
+    layout = memory_of(config).layout
+    items: dict[Path, list[pytest.Item]] = {}
+    for item in config.stash[collected_key]:
+        items.setdefault(item.path, []).append(item)
+    collected = {
+        module: {item.nodeid: owner_of(item).test for item in its_items}
+        for module, its_items in items.items()
+        if layout.has_baselines(module)
     }
-    if crash is not None:
-        path = shown_path(Path(crash.path), rootdir)
-        # The text of the report is folded to the width of a terminal.
-        message = getattr(report, "edgeq_message", crash.message)
-        failure |= {"message": message, "path": path, "line": crash.lineno}
-    return failure
-
-
-def shown_path(path: Path, rootdir: Path) -> str:
-    """Return a path with slashes, relative to rootdir if possible."""
-    return (path.relative_to(rootdir) if path.is_relative_to(rootdir) else path).as_posix()
+    files = [argument.partition("::")[0] for argument in config.args if "::" in argument]
+    absent = config.stash[absent_key]
+    narrowed = ""
+    if config.getoption("lf", False):
+        narrowed = "--last-failed chose its tests"
+    elif "quantizers" in config.stash[settings_key].on_command_line:
+        narrowed = "--edgeq-quantizers replaced the quantizers of its tests"
+    return collected_modules(
+        layout,
+        collected,
+        {item.nodeid for item in session.items},
+        named={(config.invocation_params.dir / file).resolve() for file in files},
+        absent=absent,
+        narrowed=narrowed,
+    )
 
 
 SUMMARY = "GITHUB_STEP_SUMMARY"  # the environment variable that names its file

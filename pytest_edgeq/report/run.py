@@ -19,8 +19,7 @@ from pytest_edgeq.report.whole_files import write_whole
 from pytest_edgeq.versions import producer
 
 if TYPE_CHECKING:
-    from pytest_edgeq.baselines.record import ClaimRecord, TestRecord
-    from pytest_edgeq.report.journal import PhaseJournal
+    from pytest_edgeq.baselines.record import ClaimRecord
     from pytest_edgeq.runtimes.edge import EdgeFile
 
 FORMAT = "pytest-edgeq run"
@@ -38,19 +37,30 @@ class TestFailure(TypedDict):
     bundle: str | None  # folder of what was kept to show it
 
 
-@dataclasses.dataclass(frozen=True)
-class PhaseReport:
-    """One report of one test."""
+def failure_of(report: Any, rootdir: Path) -> TestFailure | None:
+    """Return why a phase failed; None if it passed."""
+    if not report.failed:
+        return None
+    crash = getattr(report.longrepr, "reprcrash", None)
+    failure: TestFailure = {
+        "phase": report.when if report.when in ("setup", "call", "teardown") else "crash",
+        "message": str(report.longrepr),
+        "path": None,
+        "line": None,
+        "records": getattr(report, "edgeq_findings", []),
+        "bundle": getattr(report, "edgeq_bundle", None),
+    }
+    if crash is not None:
+        # The text of the report is folded to the width of a terminal.
+        message = getattr(report, "edgeq_message", crash.message)
+        path = shown_path(Path(crash.path), rootdir)
+        failure |= {"message": message, "path": path, "line": crash.lineno}
+    return failure
 
-    nodeid: str  # the test
-    worker: str  # the process that ran it; empty without pytest-xdist
-    phase: str  # `setup`, `call` or `teardown`; anything else is a crash
-    outcome: str  # `passed`, `failed`, `skipped`, or whatever else a plugin says
-    seconds: float  # duration of the phase
-    journal: PhaseJournal | None = None  # what `Edgeq` did
-    uses: tuple[str, ...] = ()  # keys of the models of the test's fixtures
-    record: TestRecord | None = None  # what it claimed, on the report of its call
-    failure: TestFailure | None = None  # why the phase failed
+
+def shown_path(path: Path, rootdir: Path) -> str:
+    """Return a path with slashes, relative to rootdir if possible."""
+    return (path.relative_to(rootdir) if path.is_relative_to(rootdir) else path).as_posix()
 
 
 @dataclasses.dataclass
@@ -82,20 +92,18 @@ class _Test:
         crashed = self.failure is not None and self.failure["phase"] == "crash"
         return crashed or bool(self.events or self.uses or self.claims)
 
-    def add(self, report: PhaseReport) -> None:
-        self.seconds += report.seconds
-        if report.journal is not None:
-            if report.phase == "setup":
-                self.set_up = _not_repeated(self.set_up, report.journal["events"])
-                self.set_up += report.journal["events"]
-                self.events = list(self.set_up)
-            else:
-                self.events += report.journal["events"]
-        self.uses |= dict.fromkeys(report.uses)
-        if report.record is not None:
-            self.claims = report.record["claims"]
-        if report.failure is not None and self.failure is None:
-            self.failure = report.failure
+    def add(self, report: Any, failure: TestFailure | None) -> None:
+        self.seconds += report.duration
+        events = getattr(report, "edgeq_journal", {"events": []})["events"]
+        if report.when == "setup":
+            self.set_up = _not_repeated(self.set_up, events) + events
+            self.events = list(self.set_up)
+        else:
+            self.events += events
+        self.uses |= dict.fromkeys(getattr(report, "edgeq_uses", ()))
+        if (record := getattr(report, "edgeq", None)) is not None:
+            self.claims = record["claims"]
+        self.failure = self.failure or failure
         if report.outcome == "failed":
             self.outcome = "failed"
         elif report.outcome != "passed" and self.outcome == "passed":
@@ -191,19 +199,27 @@ class RunRecorder:
         self._models: dict[str, dict[str, Any]] = {}
         self._tests: dict[tuple[str, str], _Test] = {}
 
-    def add(self, report: PhaseReport) -> None:
-        """Add one report; a set-up restarts the test, as after a rerun."""
-        key = (report.nodeid, report.worker)
-        if report.failure is not None and report.failure["phase"] == "crash":
+    def add(self, report: Any, worker: str, rootdir: Path) -> TestFailure | None:
+        """
+        Add a `TestReport` of a process, and return why it failed.
+
+        A set-up restarts the test, as after a rerun.
+        """
+        key = (report.nodeid, worker)
+        failure = failure_of(report, rootdir)
+        if failure is not None and failure["phase"] == "crash":
             # The controller reports a crash, and does not say of which worker.
             started = [each for each in self._tests if each[0] == report.nodeid]
             key = started[-1] if started else key
-        if report.phase == "setup" or key not in self._tests:
+        if report.when == "setup" or key not in self._tests:
             earlier = self._tests.get(key)
             self._tests[key] = _Test(report.nodeid) if earlier is None else earlier.again()
-        if report.journal is not None:
-            self._models = {**report.journal["models"], **self._models}
-        self._tests[key].add(report)
+        self._models = {
+            **getattr(report, "edgeq_journal", {"models": {}})["models"],
+            **self._models,
+        }
+        self._tests[key].add(report, failure)
+        return failure
 
     def run(
         self,

@@ -12,8 +12,8 @@ import jsonschema
 import pytest
 
 from pytest_edgeq.report import run as run_module
-from pytest_edgeq.report.run import PhaseReport, RunRecorder, read_run
 from pytest_edgeq.report.run import Run as Record
+from pytest_edgeq.report.run import RunRecorder, read_run
 from tests.projects import Project
 
 SCHEMA = json.loads(Path(run_module.__file__).with_name("run.schema.json").read_text("utf-8"))
@@ -191,9 +191,11 @@ def test_a_test_that_is_run_again_keeps_what_its_wider_fixtures_did() -> None:
 
     recorder = RunRecorder()
     for set_up, outcome in ((("quantize", "quantize", "load"), "rerun"), (("quantize",), "passed")):
-        recorder.add(PhaseReport("a.py::test", "", "setup", "passed", 1, booked(*set_up)))
-        recorder.add(PhaseReport("a.py::test", "", "call", outcome, 1, booked("compare")))
-        recorder.add(PhaseReport("a.py::test", "", "teardown", "passed", 1))
+        for when, kinds in (("setup", set_up), ("call", ["compare"]), ("teardown", [])):
+            report = pytest.TestReport("a.py::test", ("", 0, ""), {}, "passed", None, when)  # type: ignore[arg-type]
+            report.outcome = outcome if when == "call" else "passed"  # type: ignore[assignment]
+            report.__dict__["edgeq_journal"] = booked(*kinds)
+            recorder.add(report, "", Path())
     (test,) = recorder.run().tests
     assert [each["event"] for each in test["events"]] == ["quantize", "load", "quantize", "compare"]
     assert test["outcome"] == "passed"

@@ -20,10 +20,8 @@ import pytest
 from pytest_edgeq.baselines.record import Category
 from pytest_edgeq.numerics.findings import DiffLine, DiffPart
 from pytest_edgeq.report import run as run_module
-from pytest_edgeq.report.html.distribution import distribution, limits_of, points_of
-from pytest_edgeq.report.html.layers import layer_points
+from pytest_edgeq.report.html import figures
 from pytest_edgeq.report.html.page import html_page
-from pytest_edgeq.report.html.stages import noise_by_output, stage_sentence
 from pytest_edgeq.report.html.view import text_blocks
 from tests.report.runs import (
     SCALE,
@@ -253,16 +251,13 @@ def test_numbers_that_json_lacks_are_shown(value: str) -> None:
     assert "1 elements are not finite" in text
 
 
-# --- the figures behind the charts ----------------------------------------------------------------
-
-
 def test_shares_are_of_noise_power() -> None:
     """Twice the error is four times the noise, and two dB values are not added."""
-    outputs = noise_by_output(_stages({"quantization": 1.0, "lowering": 2.0, "total": 5**0.5}))
-    (found,) = outputs
+    stages = _stages({"quantization": 1.0, "lowering": 2.0, "total": 5**0.5})
+    (found,) = figures.noise_by_output(stages)
     assert found.shares == {"quantization": pytest.approx(0.2), "lowering": pytest.approx(0.8)}
     assert found.total_over_sum == pytest.approx(1)
-    assert stage_sentence(found).endswith("The total noise is 100 % of the sum over the stages.")
+    assert figures.stage_sentence(found).endswith(" 100 % of the sum over the stages.")
 
 
 @pytest.mark.parametrize(
@@ -270,14 +265,15 @@ def test_shares_are_of_noise_power() -> None:
 )
 def test_errors_that_cancel_or_agree_are_told(total: float, said: str) -> None:
     """The shares are of the sum, which the total then is not."""
-    (found,) = noise_by_output(_stages({"quantization": 1.0, "lowering": 1.0, "total": total}))
-    assert said in stage_sentence(found)
+    stages = _stages({"quantization": 1.0, "lowering": 1.0, "total": total})
+    assert said in figures.stage_sentence(figures.noise_by_output(stages)[0])
 
 
 @pytest.mark.parametrize("rmse", [0.0, math.nan, math.inf])
 def test_an_output_without_noise_to_share_out_has_no_bar(rmse: float) -> None:
     """No error, or none that is a number."""
-    assert noise_by_output(_stages({"quantization": rmse, "lowering": rmse, "total": rmse})) == []
+    stages = dict.fromkeys(("quantization", "lowering", "total"), rmse)
+    assert figures.noise_by_output(_stages(stages)) == []
 
 
 def _stages(rmse: dict[str, float]) -> Record:
@@ -288,18 +284,18 @@ def _stages(rmse: dict[str, float]) -> Record:
 
 def test_limits_are_the_values_of_the_extreme_codes() -> None:
     """Of signed and unsigned dtypes; a float output has none."""
-    assert limits_of(border("y", SCALE)) == pytest.approx((-5.9, 6.85))
+    assert figures.limits_of(border("y", SCALE)) == pytest.approx((-5.9, 6.85))
     unsigned = border("y", 0.5) | {"dtype": "uint8", "zero_point": 128}
-    assert limits_of(unsigned) == (-64, 63.5)
-    assert limits_of(border("y", None)) is None
+    assert figures.limits_of(unsigned) == (-64, 63.5)
+    assert figures.limits_of(border("y", None)) is None
 
 
 def test_bins_hold_whole_codes() -> None:
     """A uniform distribution over the codes is flat, where other bins would draw a comb."""
     codes = np.tile(np.arange(-128, 127), 4) * SCALE
-    points = points_of({"float": codes.tolist(), "edge": codes.tolist()})
+    points = figures.points_of({"float": codes.tolist(), "edge": codes.tolist()})
     assert points is not None
-    found = distribution(points, (-128 * SCALE, 127 * SCALE), SCALE)
+    found = figures.distribution(points, (-128 * SCALE, 127 * SCALE), SCALE)
     # The last bin may reach beyond the last code.
     assert set(found.counts["edge"][:-1]) == {16}
     assert found.counts["edge"].sum() == len(codes)
@@ -310,36 +306,28 @@ def test_bins_hold_whole_codes() -> None:
 )
 def test_every_value_is_in_a_bin(values: list[float], scale: float | None) -> None:
     """Of a constant, too, and of values far beyond qmin and qmax."""
-    points = points_of({"float": values})
+    points = figures.points_of({"float": values})
     assert points is not None
-    found = distribution(points, (-5.9, 6.85) if scale else None, scale)
+    found = figures.distribution(points, (-5.9, 6.85) if scale else None, scale)
     assert found.counts["float"].sum() == len(values)
 
 
 def test_elements_that_are_not_finite_are_dropped_on_all_sides() -> None:
     """So the sides stay the same elements."""
-    points = points_of({"edge": [1.0, "nan", 3.0], "float": [1.0, 2.0, "inf"]})
+    points = figures.points_of({"edge": [1.0, "nan", 3.0], "float": [1.0, 2.0, "inf"]})
     assert points is not None
     assert {side: values.tolist() for side, values in points.sides.items()} == {
         "float": [1.0],
         "edge": [1.0],
     }
     assert points.dropped == 2
-    assert points_of({"float": ["nan"], "edge": [1.0]}) is None
-    assert points_of({}) is None
-
-
-def test_points_are_thinned_evenly() -> None:
-    """From the first to the last."""
-    points = points_of({"float": [float(i) for i in range(101)]})
-    assert points is not None
-    assert points.thinned(5)["float"].tolist() == [0, 25, 50, 75, 100]
-    assert len(points.thinned(1000)["float"]) == 101
+    assert figures.points_of({"float": ["nan"], "edge": [1.0]}) is None
+    assert figures.points_of({}) is None
 
 
 def test_infinite_errors_stand_at_the_edge_and_unmatched_ops_are_gaps() -> None:
     """A triangle is no measurement."""
-    points = layer_points(layers(model()["ops"]))
+    points = figures.layer_points(layers(model()["ops"]))
     assert points is not None
     assert points.columns["local_marker"][0] == "triangle"
     assert points.columns["local"][0] > np.nanmax(points.columns["local"][1:])
@@ -350,7 +338,7 @@ def test_infinite_errors_stand_at_the_edge_and_unmatched_ops_are_gaps() -> None:
     nothing = layers(model()["ops"])
     for row in nothing["rows"]:
         row |= {"local_sqnr_db": None, "cumulative_sqnr_db": None}
-    assert layer_points(nothing) is None
+    assert figures.layer_points(nothing) is None
 
 
 def test_a_change_is_told_as_a_diff() -> None:

@@ -17,8 +17,7 @@ from pytest_edgeq.names import nearest
 from pytest_edgeq.numerics.findings import Finding, aligned
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.registry import BUILT_IN
-from pytest_edgeq.runtimes.workers.bounds import default_memory
-from pytest_edgeq.runtimes.workers.sessions import innermost
+from pytest_edgeq.runtimes.workers.settings import default_memory, innermost
 from pytest_edgeq.tflite.graph import operator_names, tensor_types
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
 from pytest_edgeq.tflite.ops import facts_of, nearest_op

@@ -15,7 +15,7 @@ from pytest_edgeq.names import CACHE_MODES, DEFAULT_PRESET, DEFAULT_RUNTIME, ISO
 from pytest_edgeq.plugin.options import values
 from pytest_edgeq.plugin.options.values import OptionSource
 from pytest_edgeq.runtimes.registry import Runtimes
-from pytest_edgeq.runtimes.workers.bounds import DEFAULT_SECONDS
+from pytest_edgeq.runtimes.workers.settings import DEFAULT_SECONDS
 
 OBSOLETE_LEVELS: Final = ("info", "error")
 LOCALIZE_MODES: Final = ("auto", "off")

@@ -16,7 +16,7 @@ import pytest
 from pytest_edgeq.compare.executors.session_executor import check_spec
 from pytest_edgeq.names import NEEDS_REPORT, NEEDS_TENSORFLOW, PRESETS, unknown_preset
 from pytest_edgeq.runtimes.registry import BUILT_IN, Runtimes
-from pytest_edgeq.runtimes.workers.bounds import parse_memory
+from pytest_edgeq.runtimes.workers.settings import parse_memory
 from pytest_edgeq.runtimes.workers.target_spec import parse_targets
 
 CI_VARIABLES: Final = (

@@ -26,9 +26,7 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure
 
-from pytest_edgeq.report.html.distribution import Distribution
-from pytest_edgeq.report.html.layers import LayerPoints
-from pytest_edgeq.report.html.stages import OutputNoise
+from pytest_edgeq.report.html.figures import Distribution, LayerPoints, OutputNoise
 
 Figure = Any
 """A figure of Bokeh, which ships no types that hold."""

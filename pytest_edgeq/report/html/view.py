@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.numerics.findings import DiffLine, DiffPart, Finding
 from pytest_edgeq.report.html.charts import Chart, histogram, layer_chart, scatter, stage_bar
-from pytest_edgeq.report.html.distribution import distribution, limits_of, points_of
-from pytest_edgeq.report.html.layers import layer_points
-from pytest_edgeq.report.html.stages import decibels, noise_by_output, stage_sentence
+from pytest_edgeq.report.html.figures import (
+    decibels,
+    distribution,
+    layer_points,
+    limits_of,
+    noise_by_output,
+    points_of,
+    stage_sentence,
+)
 from pytest_edgeq.report.model_rows import HEADINGS, ModelRow, cells, model_rows, number_of
 from pytest_edgeq.report.run import findings_in
 

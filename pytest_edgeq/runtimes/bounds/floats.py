@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.runtimes.bounds.hybrid import hybrid_position, is_packed
-from pytest_edgeq.runtimes.bounds.site import ULP, elements, option, reach_of
+from pytest_edgeq.runtimes.bounds.site import ULP, elements, reach_of
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.ops import facts_of
@@ -40,7 +40,7 @@ def reduction_length(graph: OpGraph, op: Op) -> int:
     if summed := facts_of(op.name).summed:
         return math.prod(n for axis, n in enumerate(shape(1)) if axis in summed) + 1
     if op.name == "BATCH_MATMUL":
-        return shape(0)[-2 if option(graph, op, "AdjX") else -1]
+        return shape(0)[-2 if graph.option(op, "AdjX", False) else -1]
     if op.name in ("MEAN", "SUM"):
         n_outputs = elements(graph.tensor(op, op.outputs[0]))
         return max(math.prod(shape(0)) // max(n_outputs, 1), 1)
@@ -61,9 +61,6 @@ def float_bound(graph: OpGraph, op: Op, *, exact: bool = False) -> float:
 
     Kernels that quantize their input sum integers, exactly. Compared with a sum in float64 of the
     quantized input and float32 weights only the weights' own roundings are left, 8 · √Σw².
-
-    Returns:
-        A factor of the greatest absolute value of the op's inputs and output, for instance 2e-5.
     """
     sums, roots = _rows(graph, op)
     n = reduction_length(graph, op)

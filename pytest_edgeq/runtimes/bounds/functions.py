@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.runtimes.bounds.fixed import quantized_multiplier, rescale_excess
-from pytest_edgeq.runtimes.bounds.site import ULP, Site, option, scale_of
+from pytest_edgeq.runtimes.bounds.site import ULP, Site, scale_of
 from pytest_edgeq.tflite.subgraph import Tensor
 
 Floats = npt.NDArray[Any]
@@ -203,7 +203,7 @@ def _function(site: Site) -> Callable[[Floats], Floats] | None:
     if site.op.name == "EXP":
         return np.exp
     if site.op.name == "GELU":
-        return _gelu_by_tanh if option(site.graph, site.op, "Approximate") else _gelu
+        return _gelu_by_tanh if site.graph.option(site.op, "Approximate", False) else _gelu
     if site.op.name == "LOG":
         return lambda x: np.where(x > 0, np.log(np.maximum(x, 1e-30)), _LOW * site.scale)
     if site.op.name == "RSQRT":

@@ -27,7 +27,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.numerics.arrays import contiguous
-from pytest_edgeq.runtimes.bounds.site import option
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.ops import facts_of
 from pytest_edgeq.tflite.subgraph import Op, Tensor
@@ -73,7 +72,7 @@ class HybridInput:
 
     def __init__(self, graph: OpGraph, op: Op) -> None:
         weights = graph.tensor(op, op.inputs[1])
-        self._is_transposed = op.name == "BATCH_MATMUL" and bool(option(graph, op, "AdjX"))
+        self._is_transposed = op.name == "BATCH_MATMUL" and bool(graph.option(op, "AdjX", False))
         # Granularity: so many values in a row, or an image of the batch.
         self._by_row = op.name in ("FULLY_CONNECTED", "BATCH_MATMUL")
         self._size = weights.shape[-1] if op.name == "FULLY_CONNECTED" else None
@@ -137,7 +136,7 @@ def _is_asymmetric(graph: OpGraph, op: Op, weights: Tensor) -> bool:
     if is_packed(op, weights):
         return False
     if op.name in ("FULLY_CONNECTED", "BATCH_MATMUL"):
-        return bool(option(graph, op, "AsymmetricQuantizeInputs"))
+        return bool(graph.option(op, "AsymmetricQuantizeInputs", False))
     if op.name == "CONV_2D":
         has_groups = weights.shape[3] != graph.tensor(op, op.inputs[0]).shape[3]
         return has_groups or len(np.unique(weights.scales)) > 1

@@ -18,7 +18,6 @@ from pytest_edgeq.runtimes.bounds.site import (
     Site,
     elements,
     magnitude,
-    option,
     reach_of,
     scale_of,
 )
@@ -121,7 +120,7 @@ def quantized(site: Site) -> float | None:
 
 def leaky(site: Site, s_in: float) -> float:
     """LEAKY_RELU: a multiplier above zero, one below (`activations.cc`, `LeakyReluPrepare`)."""
-    slope = abs(float(option(site.graph, site.op, "Alpha") or 0.0))
+    slope = abs(float(site.graph.option(site.op, "Alpha", 0.0)))
     real = s_in / site.scale * np.array([1.0, slope] if slope else [1.0])
     return rescale_excess(real, site.reach) + 2 * ULP * site.reach
 
@@ -211,8 +210,8 @@ def interpolated(site: Site, s_in: float) -> float | None:
         return None
     if site.output.dtype == "uint8":
         return 64 * ULP * site.reach
-    corners = bool(option(site.graph, site.op, "AlignCorners"))
-    centers = bool(option(site.graph, site.op, "HalfPixelCenters"))
+    corners = bool(site.graph.option(site.op, "AlignCorners", False))
+    centers = bool(site.graph.option(site.op, "HalfPixelCenters", False))
     span = 255 if site.output.dtype == "int8" else 65535
     return 4 * ULP * site.reach + span * sum(
         _drift(x.shape[axis], site.output.shape[axis], corners=corners, centers=centers)

@@ -17,7 +17,6 @@ from pytest_edgeq.runtimes.bounds.site import (
     ULP,
     Site,
     magnitude,
-    option,
     reach_of,
     scale_of,
     site_of,
@@ -31,17 +30,12 @@ def rounding_bound(
     graph: OpGraph, op: Op, *, output: int = 0, runtime: str = "builtin"
 ) -> float | None:
     """
-    Return the error of a sound kernel's codes beyond half an LSB.
+    Return the error of a sound kernel's codes beyond half an LSB, in LSB of the worst channel.
 
     Holds for |code − clip(r/S + zp)|, where r is the real result on the op's own dequantized
     inputs, with the file's weights and the bias before it was rounded to codes, summed in float64.
-
-    Returns:
-        The excess in LSB of the worst channel, 0 for ops that copy codes; None for an output
-        without one scale and codes of 8 or 16 bits, and for an op without a rule.
-
-    Raises:
-        ValueError: There are no rules for this runtime.
+    It is 0 for ops that copy codes; None for an output without one scale and codes of 8 or 16 bits,
+    and for an op without a rule.
     """
     if runtime not in ("builtin", "reference", "xnnpack"):
         raise ValueError(f"no rounding bounds are known for runtime {runtime!r}")
@@ -134,7 +128,7 @@ def _in_256ths(site: Site, first: Tensor, real: float) -> float:
     (`xnn_init_qs8_cvt_scalar_params`, `xnn_init_qs8_lrelu_scalar_params`)
     """
     is_leaky = site.op.name == "LEAKY_RELU"
-    slope = abs(float(option(site.graph, site.op, "Alpha") or 0.0)) if is_leaky else 0.0
+    slope = abs(float(site.graph.option(site.op, "Alpha", 0.0))) if is_leaky else 0.0
     factors = (real, real * slope)
     return max(_multiplier_excess(each, reach_of(first), site.reach) for each in factors)
 

@@ -1,13 +1,11 @@
-"""An op with its tensors and its options."""
+"""An op with its tensors."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from pytest_edgeq.tflite.boundary import code_range
-from pytest_edgeq.tflite.flatbuffer import enum_names
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 
@@ -49,20 +47,6 @@ def site_of(graph: OpGraph, op: Op, output: int) -> Site | None:
     zero_point = int(tensor.zero_points[0])
     reach = max(high - zero_point, zero_point - low)
     return Site(graph, op, tensor, float(tensor.scales[0]), zero_point, float(reach))
-
-
-def option(graph: OpGraph, op: Op, name: str) -> Any:
-    """Return an option of an op by the reader's name; None without options."""
-    from ai_edge_litert import schema_py_generated as schema
-
-    model = schema.Model.GetRootAs(graph.buffer, 0)
-    operator = model.Subgraphs(op.subgraph).Operators(op.index)
-    table = operator.BuiltinOptions()
-    if table is None:
-        return None
-    reader = getattr(schema, enum_names("BuiltinOptions")[operator.BuiltinOptionsType()])()
-    reader.Init(table.Bytes, table.Pos)
-    return getattr(reader, name)()
 
 
 def elements(tensor: Tensor) -> int:

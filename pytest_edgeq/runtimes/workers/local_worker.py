@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pytest_edgeq.runtimes.workers.crash_report import Memory, WorkerCrashError
 from pytest_edgeq.runtimes.workers.link import Link, LinkError
-from pytest_edgeq.runtimes.workers.sessions import is_abandoned
+from pytest_edgeq.runtimes.workers.settings import is_abandoned
 
 _Result = TypeVar("_Result")
 
@@ -75,9 +75,14 @@ class LocalWorker:
             try:
                 if self.start().forgotten:
                     self._forget()
-                link = self.start()
-                self._look()
-                return request(link)
+                try:
+                    return self._requested(request)
+                except LinkError as error:
+                    if not error.is_unread:
+                        raise
+                    self._forward()
+                    self._drop()
+                    return self._requested(request)  # of a new process, as none has begun it
             except LinkError as error:
                 raise self._crash(error, seconds) from error.__cause__
             except Exception as error:
@@ -89,6 +94,11 @@ class LocalWorker:
                 raise self._crash(LinkError("memory", str(error), printed), seconds) from error
             finally:
                 self._forward()
+
+    def _requested(self, request: Callable[[Link], _Result]) -> _Result:
+        link = self.start()
+        self._look()
+        return request(link)
 
     def _crash(self, error: LinkError, seconds: float | None) -> WorkerCrashError:
         """Report how the process ended, and end it where it has not."""

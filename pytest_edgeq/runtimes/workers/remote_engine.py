@@ -6,16 +6,16 @@ import hashlib
 import itertools
 import re
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.errors import CrashedError, UnrunnableError
-from pytest_edgeq.runtimes.crashing_op import SECONDS_OF_A_TRIAL, Inputs, crashing_op_text
 from pytest_edgeq.runtimes.engines import Arrays, Engine, Opening, Source, described
 from pytest_edgeq.runtimes.runner import on_disk, open_here
 from pytest_edgeq.runtimes.workers.child import OpenFile, source_file
@@ -23,7 +23,10 @@ from pytest_edgeq.runtimes.workers.crash_report import WorkerCrashError, file_fa
 from pytest_edgeq.runtimes.workers.link import LinkError
 from pytest_edgeq.runtimes.workers.target import link_error
 from pytest_edgeq.tflite.boundary import numpy_dtype
+from pytest_edgeq.tflite.cut import Cut, cut_ops, first_op_that
 from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.op_dtypes import entry_of
+from pytest_edgeq.tflite.subgraph import Op
 
 if TYPE_CHECKING:
     from pytest_edgeq.runtimes.workers.link import Link
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
     from pytest_edgeq.runtimes.workers.target import Target
 
 _Result = TypeVar("_Result")
+
+Inputs = Mapping[str, npt.NDArray[Any]]
 
 _keys = itertools.count()
 
@@ -45,6 +50,14 @@ _LOST = (
 
 # All that kernels say where an allocation fails.
 _NO_REASON = re.compile(r"(Node number \d+ \(\w+\) failed to (prepare|invoke)\.?)?\s*")
+
+_MOST_TRIALS: Final = 16
+"""Files to try; by bisection this is enough for 2 ** 8 ops."""
+
+_MOST_SECONDS: Final = 30.0
+
+_SECONDS_OF_A_TRIAL: Final = 5.0
+"""Seconds after which ops count as hanging."""
 
 
 class RemoteFile:
@@ -144,13 +157,12 @@ class RemoteEngine(Engine):
 
         def find_op() -> str:
             given = {} if inputs is None or now == "load" else inputs
-            return crashing_op_text(self._opening, now, given, self._ends)
+            return "" if self._is_trial else _crashing_op(self._opening, now, given, self._ends)
 
         try:
             return self._use(request)
         except LinkError as error:
-            found = self._failure(now, error, (lambda: "") if self._is_trial else find_op)
-            raise found from error.__cause__
+            raise self._failure(now, error, find_op) from error.__cause__
 
     def _ends(self, content: bytes, inputs: Inputs | None) -> bool:
         """Return whether ops that were cut out end the worker."""
@@ -164,6 +176,61 @@ class RemoteEngine(Engine):
         except CrashedError:
             return True
         return False
+
+
+class _GivenUpError(Exception):
+    """The search has reached its limits."""
+
+
+def _crashing_op(
+    opening: Opening, step: str, inputs: Inputs, ends: Callable[[bytes, Inputs | None], bool]
+) -> str:
+    """Describe the op that ended the process, in one line or two."""
+    graph, subgraph = opening.graph, opening.signature.subgraph
+    tensors = graph.subgraphs[subgraph].tensors
+    known = {b.tensor.index: inputs[b.name] for b in opening.signature.inputs if b.name in inputs}
+    begun, trials = time.monotonic(), 0
+
+    def shape_of(index: int) -> tuple[int, ...]:
+        return known[index].shape if index in known else tensors[index].shape
+
+    def value(index: int) -> npt.NDArray[Any]:
+        if index in known:
+            return known[index]
+        return np.zeros(tensors[index].shape, numpy_dtype(tensors[index].dtype))
+
+    def crashes(cut: Cut) -> bool:
+        nonlocal trials
+        seconds = time.monotonic() - begun
+        if trials >= _MOST_TRIALS or seconds > _MOST_SECONDS:
+            raise _GivenUpError(
+                f"{trials} files with some of its ops were tried, in {seconds:.0f} s"
+            )
+        trials += 1
+        feed = {name: value(index) for name, index in cut.inputs.items()}
+        try:
+            return ends(cut.content, feed if step == "run" else None)
+        except Exception:  # the kernels refuse them, which ends no process
+            return False
+
+    def where(op: Op) -> str:
+        return entry_of(graph, op, opening.modules).where
+
+    try:
+        op = first_op_that(graph, subgraph, crashes, shape_of)
+        if op is not None:
+            return f"op: {where(op)}"
+        left_out = cut_ops(graph, subgraph, shape_of).left_out
+    except _GivenUpError as error:
+        return f"op: not found: {error}"
+    except Exception as error:  # of a damaged file the graph need not make sense
+        return f"op: not found: its ops cannot be cut out ({type(error).__name__}: {error})"[:150]
+    text = "op: not found: its ops, cut out and run on zeros, end no process"
+    if left_out:
+        first, why = left_out[0]
+        more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+        text += f"\n  not cut out: {where(first)}{more}: {why}"
+    return text
 
 
 def _as_dtype(array: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
@@ -246,7 +313,7 @@ class IsolatedEngine(RemoteEngine):
         is_trial: bool = False,
     ) -> None:
         self._worker, self._own = worker, own
-        bound = min(seconds, SECONDS_OF_A_TRIAL) if is_trial else seconds
+        bound = min(seconds, _SECONDS_OF_A_TRIAL) if is_trial else seconds
         super().__init__(opening, bound, is_trial=is_trial)
 
     def _make_file(self) -> RemoteFile:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pytest_edgeq.runtimes.workers import policy
-from pytest_edgeq.runtimes.workers.bounds import default_memory
 from pytest_edgeq.runtimes.workers.crash_report import size_text
+from pytest_edgeq.runtimes.workers.settings import default_memory
 
 GOLDEN = Path(__file__).parent / "golden"
 

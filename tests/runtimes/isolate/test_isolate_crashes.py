@@ -18,8 +18,8 @@ import pytest
 from fixtures.tflite.writer import pack, unpack
 from pytest_edgeq import Edgeq, QuantizedModel, assert_runtimes_agree
 from pytest_edgeq.errors import CrashedConversionError, CrashedError
-from pytest_edgeq.runtimes.workers.bounds import default_memory
 from pytest_edgeq.runtimes.workers.policy import Isolation
+from pytest_edgeq.runtimes.workers.settings import default_memory
 from tests.processes import left_after
 from tests.runtimes.isolate import runners
 from tests.runtimes.isolate.conftest import GOLDEN, Golden

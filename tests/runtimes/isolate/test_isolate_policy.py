@@ -17,7 +17,7 @@ from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.names import RUNTIMES
 from pytest_edgeq.quantize.cache.directory import CacheLog
 from pytest_edgeq.runtimes.workers import policy
-from pytest_edgeq.runtimes.workers.bounds import default_memory, parse_memory
+from pytest_edgeq.runtimes.workers.settings import default_memory, parse_memory
 from tests.runtimes.isolate import runners
 
 Arrays = Mapping[str, npt.NDArray[Any]]
