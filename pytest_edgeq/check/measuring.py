@@ -162,8 +162,7 @@ class Measuring:
 
         def merge(chunk: Chunk, found: CheckedChunk) -> None:
             assert found.measurement is not None, "unreachable because outputs are compared"
-            assert found.tally is not None, "unreachable because outputs are compared"
-            self._comparer.merge(found.measurement, found.tally)
+            self._comparer.measurement.merge(found.measurement)
             for each in found.samples:
                 is_chosen = self._selects(each.distances or ())
                 if self._localizer is not None:

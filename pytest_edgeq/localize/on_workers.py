@@ -19,7 +19,6 @@ from pytest_edgeq.compare.measurement import Arrays, Measurement, SampleRunner
 from pytest_edgeq.compare.parallel import on_one_thread
 from pytest_edgeq.compare.sample_source import SampleSource
 from pytest_edgeq.compare.samples import Sample
-from pytest_edgeq.compare.tally import Tally
 from pytest_edgeq.localize.against_torch import OutputCheck, Standard
 from pytest_edgeq.localize.localizer import Localizer, OpSampleErrors
 from pytest_edgeq.numerics.metrics import Distances
@@ -60,11 +59,10 @@ class CheckedSample(NamedTuple):
 
 
 class CheckedChunk(NamedTuple):
-    """Results of a chunk; without measurement and tally if outputs are not compared."""
+    """Results of a chunk; without measurement if outputs are not compared."""
 
     samples: list[CheckedSample]
     measurement: Measurement | None
-    tally: Tally | None
 
 
 @dataclass(frozen=True)
@@ -107,19 +105,17 @@ class _OpsRunner:
         """Measure samples."""
         has_diverged, measures_ops, worst = extra
         furthest = Distances(worst)
-        measurement = tally = None
+        measurement: Measurement | None = None
         if self._runner is not None:
             measurement = Measurement.of(self._model, keeps_points=self._job.keeps_points)
-            tally = Tally()
         found = []
         for index, sample in items:
             known: Mapping[str, Arrays] = {}
             distances: list[float] | None = None
             is_candidate = True
-            if self._runner is not None and measurement is not None and tally is not None:
+            if self._runner is not None and measurement is not None:
                 outcome = self._runner.run(sample, index)
                 measurement.update(index, sample.arrays(), outcome, sample.clone)
-                tally.add(index, sample.arrays(), self._model.ledger)
                 known = outcome.values
                 distances = Distances.between(known["edge"], known["float"])
                 is_candidate = furthest.exceeds(distances)
@@ -136,7 +132,7 @@ class _OpsRunner:
                     failure = packed_failure(index, error)
             is_known = sample.arrays() in self._model.ledger
             found.append(CheckedSample(is_known, errors, differing, peaks, distances, failure))
-        return CheckedChunk(found, measurement, tally)
+        return CheckedChunk(found, measurement)
 
     def _measure_ops(
         self, sample: Sample, known: Mapping[str, Arrays], is_candidate: bool, has_diverged: bool
