@@ -16,7 +16,7 @@ from pytest_edgeq.check.near_ties import judge_choices
 from pytest_edgeq.check.verdict import Verdict
 from pytest_edgeq.compare.comparer import Comparer
 from pytest_edgeq.compare.executors.remote import Reading
-from pytest_edgeq.compare.executors.stream import Chunk, SampleError
+from pytest_edgeq.compare.executors.stream import SampleError
 from pytest_edgeq.compare.measurement import ReorderedError, SampleOutputs
 from pytest_edgeq.compare.parallel import BackgroundThread, state_of
 from pytest_edgeq.compare.quantized import QuantizedModel
@@ -24,7 +24,7 @@ from pytest_edgeq.compare.sample_source import SampleSource
 from pytest_edgeq.compare.samples import Sample, read_samples
 from pytest_edgeq.errors import UnreadableError, UnrunnableError, grouped
 from pytest_edgeq.localize.localizer import Localizer
-from pytest_edgeq.localize.on_workers import CheckedChunk, OpsJob, OpsPart, add_checked
+from pytest_edgeq.localize.on_workers import CheckedChunk, OpsPart, OpsRunner, add_checked
 from pytest_edgeq.localize.rows import LayerErrors
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import BLOCKING, CANNOT_RUN, FILE, MISFIT, Finding
@@ -158,9 +158,9 @@ class Measuring:
 
         localizer = self._localizer
         ops = None if localizer is None else OpsPart.of(localizer, "builtin")
-        job = OpsJob(reading.source, ops, compares=True, keeps_points=self._keeps_points)
+        runner = partial(OpsRunner, ops=ops, compares=True, keeps_points=self._keeps_points)
 
-        def merge(chunk: Chunk, found: CheckedChunk) -> None:
+        def merge(found: CheckedChunk) -> None:
             assert found.measurement is not None, "unreachable because outputs are compared"
             self._comparer.measurement.merge(found.measurement)
             for each in found.samples:
@@ -177,21 +177,21 @@ class Measuring:
             return reading.measure(
                 engine,
                 model,
-                job,
+                runner,
                 merge,
                 step,
                 on_read=lambda sample: self._comparer.pass_on(sample.arrays()),
                 start=self._comparer.count,
                 extra=extra,
-                keeps_chunk=True,
+                keeps_task=True,
             )
         except SampleError as failed:
-            chunk = failed.chunk
-            if chunk is None:
+            task = failed.task
+            if task is None:
                 raise failed.error from None
             # Its chunk is measured in this process, up to the failed sample.
-            self._comparer.count = chunk.start
-            samples = itertools.islice(reading.samples_of(chunk), failed.index + 1 - chunk.start)
+            self._comparer.count = task.start
+            samples = itertools.islice(reading.samples_of(task), failed.index + 1 - task.start)
             self._measure_here(samples, 1, ExitStack())
             if self._runs:  # it fails only on the worker
                 raise failed.error from failed.error.__cause__

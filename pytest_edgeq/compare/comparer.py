@@ -6,11 +6,10 @@ import contextlib
 import functools
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.compare.build_facts import build_of
-from pytest_edgeq.compare.executors.remote import OpenModel, Reading
+from pytest_edgeq.compare.executors.remote import Reading
 from pytest_edgeq.compare.file_health import static_findings
 from pytest_edgeq.compare.measurement import Arrays, Measurement, SampleOutputs, SampleRunner
 from pytest_edgeq.compare.parallel import AtOnce, begin, in_order, on_one_thread
@@ -56,8 +55,8 @@ def compare(
             machines = reading.measure(
                 engine,
                 model,
-                CompareJob(reading.source, keeps_points),
-                lambda _, found: comparer.measurement.merge(found),
+                functools.partial(_CompareRunner, keeps_points=keeps_points),
+                comparer.measurement.merge,
                 step,
                 on_read=lambda sample: comparer.pass_on(sample.arrays()),
             )
@@ -207,30 +206,13 @@ class Comparer:
             self._digest.update(contiguous(array).data)
 
 
-@dataclass(frozen=True)
-class CompareJob:
-    """The comparison of a file with its references, run on workers."""
-
-    source: SampleSource | None
-    keeps_points: bool
-    what: str = "the factory of the samples"
-
-    def runner(self, model: OpenModel) -> _CompareRunner:
-        """Return a runner on a model."""
-        return _CompareRunner(model, self.keeps_points)
-
-    def bound(self, model: OpenModel, item: Any, index: int) -> Sample:
-        """Bind one sample of the user's factory to the model's inputs."""
-        return model.quantized.spec.bind(item, f"evaluation sample {index}")
-
-
 class _CompareRunner:
-    def __init__(self, model: OpenModel, keeps_points: bool) -> None:
-        self._model, self._keeps_points = model.quantized, keeps_points
-        self._runner = SampleRunner(self._model, model.runtime).clone()
+    def __init__(self, model: QuantizedModel, *, keeps_points: bool) -> None:
+        self._model, self._keeps_points = model, keeps_points
+        self._runner = SampleRunner(model, model.runtime).clone()
         self._runner.prepare()
 
-    def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> Measurement:
+    def __call__(self, items: Iterable[tuple[int, Any]], extra: Any) -> Measurement:
         """Measure samples."""
         del extra
         measurement = Measurement.of(self._model, keeps_points=self._keeps_points)
