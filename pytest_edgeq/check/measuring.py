@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -18,7 +17,7 @@ from pytest_edgeq.compare.comparer import Comparer
 from pytest_edgeq.compare.executors.remote import Reading
 from pytest_edgeq.compare.executors.stream import SampleError
 from pytest_edgeq.compare.measurement import ReorderedError, SampleOutputs
-from pytest_edgeq.compare.parallel import BackgroundThread, state_of
+from pytest_edgeq.compare.parallel import state_of, torch_pool
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.sample_source import SampleSource
 from pytest_edgeq.compare.samples import Sample, read_samples
@@ -32,6 +31,8 @@ from pytest_edgeq.numerics.metrics import Distances
 from pytest_edgeq.progress import Step
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     from pytest_edgeq.compare.executors.engines import SampleExecutor
 
 
@@ -124,7 +125,7 @@ class Measuring:
     def _measure_here(self, samples: Iterable[Sample], threads: int, stack: ExitStack) -> None:
         """Measure samples in this process, in order."""
         state = state_of(self._quantized) if threads > 1 else None
-        background: BackgroundThread | None = None
+        background: ThreadPoolExecutor | None = None
         pending: Callable[[], None] = _nothing
         for sample in samples:
             if not self.fits:
@@ -136,7 +137,7 @@ class Measuring:
             self._try_ops(pending)
             pending = self._localizing(sample, outcome)
             if background is not None:
-                pending = background.start(pending)
+                pending = background.submit(pending).result
             if self.fits:
                 known = None if outcome is None else outcome.values["float"]
                 self._agreement.update(sample, known)
@@ -144,7 +145,7 @@ class Measuring:
                 self._try_ops(pending)
                 pending = _nothing
                 if state is not None and state == state_of(self._quantized):
-                    background = stack.enter_context(contextlib.closing(BackgroundThread()))
+                    background = stack.enter_context(torch_pool(1))
             state = None
         self._try_ops(pending)
 

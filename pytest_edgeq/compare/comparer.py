@@ -209,7 +209,7 @@ class Comparer:
 class _CompareRunner:
     def __init__(self, model: QuantizedModel, *, keeps_points: bool) -> None:
         self._model, self._keeps_points = model, keeps_points
-        self._runner = SampleRunner(model, model.runtime).clone()
+        self._runner = SampleRunner(model.clone(), model.runtime)
         self._runner.prepare()
 
     def __call__(self, items: Iterable[tuple[int, Any]], extra: Any) -> Measurement:

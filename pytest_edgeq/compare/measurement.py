@@ -50,10 +50,14 @@ class SampleOutputs:
 class SampleRunner:
     """A file and its references with interpreters of their own; not thread-safe."""
 
-    def __init__(self, quantized: QuantizedModel, runtime: str) -> None:
-        self._quantized = quantized
-        self._runtime = runtime
-        self._cores: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    def __init__(
+        self,
+        quantized: QuantizedModel,
+        runtime: str,
+        cores: contextlib.AbstractContextManager[object] | None = None,
+    ) -> None:
+        self._quantized, self._runtime = quantized, runtime
+        self._cores = contextlib.nullcontext() if cores is None else cores
         self._edge, self._between = quantized.edge, _between(quantized)
         self._simulated: torch.nn.Module | None = None
         self._is_named = False
@@ -61,11 +65,8 @@ class SampleRunner:
 
     def clone(self, cores: contextlib.AbstractContextManager[object] | None = None) -> SampleRunner:
         """Return a runner of the same models with interpreters of its own."""
-        other = SampleRunner(self._quantized, self._runtime)
-        other._edge = self._edge.clone()
-        other._between = None if self._between is None else self._between.clone()
+        other = SampleRunner(self._quantized.clone(), self._runtime, cores)
         other._simulated = self._simulated
-        other._cores = self._cores if cores is None else cores
         return other
 
     def prepare(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -182,20 +183,16 @@ class Reading:
         self._quantized = quantized
         self.source = inputs if isinstance(inputs, SampleSource) else None
         self._items, self._sample_of, self._bind = items, sample_of, bind
-        self._head: list[Any] = []
 
     def items(self) -> Iterator[Any]:
-        """Read the items that are left here, also those that `first` has read."""
-        while self._head:
-            yield self._head.pop(0)
-        for item in self._items:  # noqa: UP028 # which would close it with this generator
-            yield item
+        """Return the items that are left here, also those that `first` has read."""
+        return self._items
 
     def first(self) -> Sample:
         """Read the first sample; its item is left all the same."""
-        if not self._head:
-            self._head.append(next(self._items))
-        return self._sample_of(self._head[0])
+        item = next(self._items)
+        self._items = itertools.chain([item], self._items)
+        return self._sample_of(item)
 
     def samples_of(self, task: Task) -> Iterator[Any]:
         """Read the samples of a task here."""

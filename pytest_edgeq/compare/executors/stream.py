@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_edgeq.compare.executors.engines import SampleExecutor
 from pytest_edgeq.compare.executors.local_pool import WorkerDiedError
-from pytest_edgeq.compare.executors.pickled import packed, pickled
+from pytest_edgeq.compare.executors.pickled import pickled
 from pytest_edgeq.compare.executors.worker import (
     Answer,
     ExecutorError,
@@ -26,6 +26,7 @@ _SECONDS = 0.5  # how long a chunk should take; to send and to merge it takes 1 
 
 _MOST_BYTES = 1 << 22  # of the samples of a chunk, which the client keeps until it is merged
 _MOST_SAMPLES = 512  # of a chunk, whatever they cost
+_FIX = "give tensors, arrays, numbers, or objects that can be pickled"
 
 
 def chunk_size(seconds: float | None, left: int | None, workers: int) -> int:
@@ -139,7 +140,8 @@ class Stream:
                 self._items, self._error = None, error
                 break
             self._on_read(sample)
-            samples.append(packed(sample, self._next_index + len(samples)))
+            what = f"sample {self._next_index + len(samples)}, or its label,"
+            samples.append(pickled(sample, what, _FIX, clones_views=True))
             n_bytes += len(samples[-1])
             del sample  # before the next one is made
         return tuple(samples)
