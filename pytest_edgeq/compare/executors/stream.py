@@ -116,11 +116,12 @@ class Stream:
             left = None if self._source is None else len(self._source) - self._next_index
             start, size = self._next_index, chunk_size(self._seconds, left, workers)
             samples = self._read(size) if left is None else None
-            self._next_index += min(size, left) if samples is None else len(samples)
-            if start == self._next_index:
+            stop = start + (len(samples) if samples is not None else min(size, left or 0))
+            if start == stop:
                 break
+            self._next_index = stop
             keys = self._model.key, self._job.key
-            chunk = Chunk(Task(release(), *keys, start, self._next_index, samples, extra()))
+            chunk = Chunk(Task(release(), *keys, start, stop, samples, extra()))
             sent.append(chunk)
             self._submit(chunk)
             in_flight += 1
