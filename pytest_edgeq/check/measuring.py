@@ -19,8 +19,7 @@ from pytest_edgeq.compare.executors.stream import SampleError
 from pytest_edgeq.compare.measurement import ReorderedError, SampleOutputs
 from pytest_edgeq.compare.parallel import state_of, torch_pool
 from pytest_edgeq.compare.quantized import QuantizedModel
-from pytest_edgeq.compare.sample_source import SampleSource
-from pytest_edgeq.compare.samples import Sample, read_samples
+from pytest_edgeq.compare.samples import Sample, SampleSource, read_samples
 from pytest_edgeq.errors import UnreadableError, UnrunnableError, grouped
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.on_workers import CheckedChunk, OpsPart, OpsRunner, add_checked

@@ -3,7 +3,7 @@ Compare a file with its references on samples.
 
 - `quantized`: `QuantizedModel`, the file and its references. `reference` calls the torch model,
   `foreign` Keras models and ONNX sessions.
-- `samples`, `sample_source`: the users' samples, checked and bound to the inputs.
+- `samples`: the users' samples, checked and bound to the inputs.
 - `comparer`: one pass over the samples. `measurement` runs a sample and accumulates errors, health
   and counts of samples; `parallel` spreads samples over cores.
 - `executors`: the same in other processes.

@@ -15,8 +15,7 @@ from pytest_edgeq.compare.measurement import Arrays, Measurement, SampleOutputs,
 from pytest_edgeq.compare.parallel import AtOnce, begin, in_order, on_one_thread
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import undisturbed
-from pytest_edgeq.compare.sample_source import SampleSource
-from pytest_edgeq.compare.samples import Sample, read_samples
+from pytest_edgeq.compare.samples import Sample, SampleSource, read_samples
 from pytest_edgeq.numerics.arrays import contiguous
 from pytest_edgeq.numerics.checks import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
@@ -210,7 +209,6 @@ class _CompareRunner:
     def __init__(self, model: QuantizedModel, *, keeps_points: bool) -> None:
         self._model, self._keeps_points = model, keeps_points
         self._runner = SampleRunner(model.clone(), model.runtime)
-        self._runner.prepare()
 
     def __call__(self, items: Iterable[tuple[int, Any]], extra: Any) -> Measurement:
         """Measure samples."""

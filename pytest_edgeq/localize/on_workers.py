@@ -79,7 +79,6 @@ class OpsRunner:
         self._runner: SampleRunner | None = None
         if compares:
             self._runner = SampleRunner(self._model, model.runtime)
-            self._runner.prepare()
         self._localizer: Localizer | None = None
         if ops is not None:
             content, key = ops.form

@@ -19,8 +19,7 @@ from pytest_edgeq.compare.foreign import OnnxReference, is_keras
 from pytest_edgeq.compare.parallel import on_one_thread, state_of
 from pytest_edgeq.compare.quantized import QuantizedModel, SignatureReference
 from pytest_edgeq.compare.reference import as_tensor, call_reference, torch_module, undisturbed
-from pytest_edgeq.compare.sample_source import SampleSource
-from pytest_edgeq.compare.samples import Sample
+from pytest_edgeq.compare.samples import Sample, SampleSource
 from pytest_edgeq.errors import warn_user
 from pytest_edgeq.litert.digest import UnhashableError
 from pytest_edgeq.litert.graphs import decode_graph, encode_graph

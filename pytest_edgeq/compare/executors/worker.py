@@ -22,7 +22,7 @@ from pytest_edgeq.versions import version_of
 
 if TYPE_CHECKING:
     from pytest_edgeq.compare.quantized import QuantizedModel
-    from pytest_edgeq.compare.sample_source import SampleSource
+    from pytest_edgeq.compare.samples import SampleSource
 
 
 _PACKAGE = str(Path(__file__).parent.parent)
