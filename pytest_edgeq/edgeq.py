@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pytest_edgeq.baselines.session import SnapshotSession
     from pytest_edgeq.compare.quantized import QuantizedModel, Reference
-    from pytest_edgeq.compare.sample_source import SampleSource
+    from pytest_edgeq.compare.samples import SampleSource
     from pytest_edgeq.localize.rows import LayerErrors
     from pytest_edgeq.numerics.budget import Budget
     from pytest_edgeq.numerics.comparison import Comparison
@@ -540,7 +540,7 @@ class Edgeq:
             TypeError: A factory that cannot be called, or a number that is none.
             ValueError: A negative number.
         """
-        from pytest_edgeq.compare.sample_source import SampleSource
+        from pytest_edgeq.compare.samples import SampleSource
 
         return SampleSource(factory, n)
 

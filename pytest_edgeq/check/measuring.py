@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -16,15 +15,14 @@ from pytest_edgeq.check.near_ties import judge_choices
 from pytest_edgeq.check.verdict import Verdict
 from pytest_edgeq.compare.comparer import Comparer
 from pytest_edgeq.compare.executors.remote import Reading
-from pytest_edgeq.compare.executors.stream import Chunk, SampleError
+from pytest_edgeq.compare.executors.stream import SampleError
 from pytest_edgeq.compare.measurement import ReorderedError, SampleOutputs
-from pytest_edgeq.compare.parallel import BackgroundThread, state_of
+from pytest_edgeq.compare.parallel import state_of, torch_pool
 from pytest_edgeq.compare.quantized import QuantizedModel
-from pytest_edgeq.compare.sample_source import SampleSource
-from pytest_edgeq.compare.samples import Sample, read_samples
+from pytest_edgeq.compare.samples import Sample, SampleSource, read_samples
 from pytest_edgeq.errors import UnreadableError, UnrunnableError, grouped
 from pytest_edgeq.localize.localizer import Localizer
-from pytest_edgeq.localize.on_workers import CheckedChunk, OpsJob, OpsPart
+from pytest_edgeq.localize.on_workers import CheckedChunk, OpsPart, OpsRunner
 from pytest_edgeq.localize.rows import LayerErrors
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import BLOCKING, CANNOT_RUN, FILE, MISFIT, Finding
@@ -32,6 +30,8 @@ from pytest_edgeq.numerics.metrics import Distances
 from pytest_edgeq.progress import Step
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     from pytest_edgeq.compare.executors.engines import SampleExecutor
 
 
@@ -124,7 +124,7 @@ class Measuring:
     def _measure_here(self, samples: Iterable[Sample], threads: int, stack: ExitStack) -> None:
         """Measure samples in this process, in order."""
         state = state_of(self._quantized) if threads > 1 else None
-        background: BackgroundThread | None = None
+        background: ThreadPoolExecutor | None = None
         pending: Callable[[], None] = _nothing
         for sample in samples:
             if not self.fits:
@@ -136,7 +136,7 @@ class Measuring:
             self._try_ops(pending)
             pending = self._localizing(sample, outcome)
             if background is not None:
-                pending = background.start(pending)
+                pending = background.submit(pending).result
             if self.fits:
                 known = None if outcome is None else outcome.values["float"]
                 self._agreement.update(sample, known)
@@ -144,7 +144,7 @@ class Measuring:
                 self._try_ops(pending)
                 pending = _nothing
                 if state is not None and state == state_of(self._quantized):
-                    background = stack.enter_context(contextlib.closing(BackgroundThread()))
+                    background = stack.enter_context(torch_pool(1))
             state = None
         self._try_ops(pending)
 
@@ -158,12 +158,11 @@ class Measuring:
 
         localizer = self._localizer
         ops = None if localizer is None else OpsPart.of(localizer, "builtin")
-        job = OpsJob(reading.source, ops, compares=True, keeps_points=self._keeps_points)
+        runner = partial(OpsRunner, ops=ops, compares=True, keeps_points=self._keeps_points)
 
-        def merge(chunk: Chunk, found: CheckedChunk) -> None:
+        def merge(found: CheckedChunk) -> None:
             assert found.measurement is not None, "unreachable because outputs are compared"
-            assert found.tally is not None, "unreachable because outputs are compared"
-            self._comparer.merge(found.measurement, found.tally)
+            self._comparer.measurement.merge(found.measurement)
             for each in found.samples:
                 is_chosen = self._selects(each.distances or ())
                 if self._localizer is not None:
@@ -178,21 +177,21 @@ class Measuring:
             return reading.measure(
                 engine,
                 model,
-                job,
+                runner,
                 merge,
                 step,
                 on_read=lambda sample: self._comparer.pass_on(sample.arrays()),
                 start=self._comparer.count,
                 extra=extra,
-                keeps_chunk=True,
+                keeps_task=True,
             )
         except SampleError as failed:
-            chunk = failed.chunk
-            if chunk is None:
+            task = failed.task
+            if task is None:
                 raise failed.error from None
             # Its chunk is measured in this process, up to the failed sample.
-            self._comparer.count = chunk.start
-            samples = itertools.islice(reading.samples_of(chunk), failed.index + 1 - chunk.start)
+            self._comparer.count = task.start
+            samples = itertools.islice(reading.samples_of(task), failed.index + 1 - task.start)
             self._measure_here(samples, 1, ExitStack())
             if self._runs:  # it fails only on the worker
                 raise failed.error from failed.error.__cause__

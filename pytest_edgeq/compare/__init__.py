@@ -3,9 +3,9 @@ Compare a file with its references on samples.
 
 - `quantized`: `QuantizedModel`, the file and its references. `reference` calls the torch model,
   `foreign` Keras models and ONNX sessions.
-- `samples`, `sample_source`: the users' samples, checked and bound to the inputs.
-- `comparer`: one pass over the samples. `measurement` runs a sample and accumulates errors and
-  health, `tally` counts samples; `parallel` spreads samples over cores.
+- `samples`: the users' samples, checked and bound to the inputs.
+- `comparer`: one pass over the samples. `measurement` runs a sample and accumulates errors, health
+  and counts of samples; `parallel` spreads samples over cores.
 - `executors`: the same in other processes.
 - `file_health`: findings that need no run of the file.
 """

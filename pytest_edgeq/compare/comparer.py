@@ -6,19 +6,16 @@ import contextlib
 import functools
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.compare.build_facts import build_of
-from pytest_edgeq.compare.executors.remote import OpenModel, Reading
+from pytest_edgeq.compare.executors.remote import Reading
 from pytest_edgeq.compare.file_health import static_findings
 from pytest_edgeq.compare.measurement import Arrays, Measurement, SampleOutputs, SampleRunner
 from pytest_edgeq.compare.parallel import AtOnce, begin, in_order, on_one_thread
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import undisturbed
-from pytest_edgeq.compare.sample_source import SampleSource
-from pytest_edgeq.compare.samples import Sample, read_samples
-from pytest_edgeq.compare.tally import Tally
+from pytest_edgeq.compare.samples import Sample, SampleSource, read_samples
 from pytest_edgeq.numerics.arrays import contiguous
 from pytest_edgeq.numerics.checks import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
@@ -57,8 +54,8 @@ def compare(
             machines = reading.measure(
                 engine,
                 model,
-                CompareJob(reading.source, keeps_points),
-                lambda _, found: comparer.merge(*found),
+                functools.partial(_CompareRunner, keeps_points=keeps_points),
+                comparer.measurement.merge,
                 step,
                 on_read=lambda sample: comparer.pass_on(sample.arrays()),
             )
@@ -93,8 +90,7 @@ class Comparer:
         self._runtime = runtime
         self._runner = SampleRunner(quantized, runtime)
         self._keeps_points = keeps_points
-        self._measurement = self._new_measurement()
-        self._tally = Tally()
+        self.measurement = self._new_measurement()
         self._by_sample = by_sample
         self.count = 0
         self._digest = hashlib.sha256()
@@ -119,8 +115,8 @@ class Comparer:
     def update(self, sample: Sample) -> SampleOutputs:
         """Measure one sample."""
         outcome = self._runner.run(sample, self.count)
-        self._measurement.update(self.count, sample.arrays(), outcome, sample.clone)
-        self._note(sample)
+        self.measurement.update(self.count, sample.arrays(), outcome, sample.clone)
+        self.pass_on(sample.arrays())
         return outcome
 
     def update_all(self, samples: Iterator[Sample], threads: int) -> None:
@@ -147,17 +143,12 @@ class Comparer:
         def numbered() -> Iterator[tuple[int, Sample]]:
             for sample in samples:
                 yield self.count, sample.clone()
-                self._note(sample)
+                self.pass_on(sample.arrays())
 
         for _ in in_order(numbered(), worker, measure, at_once.workers):
             pass
         for _, measurement in workers:
-            self._measurement.merge(measurement)
-
-    def _note(self, sample: Sample) -> None:
-        arrays = sample.arrays()
-        self._tally.add(self.count, arrays, self._quantized.ledger)
-        self.pass_on(arrays)
+            self.measurement.merge(measurement)
 
     def pass_on(self, arrays: Arrays) -> None:
         """Count a sample and add it to the fingerprint, without measuring it."""
@@ -165,20 +156,15 @@ class Comparer:
             self._digest_sample(arrays)
         self.count += 1
 
-    def merge(self, measurement: Measurement, tally: Tally) -> None:
-        """Merge the results of samples measured in another process."""
-        self._measurement.merge(measurement)
-        self._tally.merge(tally)
-
     @property
     def calibration(self) -> Calibration:
         """How the measured samples relate to those of the calibration."""
-        averages = self._quantized.flow == "recipe"
-        return self._tally.calibration._replace(averages=averages)
+        evaluated, averages = self.measurement.evaluated.result(), self._quantized.flow == "recipe"
+        return Calibration(evaluated.given, self.measurement.overlap, averages)
 
     def result(self, machines: tuple[str, ...] = ()) -> Comparison:
         """Return the comparison."""
-        quantized, measurement = self._quantized, self._measurement
+        quantized, measurement = self._quantized, self.measurement
         findings = measurement.findings(self.calibration)
         count, overlap, _ = self.calibration
         met_again = overlap_finding(overlap, count, chance=quantized.ledger.chance)
@@ -187,7 +173,7 @@ class Comparer:
             findings.append(_stateful(quantized.name, self._changed))
         fingerprint = self._digest.hexdigest()
         if self._by_sample:
-            fingerprint = self._tally.evaluated.fingerprint(quantized.input_names)
+            fingerprint = measurement.evaluated.fingerprint(quantized.input_names)
         stages: dict[str, Any] = measurement.stages()
         return Comparison(
             name=quantized.name,
@@ -195,7 +181,7 @@ class Comparer:
             runtime=self._runtime,
             health=(*findings, *static_findings(quantized.edge)),
             worst_samples=measurement.worst.result(),
-            evaluated=self._tally.evaluated.result(),
+            evaluated=measurement.evaluated.result(),
             fingerprint=fingerprint,
             machines=machines,
             target=quantized.edge.runtimes.machine_of(self._runtime),
@@ -204,7 +190,7 @@ class Comparer:
                 quantized.edge,
                 quantized.ledger,
                 quantized.float_model,
-                dict(zip(quantized.input_names, self._tally.ranges, strict=True)),
+                dict(zip(quantized.input_names, measurement.ranges, strict=True)),
             ),
             points=measurement.points(),
             quantized=quantized,
@@ -219,39 +205,19 @@ class Comparer:
             self._digest.update(contiguous(array).data)
 
 
-@dataclass(frozen=True)
-class CompareJob:
-    """The comparison of a file with its references, run on workers."""
-
-    source: SampleSource | None
-    keeps_points: bool
-    what: str = "the factory of the samples"
-
-    def runner(self, model: OpenModel) -> _CompareRunner:
-        """Return a runner on a model."""
-        return _CompareRunner(model, self.keeps_points)
-
-    def bound(self, model: OpenModel, item: Any, index: int) -> Sample:
-        """Bind one sample of the user's factory to the model's inputs."""
-        return model.quantized.spec.bind(item, f"evaluation sample {index}")
-
-
 class _CompareRunner:
-    def __init__(self, model: OpenModel, keeps_points: bool) -> None:
-        self._model, self._keeps_points = model.quantized, keeps_points
-        self._runner = SampleRunner(self._model, model.runtime).clone()
-        self._runner.prepare()
+    def __init__(self, model: QuantizedModel, *, keeps_points: bool) -> None:
+        self._model, self._keeps_points = model, keeps_points
+        self._runner = SampleRunner(model.clone(), model.runtime)
 
-    def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> tuple[Measurement, Tally]:
-        """Measure samples, and return the measurement and the tally."""
+    def __call__(self, items: Iterable[tuple[int, Any]], extra: Any) -> Measurement:
+        """Measure samples."""
         del extra
         measurement = Measurement.of(self._model, keeps_points=self._keeps_points)
-        tally = Tally()
         for index, sample in items:
             outcome = self._runner.run(sample, index)
             measurement.update(index, sample.arrays(), outcome, sample.clone)
-            tally.add(index, sample.arrays(), self._model.ledger)
-        return measurement, tally
+        return measurement
 
 
 def _stateful(name: str, changed: Sequence[str]) -> Finding:

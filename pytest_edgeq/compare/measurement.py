@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.numerics.health import InputHealth, OutputHealth
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB, Side, sqnr_db
 from pytest_edgeq.numerics.results import StageErrors
+from pytest_edgeq.numerics.samples import EvaluatedLedger, SampleLedger
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.boundary import code_range, qparams
 from pytest_edgeq.tflite.choices import choices
@@ -48,10 +50,14 @@ class SampleOutputs:
 class SampleRunner:
     """A file and its references with interpreters of their own; not thread-safe."""
 
-    def __init__(self, quantized: QuantizedModel, runtime: str) -> None:
-        self._quantized = quantized
-        self._runtime = runtime
-        self._cores: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    def __init__(
+        self,
+        quantized: QuantizedModel,
+        runtime: str,
+        cores: contextlib.AbstractContextManager[object] | None = None,
+    ) -> None:
+        self._quantized, self._runtime = quantized, runtime
+        self._cores = contextlib.nullcontext() if cores is None else cores
         self._edge, self._between = quantized.edge, _between(quantized)
         self._simulated: torch.nn.Module | None = None
         self._is_named = False
@@ -59,11 +65,8 @@ class SampleRunner:
 
     def clone(self, cores: contextlib.AbstractContextManager[object] | None = None) -> SampleRunner:
         """Return a runner of the same models with interpreters of its own."""
-        other = SampleRunner(self._quantized, self._runtime)
-        other._edge = self._edge.clone()
-        other._between = None if self._between is None else self._between.clone()
+        other = SampleRunner(self._quantized.clone(), self._runtime, cores)
         other._simulated = self._simulated
-        other._cores = self._cores if cores is None else cores
         return other
 
     def prepare(self) -> None:
@@ -172,8 +175,10 @@ class Measurement:
         *,
         averaged: bool,
         keeps_points: bool = False,
+        ledger: SampleLedger | None = None,
     ) -> None:
         self._edge: EdgeFile | None = edge
+        self._ledger = ledger  # of the calibration samples
         self._input_names = input_names
         graph, signature = edge.graph, edge.signature
         chosen = choices(graph, signature)
@@ -194,6 +199,10 @@ class Measurement:
         self._inputs = InputWatches(edge, averaged=averaged)
         self.worst = WorstSamples()
         self._points = {spec.name: PointSample() for spec in specs} if keeps_points else {}
+        self.evaluated = EvaluatedLedger()
+        self.overlap = 0  # how many samples are calibration samples
+        # the least and the greatest finite value of each input
+        self.ranges: list[tuple[float, float]] = []
 
     @classmethod
     def of(cls, quantized: QuantizedModel, *, keeps_points: bool = False) -> Measurement:
@@ -204,6 +213,7 @@ class Measurement:
             _sides(quantized),
             averaged=quantized.flow in AVERAGING,
             keeps_points=keeps_points,
+            ledger=quantized.ledger,
         )
 
     def update(
@@ -226,10 +236,17 @@ class Measurement:
         for i, points in enumerate(self._points.values()):
             points.update(index, {side: values[i] for side, values in outcome.values.items()})
         self._inputs.update(self._edge, self._input_names, arrays)
+        digest = self.evaluated.add(index, arrays)
+        self.overlap += self._ledger is not None and self._ledger.knows(digest)
+        self._widen([_range(np.asarray(array)) for array in arrays])
+
+    def _widen(self, ranges: Sequence[tuple[float, float]]) -> None:
+        pairs = zip(self.ranges or ranges, ranges or self.ranges, strict=True)
+        self.ranges = [(min(one[0], two[0]), max(one[1], two[1])) for one, two in pairs]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the file, which merging does not need."""
-        return {**self.__dict__, "_edge": None}
+        """Leave out what merging does not need."""
+        return {**self.__dict__, "_edge": None, "_ledger": None}
 
     def merge(self, other: Measurement) -> None:
         """Add all samples of another measurement."""
@@ -241,6 +258,9 @@ class Measurement:
         for name, points in self._points.items():
             points.merge(other._points[name])
         self.worst.merge(other.worst)
+        self.evaluated.merge(other.evaluated)
+        self.overlap += other.overlap
+        self._widen(other.ranges)
 
     def points(self) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
         """Return the kept elements, by output and side."""
@@ -254,6 +274,17 @@ class Measurement:
         """Return the findings on inputs and outputs."""
         outputs = [each for watch in self._health for each in watch.findings(calibration)]
         return [*self._inputs.findings(calibration), *outputs]
+
+
+_NOTHING = (math.inf, -math.inf)  # the range of no values
+
+
+def _range(array: np.ndarray[Any, Any]) -> tuple[float, float]:
+    least, greatest = (float(array.min()), float(array.max())) if array.size else _NOTHING
+    if not (math.isfinite(least) and math.isfinite(greatest)):
+        array = array[np.isfinite(array)]
+        return (float(array.min()), float(array.max())) if array.size else _NOTHING
+    return least, greatest
 
 
 def _between(quantized: QuantizedModel) -> EdgeFile | None:

@@ -63,21 +63,6 @@ class AtOnce:
         )
 
 
-class BackgroundThread:
-    """A thread that runs one call at a time."""
-
-    def __init__(self) -> None:
-        self._pool = _threads(1)
-
-    def start(self, call: Callable[[], _Result]) -> Callable[[], _Result]:
-        """Start a call, and return a function that waits for its result."""
-        return self._pool.submit(call).result
-
-    def close(self) -> None:
-        """Wait for the last call, and end the thread."""
-        self._pool.shutdown()
-
-
 def begin(
     samples: Iterator[Sample],
     quantized: QuantizedModel,
@@ -113,7 +98,8 @@ def in_order(
         finally:
             free.put(worker)
 
-    with waiting_threads(count) as pool:
+    pool, waits = torch_pool(count), True
+    try:
         while True:
             try:
                 item = next(items)
@@ -131,23 +117,14 @@ def in_order(
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
-
-
-@contextlib.contextmanager
-def waiting_threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool of threads; Ctrl-C does not wait for them, as a target may hang."""
-    pool = _threads(count)
-    waits = True
-    try:
-        yield pool
     except KeyboardInterrupt:
-        waits = False
+        waits = False  # as a target may hang
         raise
     finally:
         pool.shutdown(wait=waits, cancel_futures=not waits)
 
 
-def _threads(count: int) -> ThreadPoolExecutor:
+def torch_pool(count: int) -> ThreadPoolExecutor:
     """Return a pool in which torch runs each operator on one thread."""
     from concurrent.futures import ThreadPoolExecutor
 

@@ -20,6 +20,8 @@ from pytest_edgeq.names import nearest
 from pytest_edgeq.tflite.layout import UNTURNED, Layouts, mismatch_hint
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
 
+_TOGETHER = 16  # samples requested from the factory at once when all are read in order
+
 _INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 
 
@@ -325,6 +327,50 @@ def read_samples(
             else ""
         )
         raise ValueError(f"{kind}: there is no sample in the {type(samples).__name__}{hint}")
+
+
+class SampleSource:
+    """An iterable of n samples, of which any process can read any range."""
+
+    def __init__(self, factory: Callable[[range], Iterable[Any]], n: int) -> None:
+        if not callable(factory):
+            raise TypeError(
+                "samples: expected a factory that is called with a range of indices and gives "
+                f"their samples, got {type(factory).__name__}"
+            )
+        if isinstance(n, bool) or not isinstance(n, int):
+            raise TypeError(f"samples: expected the number of samples, got {n!r}")
+        if n < 0:
+            raise ValueError(f"samples: expected 0 samples or more, got {n}")
+        self.factory = factory
+        self._n = n
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self._n
+
+    def __iter__(self) -> Iterator[Any]:
+        """Read all samples in order, a few at a time."""
+        for start in range(0, self._n, _TOGETHER):
+            yield from self.read(range(start, min(start + _TOGETHER, self._n)))
+
+    def read(self, indices: range) -> Iterator[Any]:
+        """Read the samples of a range, in order."""
+        count = 0
+        for sample in self.factory(indices):
+            if count == len(indices):
+                raise ValueError(_wrong_count(indices, "more"))
+            yield sample
+            count += 1
+        if count < len(indices):
+            raise ValueError(_wrong_count(indices, str(count)))
+
+
+def _wrong_count(indices: range, got: str) -> str:
+    return (
+        f"samples: expected {len(indices)} samples of the factory for {indices!r}, got {got}\n"
+        "cause: the factory is called with a range of indices, and gives one sample for each"
+    )
 
 
 def _check_finite(sample: Sample, spec: SampleSpec, where: str) -> None:

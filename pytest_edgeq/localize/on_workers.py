@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_edgeq.compare.executors.remote import (
-    OpenModel,
     PickledReference,
     Reading,
     pickled_reference,
     unpickled_reference,
 )
-from pytest_edgeq.compare.executors.stream import Chunk
 from pytest_edgeq.compare.executors.worker import Failure, packed_failure
 from pytest_edgeq.compare.measurement import Arrays, Measurement, SampleRunner
 from pytest_edgeq.compare.parallel import on_one_thread
-from pytest_edgeq.compare.sample_source import SampleSource
+from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.samples import Sample
-from pytest_edgeq.compare.tally import Tally
 from pytest_edgeq.localize.against_torch import OutputCheck, Standard
 from pytest_edgeq.localize.localizer import Localizer, OpSampleErrors
 from pytest_edgeq.numerics.metrics import Distances
@@ -60,65 +58,50 @@ class CheckedSample(NamedTuple):
 
 
 class CheckedChunk(NamedTuple):
-    """Results of a chunk; without measurement and tally if outputs are not compared."""
+    """Results of a chunk; without measurement if outputs are not compared."""
 
     samples: list[CheckedSample]
     measurement: Measurement | None
-    tally: Tally | None
 
 
-@dataclass(frozen=True)
-class OpsJob:
-    """Job that measures ops, outputs, or both."""
+class OpsRunner:
+    """Measures ops, outputs, or both on a worker."""
 
-    source: SampleSource | None
-    ops: OpsPart | None
-    compares: bool = False
-    keeps_points: bool = False
-    what: str = "the factory of the samples"
-
-    def runner(self, model: OpenModel) -> _OpsRunner:
-        """Return a runner on a model."""
-        return _OpsRunner(self, model)
-
-    def bound(self, model: OpenModel, item: Any, index: int) -> Sample:
-        """Return a sample of the user's factory, bound."""
-        return model.quantized.spec.bind(item, f"evaluation sample {index}")
-
-
-class _OpsRunner:
-    def __init__(self, job: OpsJob, model: OpenModel) -> None:
-        self._job, self._model = job, model.quantized.clone()
+    def __init__(
+        self,
+        model: QuantizedModel,
+        *,
+        ops: OpsPart | None,
+        compares: bool = False,
+        keeps_points: bool = False,
+    ) -> None:
+        self._model, self._keeps_points = model.clone(), keeps_points
         self._runner: SampleRunner | None = None
-        if job.compares:
+        if compares:
             self._runner = SampleRunner(self._model, model.runtime)
-            self._runner.prepare()
         self._localizer: Localizer | None = None
-        if job.ops is not None:
-            ops = job.ops
+        if ops is not None:
             content, key = ops.form
             self._localizer = Localizer(self._model, ops.runtime)
             self._localizer.prepare(EdgeFile(content).at(key))
             reference = None if ops.reference is None else unpickled_reference(ops.reference)
             self._check = OutputCheck(self._model, ops.standard, reference)
 
-    def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> CheckedChunk:
+    def __call__(self, items: Iterable[tuple[int, Any]], extra: Any) -> CheckedChunk:
         """Measure samples."""
         has_diverged, measures_ops, worst = extra
         furthest = Distances(worst)
-        measurement = tally = None
+        measurement: Measurement | None = None
         if self._runner is not None:
-            measurement = Measurement.of(self._model, keeps_points=self._job.keeps_points)
-            tally = Tally()
+            measurement = Measurement.of(self._model, keeps_points=self._keeps_points)
         found = []
         for index, sample in items:
             known: Mapping[str, Arrays] = {}
             distances: list[float] | None = None
             is_candidate = True
-            if self._runner is not None and measurement is not None and tally is not None:
+            if self._runner is not None and measurement is not None:
                 outcome = self._runner.run(sample, index)
                 measurement.update(index, sample.arrays(), outcome, sample.clone)
-                tally.add(index, sample.arrays(), self._model.ledger)
                 known = outcome.values
                 distances = Distances.between(known["edge"], known["float"])
                 is_candidate = furthest.exceeds(distances)
@@ -135,7 +118,7 @@ class _OpsRunner:
                     failure = packed_failure(index, error)
             is_known = sample.arrays() in self._model.ledger
             found.append(CheckedSample(is_known, errors, differing, peaks, distances, failure))
-        return CheckedChunk(found, measurement, tally)
+        return CheckedChunk(found, measurement)
 
     def _measure_ops(
         self, sample: Sample, known: Mapping[str, Arrays], is_candidate: bool, has_diverged: bool
@@ -158,14 +141,14 @@ def localize_by(
     with on_one_thread():
         localizer.update(next(reading.items()))
         step.advance()
-        job = OpsJob(reading.source, OpsPart.of(localizer, runtime))
+        runner = partial(OpsRunner, ops=OpsPart.of(localizer, runtime))
 
-        def merge(_: Chunk, found: CheckedChunk) -> None:
+        def merge(found: CheckedChunk) -> None:
             for each in found.samples:
                 localizer.add_checked(each)
 
         def extra() -> Any:
             return localizer.against_torch.is_done, True, None
 
-        reading.measure(engine, model, job, merge, step, start=1, extra=extra)
+        reading.measure(engine, model, runner, merge, step, start=1, extra=extra)
     return True

@@ -43,9 +43,8 @@ def given() -> list[Any]:
 
 def forget() -> None:
     """Close what chunks have opened in this process."""
-    for kept in (worker._JOBS, worker._MODELS):
-        while kept._known:
-            kept._known.popitem()[1].close()
+    worker._JOBS.close()
+    worker._MODELS.close()
 
 
 @pytest.fixture

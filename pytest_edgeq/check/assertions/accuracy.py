@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from pytest_edgeq.compare.executors.engines import SampleExecutor
-    from pytest_edgeq.compare.executors.remote import OpenModel
-    from pytest_edgeq.compare.sample_source import SampleSource
 
 Array = np.ndarray[Any, Any]
 
@@ -171,17 +170,19 @@ def _score_all(
     if engine is not None:
         from pytest_edgeq.compare.executors.remote import Reading
 
-        reading = Reading(model, labelled, pairs, lambda pair: pair[0])
+        reading = Reading(model, labelled, pairs, lambda pair: pair[0], _bound)
         content = reading.pickled(model.runtime)
         if content is not None:
 
-            def merge(_: object, scored: tuple[list[Any], WorstSamples]) -> None:
+            def merge(scored: tuple[list[Any], WorstSamples]) -> None:
                 for each in scored[0]:
                     scorer.add(each)
                 worst.merge(scored[1])
 
             step = Step("accuracy", model.name, None)
-            reading.measure(engine, content, AccuracyJob(reading.source, metric), merge, step)
+            runner = partial(_AccuracyRunner, metric=metric)
+            what = "the metric, or the factory of the samples,"
+            reading.measure(engine, content, runner, merge, step, what=what)
             return step.done
         pairs = reading.items()
     n_samples = 0
@@ -218,29 +219,14 @@ def _copied(label: Any) -> Any:
     return copy.deepcopy(label)
 
 
-@dataclass(frozen=True)
-class AccuracyJob:
-    """Job that scores both models on a worker."""
-
-    source: SampleSource | None
-    metric: Any
-    what: str = "the metric, or the factory of the samples,"
-
-    def runner(self, model: OpenModel) -> _AccuracyRunner:
-        """Return a runner on a model."""
-        return _AccuracyRunner(model, self.metric)
-
-    def bound(self, model: OpenModel, item: Any, index: int) -> tuple[Sample, Any]:
-        """Return sample and label of a pair of the user's factory."""
-        return _bound(model.quantized, item, index)
-
-
 class _AccuracyRunner:
-    def __init__(self, model: OpenModel, metric: Any) -> None:
-        self._model, self._edge = model.quantized, model.quantized.edge.clone()
+    def __init__(self, model: QuantizedModel, *, metric: Any) -> None:
+        self._model, self._edge = model, model.edge.clone()
         self._scorer = scorer_for(metric)
 
-    def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> tuple[list[Any], WorstSamples]:
+    def __call__(
+        self, items: Iterable[tuple[int, Any]], extra: Any
+    ) -> tuple[list[Any], WorstSamples]:
         """Score samples."""
         del extra
         found: list[Any] = []

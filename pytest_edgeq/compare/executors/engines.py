@@ -19,11 +19,10 @@ _NOBODY_SECONDS = 60.0  # how long a cluster may have no worker
 
 
 class Shared(NamedTuple):
-    """A pickle that many tasks share, its SHA-256, and its file or dask data."""
+    """A pickle that many tasks share, and its SHA-256."""
 
     key: str
     content: bytes
-    place: Any
 
 
 class SampleExecutor:
@@ -31,7 +30,7 @@ class SampleExecutor:
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
-        self._places: dict[str, Any] = {}
+        self._places: dict[str, Any] = {}  # a file or dask data by key
         self._folder = Path(tempfile.mkdtemp(prefix="edgeq-executor-"))
         self.close = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
 
@@ -49,7 +48,7 @@ class SampleExecutor:
         key = hashlib.sha256(content).hexdigest()
         if key not in self._places:
             self._places[key] = self._put(key, content)
-        return Shared(key, content, self._places[key])
+        return Shared(key, content)
 
     def _put(self, key: str, content: bytes) -> Any:
         path = self._folder / key
@@ -60,7 +59,7 @@ class SampleExecutor:
         self, task: Task, model: Shared, job: Shared, *, with_content: bool
     ) -> Future[Answer]:
         """Run a task; with the pickles themselves for a worker that cannot read the files."""
-        shared = [each.content if with_content else each.place for each in (model, job)]
+        shared = [each.content if with_content else self._places[each.key] for each in (model, job)]
         try:
             return self.executor.submit(run_chunk, task, *shared)
         except BrokenExecutor:

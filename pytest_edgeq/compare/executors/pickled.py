@@ -32,18 +32,8 @@ class CannotTravelError(TypeError):
 _MOST_SHOWN = 60  # characters of what Python says of an object that cannot be pickled
 
 
-def pickled(value: Any, what: str, fix: str) -> bytes:
+def pickled(value: Any, what: str, fix: str, *, clones_views: bool = False) -> bytes:
     """Return the pickle of a user's object, or raise a CannotTravelError."""
-    return _dumped(value, what, fix)
-
-
-def packed(item: Any, index: int) -> bytes:
-    """Return the pickle of a sample, or of a pair of a sample and its label, as `pickled` does."""
-    fix = "give tensors, arrays, numbers, or objects that can be pickled"
-    return _dumped(item, f"sample {index}, or its label,", fix, clones_views=True)
-
-
-def _dumped(value: Any, what: str, fix: str, *, clones_views: bool = False) -> bytes:
     stream = io.BytesIO()
     pickler = _Pickler(stream, clones_views=clones_views)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,14 +13,13 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.compare.executors.engines import SampleExecutor
 from pytest_edgeq.compare.executors.pickled import CannotTravelError, pickled
-from pytest_edgeq.compare.executors.stream import Chunk, Chunks, SampleError, Stream
-from pytest_edgeq.compare.executors.worker import Job
+from pytest_edgeq.compare.executors.stream import SampleError, Stream
+from pytest_edgeq.compare.executors.worker import Job, JobRunner, Task
 from pytest_edgeq.compare.foreign import OnnxReference, is_keras
 from pytest_edgeq.compare.parallel import on_one_thread, state_of
 from pytest_edgeq.compare.quantized import QuantizedModel, SignatureReference
 from pytest_edgeq.compare.reference import as_tensor, call_reference, torch_module, undisturbed
-from pytest_edgeq.compare.sample_source import SampleSource
-from pytest_edgeq.compare.samples import Sample
+from pytest_edgeq.compare.samples import Sample, SampleSource
 from pytest_edgeq.errors import warn_user
 from pytest_edgeq.litert.digest import UnhashableError
 from pytest_edgeq.litert.graphs import decode_graph, encode_graph
@@ -30,17 +30,6 @@ from pytest_edgeq.runtimes.workers.target import Target
 
 # A reference as a pickle, or a torch graph in the format of the conversion cache.
 PickledReference = bytes | dict[str, bytes]
-
-
-class OpenModel:
-    """A model that is open on a worker, and the runtime to measure it on."""
-
-    def __init__(self, quantized: QuantizedModel, runtime: str) -> None:
-        self.quantized, self.runtime = quantized, runtime
-
-    def close(self) -> None:
-        """Close the sessions of a runtime of the user's own."""
-        self.quantized.edge.runtimes.close()
 
 
 def _opened(
@@ -55,7 +44,7 @@ def _opened(
     *,
     has_origin: bool,
     **labels: Any,
-) -> OpenModel:
+) -> QuantizedModel:
     """Return a pickled model with new interpreters."""
     owns = {} if own is None else {runtime: pickle.loads(own)}
     runtimes = Runtimes(owns, targets={} if target is None else {target[0]: Target(*target)})
@@ -72,7 +61,7 @@ def _opened(
         make_simulated=None if graph is None else lambda: graph,
         **signature,
     )
-    model = QuantizedModel(
+    return QuantizedModel(
         edge,
         references={edge.signature.key: known},
         runtime=lambda: runtime,
@@ -80,7 +69,6 @@ def _opened(
         origin=edge if has_origin else None,
         **labels,
     )
-    return OpenModel(model, runtime)
 
 
 def pickled_model(quantized: QuantizedModel, runtime: str, first: Callable[[], Sample]) -> bytes:
@@ -176,6 +164,10 @@ def _order_reason(quantized: QuantizedModel, first: Callable[[], Sample]) -> str
     return "" if is_same else "the reference changes when it is called"
 
 
+def _bound(model: QuantizedModel, item: Any, index: int) -> Sample:
+    return model.spec.bind(item, f"evaluation sample {index}")
+
+
 class Reading:
     """Samples that are read once, here or by workers."""
 
@@ -185,30 +177,29 @@ class Reading:
         inputs: object,
         items: Iterator[Any],
         sample_of: Callable[[Any], Sample] = lambda item: item,
+        bind: Callable[[QuantizedModel, Any, int], Any] = _bound,
     ) -> None:
         self._quantized = quantized
         self.source = inputs if isinstance(inputs, SampleSource) else None
-        self._items, self._sample_of = items, sample_of
-        self._head: list[Any] = []
+        self._items, self._sample_of, self._bind = items, sample_of, bind
 
     def items(self) -> Iterator[Any]:
-        """Read the items that are left here, also those that `first` has read."""
-        while self._head:
-            yield self._head.pop(0)
-        for item in self._items:  # noqa: UP028 # which would close it with this generator
-            yield item
+        """Return the items that are left here, also those that `first` has read."""
+        return self._items
 
     def first(self) -> Sample:
         """Read the first sample; its item is left all the same."""
-        if not self._head:
-            self._head.append(next(self._items))
-        return self._sample_of(self._head[0])
+        item = next(self._items)
+        self._items = itertools.chain([item], self._items)
+        return self._sample_of(item)
 
-    def samples_of(self, chunk: Chunk) -> Iterator[Sample]:
-        """Read the evaluation samples of a chunk here."""
-        spec = self._quantized.spec
-        for index, item in enumerate(chunk.read(self.source), chunk.start):
-            yield spec.bind(item, f"evaluation sample {index}") if self.source is not None else item
+    def samples_of(self, task: Task) -> Iterator[Any]:
+        """Read the samples of a task here."""
+        if self.source is None:
+            yield from map(pickle.loads, task.samples or ())
+            return
+        for index, item in enumerate(self.source.read(range(task.start, task.stop)), task.start):
+            yield self._bind(self._quantized, item, index)
 
     def pickled(self, runtime: str) -> bytes | None:
         """Pickle the model; None, with a warning, where it must be measured here, in order."""
@@ -227,22 +218,25 @@ class Reading:
         self,
         engine: SampleExecutor,
         model: bytes,
-        job: Job,
-        merge: Callable[[Chunk, Any], None],
+        make_runner: Callable[[QuantizedModel], JobRunner],
+        merge: Callable[[Any], None],
         step: Step,
         *,
+        what: str = "the factory of the samples",
         on_read: Callable[[Any], None] = lambda sample: None,
         start: int = 0,
         extra: Callable[[], Any] = lambda: None,
-        keeps_chunk: bool = False,
+        keeps_task: bool = False,
     ) -> tuple[str, ...]:
         """Measure the samples that are left by an engine; return the machines that did."""
-        stream = Stream(engine, model, job, step)
-        inputs = self.items() if self.source is None else self.source
+        job = Job(self.source, self._bind, make_runner)
+        stream = Stream(
+            engine, model, job, self.items(), step, what=what, on_read=on_read, next_index=start
+        )
         try:
-            stream.run(Chunks(inputs, on_read, start), merge, extra)
+            stream.run(merge, extra)
         except SampleError as failed:
-            if keeps_chunk:
+            if keeps_task:
                 raise
             raise failed.error from failed.error.__cause__
         return tuple(sorted(stream.machines))

@@ -16,12 +16,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.versions import version_of
 
 if TYPE_CHECKING:
-    from pytest_edgeq.compare.sample_source import SampleSource
+    from pytest_edgeq.compare.quantized import QuantizedModel
+    from pytest_edgeq.compare.samples import SampleSource
 
 
 _PACKAGE = str(Path(__file__).parent.parent)
@@ -31,39 +32,18 @@ class ExecutorError(RuntimeError):
     """An executor does not measure samples, through no fault of the model's."""
 
 
-class JobRunner(Protocol):
-    """Runner of one job on one model, with its own interpreters; not thread-safe."""
-
-    def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> Any:
-        """
-        Measure samples, each with its index, and return the merged result.
-
-        Raises:
-            Exception: Of the sample that was read last.
-        """
+# Measures samples, each with its index, and returns the merged result; not thread-safe.
+JobRunner = Callable[[Iterable[tuple[int, Any]], Any], Any]
 
 
-class Job(Protocol):
+@dataclass(frozen=True, slots=True)
+class Job:
     """A kind of measurement; it is pickled."""
 
-    @property
-    def source(self) -> SampleSource | None:
-        """Where workers read samples; None where the tasks bring them."""
-
-    @property
-    def what(self) -> str:
-        """Which objects of the user it holds, for texts."""
-
-    def runner(self, model: Any) -> JobRunner:
-        """Return a runner on an open model."""
-
-    def bound(self, model: Any, item: Any, index: int) -> Any:
-        """
-        Return an item of the user's factory as runners need it.
-
-        Raises:
-            TypeError, ValueError: It does not fit the model.
-        """
+    source: SampleSource | None  # where workers read samples; None where the tasks bring them
+    # return an item of the user's factory as runners need it
+    bind: Callable[[QuantizedModel, Any, int], Any]
+    make_runner: Callable[[QuantizedModel], JobRunner]  # with interpreters of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +60,13 @@ class Task:
     start: int
     stop: int
     samples: tuple[bytes, ...] | None
-    extra: Any = None
+    extra: Any
+
+    @property
+    def named(self) -> str:
+        """Which samples, for texts."""
+        last = self.stop - 1
+        return f"sample {self.start}" if last == self.start else f"samples {self.start}…{last}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +141,8 @@ _MOST_OPEN = 4  # models, and jobs, that a worker keeps open, each with the weig
 class _Kept:
     """The last few opened objects of this process; threads open one of them once."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, close: Callable[[Any], object]) -> None:
+        self._close, self._lock = close, threading.Lock()
         self._known: OrderedDict[str, Any] = OrderedDict()
 
     def get(self, key: str, make: Callable[[], Any]) -> Any:
@@ -165,33 +151,35 @@ class _Kept:
             if key not in self._known:
                 self._known[key] = make()
             self._known.move_to_end(key)
-            while len(self._known) > _MOST_OPEN:
-                self._known.popitem(last=False)[1].close()
+            self.close(_MOST_OPEN)
             return self._known[key]
 
+    def close(self, n_left: int = 0) -> None:
+        """Close all but the last few."""
+        while len(self._known) > n_left:
+            self._close(self._known.popitem(last=False)[1])
 
-_MODELS, _JOBS = _Kept(), _Kept()
+
+# Models, whose runtimes of the user's own have sessions, and jobs on them.
+_MODELS, _JOBS = _Kept(lambda model: model.edge.runtimes.close()), _Kept(lambda job: None)
 
 
 class _OpenJob:
     """A job on an open model; each of its runners serves one thread at a time."""
 
-    def __init__(self, job: Job, model: Any) -> None:
+    def __init__(self, job: Job, model: QuantizedModel) -> None:
         self.job, self.model = job, model
         self._free: list[JobRunner] = []
 
-    @contextlib.contextmanager
-    def runner(self) -> Iterator[JobRunner]:
-        """Lend a runner that no other thread uses."""
+    def run(self, items: Iterable[tuple[int, Any]], extra: Any) -> Any:
+        """Measure samples by a runner that no other thread uses."""
         try:
-            found = self._free.pop()
+            runner = self._free.pop()
         except IndexError:
-            found = self.job.runner(self.model)
-        yield found
-        self._free.append(found)
-
-    def close(self) -> None:
-        """Do nothing: the model is closed by itself."""
+            runner = self.job.make_runner(self.model)
+        found = runner(items, extra)
+        self._free.append(runner)
+        return found
 
 
 def _opened(task: Task, model: bytes | str, job: bytes | str) -> _OpenJob:
@@ -245,7 +233,7 @@ def run_chunk(task: Task, model: bytes | str, job: bytes | str) -> Answer:
         items = iter(source.read(range(task.start, task.stop)))
         for index in range(task.start, task.stop):
             reached, is_reading = index, True
-            item = opened.job.bound(opened.model, next(items), index)
+            item = opened.job.bind(opened.model, next(items), index)
             is_reading = False
             yield index, item
         is_reading = True
@@ -253,8 +241,8 @@ def run_chunk(task: Task, model: bytes | str, job: bytes | str) -> Answer:
 
     started = time.perf_counter()
     try:
-        with on_one_thread(), opened.runner() as runner:
-            found = runner.run(numbered(), task.extra)
+        with on_one_thread():
+            found = opened.run(numbered(), task.extra)
     except KeyboardInterrupt:
         raise
     # Of the sample, the file or the reference: the client raises it. pytest.fail is no Exception.
