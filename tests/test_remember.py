@@ -135,7 +135,7 @@ def test_a_budget_leaves_what_a_rebuild_explains(flow: str) -> None:
     assert budget.violations(moved.total, "total") == []
     worse = 10 ** ((floor + 0.2) / 20)
     moved = _comparison(*((x, x + worse * e) for x, e in zip(values, noises, strict=True)))
-    assert [each.metric for each in budget.violations(moved.total, "total")][:1] == ["sqnr_db"]
+    assert "sqnr_db" in budget.violations(moved.total, "total")[0].symptom
 
 
 def test_metrics_that_are_infinite_are_left_out() -> None:

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
-import os
-import platform
 import re
 import time
 import uuid
@@ -33,9 +30,7 @@ _DOCUMENT = {
     "producer": {"*": TEXT_OR_NULL},
     "options": {"*": str},
 }
-_TEMPORARY = re.compile(r"\.edgeq-(?P<host>[0-9a-f]+)-(?P<pid>[0-9]{1,9})-[0-9a-f]+\.tmp")
-
-_LONGEST_WRITE = 3600  # seconds after which a writer on another machine was killed
+_LONGEST_WRITE = 3600  # seconds after which the writer of a temporary file was killed
 
 _START_OVER = "Restore it from version control, or delete it and store it anew with"
 _NEW = "--edgeq-update=new"
@@ -102,7 +97,7 @@ def write(path: Path, content: bytes) -> None:
     """
     sweep(path.parent)
     # Not tempfile: its files are the user's own, but what is committed is for all to read.
-    temporary = path.parent / f".edgeq-{_host()}-{os.getpid()}-{uuid.uuid4().hex}.tmp"
+    temporary = path.parent / f".edgeq-{uuid.uuid4().hex}.tmp"
     try:
         try:
             _put(path, temporary, content)
@@ -124,25 +119,8 @@ def sweep(folder: Path) -> None:
     """Delete temporary files of processes that were killed while they wrote."""
     with contextlib.suppress(OSError):  # another process deletes them, or nobody may
         for path in list(folder.glob(".edgeq-*.tmp")):
-            if not _is_being_written(path):
+            if abs(time.time() - path.stat().st_mtime) > _LONGEST_WRITE:
                 path.unlink(missing_ok=True)
-
-
-def _is_being_written(path: Path) -> bool:
-    named = _TEMPORARY.fullmatch(path.name)
-    if named is not None and named["host"] == _host() and os.name == "posix":
-        try:
-            os.kill(int(named["pid"]), 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass  # a process of another user
-        return True
-    return abs(time.time() - path.stat().st_mtime) < _LONGEST_WRITE
-
-
-def _host() -> str:
-    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 
 def restore(path: Path, before: bytes | None) -> None:

@@ -30,39 +30,6 @@ _LACKS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """One bound that one output does not keep."""
-
-    metric: str  # or `nonfinite` or `degenerate`
-    stage: str  # what was measured, such as `total`
-    output: str
-    actual: float
-    bound: float
-    direction: str  # `at most` or `at least`, said of the bound
-    note: str = ""  # where the worst is found, or why this fails
-
-    @property
-    def finding(self) -> Finding:
-        """The finding, with the text of `str` as its first line."""
-        place = Place("output", self.output)
-        expected, got = f"{self.direction} {self.bound:.6g}", f"{self.actual:.6g}"
-        says = f"{self.metric}: expected {expected}, got {got}"
-        note = f" ({self.note})" if self.note else ""
-        return Finding(
-            kind=_KINDS.get(self.metric, OVER_BUDGET),
-            place=place,
-            expected=expected,
-            got=got,
-            symptom=f"{self.stage}, {says}",
-            headline=f"{self.stage}, {place}: {says}{note}",
-        )
-
-    def __str__(self) -> str:
-        """Return one line: subject, place, expected, got, and the note."""
-        return self.finding.title
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Budget:
     """
@@ -112,7 +79,7 @@ class Budget:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
-    def violations(self, errors: OutputErrors | StageErrors, stage: str) -> list[Violation]:
+    def violations(self, errors: OutputErrors | StageErrors, stage: str) -> list[Finding]:
         """
         Compare errors with this budget, output by output.
 
@@ -156,35 +123,49 @@ class Budget:
                 several = ", or give a budget per output" if len(outputs) > 1 else ""
                 raise ValueError(f"{metric}: {text}; bound {other} instead{several}")
 
-    def _violations(self, output: OutputErrors, stage: str) -> list[Violation]:
+    def _violations(self, output: OutputErrors, stage: str) -> list[Finding]:
         at = _describe(output.max_abs_index)
         if output.nonfinite:
             note = (
                 f"{output.nonfinite_actual} in actual and {output.nonfinite_reference} in the "
                 f"reference, of {output.n_elements} elements; the first at {at}"
             )
-            count = float(output.nonfinite)
-            return [Violation("nonfinite", stage, output.name, count, 0.0, "at most", note)]
+            return [_violation("nonfinite", stage, output, output.nonfinite, "at most 0", note)]
         if output.degenerate:
             note = (
                 f"reference and actual are zero in all {output.n_elements} elements: "
                 "nothing was tested; give inputs that make this output speak"
             )
-            return [Violation("degenerate", stage, output.name, 1.0, 0.0, "at most", note)]
+            return [_violation("degenerate", stage, output, 1, "at most 0", note)]
+        notes = dict.fromkeys(("max_abs_error", "max_lsb_error"), f"the greatest at {at}")
+        notes["worst_sample_sqnr_db"] = f"sample {output.worst_sample}"
         found = []
         for metric, bound in self.bounds().items():
             actual = getattr(output, metric)
             upper = metric in UPPER_BOUNDED
             # Never turned around: with NaN both comparisons are False, and NaN must fail.
             if not (actual <= bound if upper else actual >= bound):
-                note = ""
-                if metric in ("max_abs_error", "max_lsb_error"):
-                    note = f"the greatest at {at}"
-                elif metric == "worst_sample_sqnr_db":
-                    note = f"sample {output.worst_sample}"
-                direction = "at most" if upper else "at least"
-                found.append(Violation(metric, stage, output.name, actual, bound, direction, note))
+                expected = f"{'at most' if upper else 'at least'} {bound:.6g}"
+                found.append(
+                    _violation(metric, stage, output, actual, expected, notes.get(metric, ""))
+                )
         return found
+
+
+def _violation(
+    metric: str, stage: str, output: OutputErrors, actual: float, expected: str, note: str
+) -> Finding:
+    """Return the finding on a metric that does not keep its bound."""
+    place, got = Place("output", output.name), f"{actual:.6g}"
+    says = f"{metric}: expected {expected}, got {got}"
+    return Finding(
+        kind=_KINDS.get(metric, OVER_BUDGET),
+        place=place,
+        expected=expected,
+        got=got,
+        symptom=f"{stage}, {says}",
+        headline=f"{stage}, {place}: {says}{f' ({note})' if note else ''}",
+    )
 
 
 def _describe(element: ElementError | None) -> str:

@@ -23,45 +23,30 @@ _LIMIT = 2048
 
 
 class PointSample:
-    """
-    Keeps some elements of one output, the same ones of each side, however samples are split.
-
-    Of a sample these are up to 256, evenly spaced. Of the samples they are those whose index is a
-    multiple of 1, 2, 4, …: the least power of two at which no more than 2,048 elements are kept.
-    """
+    """Keeps evenly spaced elements of one output, those of the first samples up to a limit."""
 
     def __init__(self) -> None:
-        self._every = 1
         self._kept: dict[int, dict[str, npt.NDArray[np.float64]]] = {}
 
     def update(self, index: int, sides: Mapping[str, npt.NDArray[Any]]) -> None:
         """Add one sample."""
-        if index % self._every:
-            return
         size = next(iter(sides.values())).size
         chosen = np.linspace(0, size - 1, min(size, _PER_SAMPLE), dtype=np.intp)
-        self._kept[index] = {
-            name: array.reshape(-1)[chosen].astype(np.float64) for name, array in sides.items()
-        }
-        self._thin(self._every)
+        # By its index, however the samples are split.
+        if (index + 1) * chosen.size <= _LIMIT:
+            self._kept[index] = {
+                name: array.reshape(-1)[chosen].astype(np.float64) for name, array in sides.items()
+            }
 
     def merge(self, other: PointSample) -> None:
         """Add the samples of another one."""
         self._kept |= other._kept
-        self._thin(max(self._every, other._every))
 
     def result(self) -> dict[str, npt.NDArray[np.float64]]:
         """Return the elements by side, in the order of the samples."""
         ordered = [self._kept[index] for index in sorted(self._kept)]
         names = ordered[0] if ordered else ()
         return {name: np.concatenate([points[name] for points in ordered]) for name in names}
-
-    def _thin(self, every: int) -> None:
-        self._every = every
-        self._kept = {i: points for i, points in self._kept.items() if not i % every}
-        count = sum(next(iter(points.values())).size for points in self._kept.values())
-        if len(self._kept) > 1 and count > _LIMIT:
-            self._thin(2 * every)
 
 
 _STAGES = ("conversion", "quantization", "lowering", "total")  # in the order of the pipeline
@@ -148,8 +133,8 @@ class Comparison:
         machines: hosts and processors of an executor that measured it; empty of this process.
         target: the machine whose kernels ran the file; None for this one.
         build: gives what of the file the errors may not show, which is remembered beside them.
-        points: elements of each output by its name and side, chosen evenly, where they were asked
-            for; for charts.
+        points: elements of each output by its name and side, of the first samples, where they were
+            asked for; for charts.
         explain: finds the layer to blame for a check that fails; None where nothing can.
         quantized: the `QuantizedModel` that was compared; None where that is not known.
     """

@@ -9,6 +9,7 @@ answers a question by itself: is the drop small enough, and is it too great?
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import NamedTuple
@@ -92,11 +93,7 @@ class RightWrong:
             high *= 2
             if high > MOST_SAMPLES:
                 return None
-        low = high // 2
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if settles(middle) else (middle, high)
-        return _rounded_up(high)
+        return _rounded_up(bisect_left(range(high), True, high // 2 + 1, key=settles))
 
 
 def _difference_high(more: int, less: int, n: int) -> float:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pytest_edgeq.numerics.budget import Budget
 from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
+from pytest_edgeq.numerics.findings import NONFINITE, ZERO_OUTPUT
 from pytest_edgeq.numerics.results import OutputErrors, StageErrors
 
 ALL = (
@@ -109,10 +110,8 @@ def test_bounds_are_kept_and_passed() -> None:
     """A measurement at the bound itself passes, one beyond it does not."""
     errors = output_of([[4.0, 2.0]], [[4.0, 1.0]])
     assert Budget(max_lsb_error=2, max_abs_error=1, top1_agreement=1).violations(errors, "t") == []
-    assert [
-        violation.metric
-        for violation in Budget(max_lsb_error=1.9, rmse=9, sqnr_db=50).violations(errors, "t")
-    ] == ["max_lsb_error", "sqnr_db"]
+    violations = Budget(max_lsb_error=1.9, rmse=9, sqnr_db=50).violations(errors, "t")
+    assert [each.symptom.split(":")[0] for each in violations] == ["t, max_lsb_error", "t, sqnr_db"]
 
 
 @pytest.mark.parametrize(
@@ -134,17 +133,17 @@ def test_bounds_are_kept_and_passed() -> None:
 def test_violation_texts(bounds: dict[str, float], text: str) -> None:
     """A violation reads what, where, expected, got, and where the worst is."""
     (violation,) = Budget(**bounds).violations(output_of([[4.0, 2.0]], [[4.0, 1.0]]), "total")
-    assert str(violation) == text
-    assert violation.output == "scores"
+    assert violation.title == text
+    assert violation.place.name == "scores"
 
 
 def test_stage_budget_is_applied_to_each_output() -> None:
     """Both outputs that are off are named, not their worst alone."""
     stage = stage_of(a=([1.0], [3.0], 1.0), b=([1.0], [1.0], 1.0), c=([1.0], [2.0], 1.0))
     violations = Budget(max_abs_error=0.5).violations(stage, "total")
-    assert [(v.output, v.actual, v.bound, v.direction) for v in violations] == [
-        ("a", 2.0, 0.5, "at most"),
-        ("c", 1.0, 0.5, "at most"),
+    assert [(v.place.name, v.expected, v.got) for v in violations] == [
+        ("a", "at most 0.5", "2"),
+        ("c", "at most 0.5", "1"),
     ]
 
 
@@ -152,8 +151,8 @@ def test_nonfinite_is_a_violation_by_itself() -> None:
     """NaN fails whatever is bounded, with its count and its place."""
     errors = output_of([[4.0, 2.0, 1.0]], [[4.0, math.nan, math.inf]])
     (violation,) = Budget(max_abs_error=1e30).violations(errors, "total")
-    assert violation.metric == "nonfinite"
-    assert str(violation) == (
+    assert violation.kind == NONFINITE
+    assert violation.title == (
         "total, output 'scores': nonfinite: expected at most 0, got 2 (2 in actual and 0 in the "
         "reference, of 3 elements; the first at sample 0, index (0, 1): expected 2, got nan)"
     )
@@ -162,8 +161,8 @@ def test_nonfinite_is_a_violation_by_itself() -> None:
 def test_degenerate_is_a_violation_by_itself() -> None:
     """Zeros that agree keep every bound on errors, and fail all the same."""
     (violation,) = Budget(max_abs_error=1).violations(output_of([0.0], [0.0]), "total")
-    assert violation.metric == "degenerate"
-    assert str(violation) == (
+    assert violation.kind == ZERO_OUTPUT
+    assert violation.title == (
         "total, output 'scores': degenerate: expected at most 0, got 1 (reference and actual are "
         "zero in all 1 elements: nothing was tested; give inputs that make this output speak)"
     )
@@ -174,7 +173,7 @@ def test_nan_violates_every_bound(metric: str) -> None:
     """A metric that reads NaN fails, whichever way it is bounded."""
     errors = errors_of(**dict.fromkeys(ALL.split(", "), math.nan))
     (violation,) = Budget(**{metric: 1}).violations(errors, "total")
-    assert violation.metric == metric
+    assert violation.symptom.startswith(f"total, {metric}: ")
     assert Budget(**{metric: 1}).needed(errors) is None
 
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from pytest_edgeq.check.assertions.expect import Model, edge_of, failed, parse_number, spread, table
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.errors import UnmatchedError, failure
-from pytest_edgeq.numerics.budget import Budget, Violation
+from pytest_edgeq.numerics.budget import Budget
 from pytest_edgeq.numerics.comparison import Comparison
-from pytest_edgeq.numerics.findings import OVER_BUDGET, Finding, Place, input_findings
+from pytest_edgeq.numerics.findings import NONFINITE, OVER_BUDGET, Finding, Place, input_findings
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB
 from pytest_edgeq.numerics.results import OutputErrors, StageErrors
 
@@ -80,7 +80,7 @@ def assert_within_budget(
         if output.nonfinite
         for violation in Budget(max_abs_error=0).violations(output, stage)
     ]
-    violations += [v for each in judged for v in each.violations if v.metric != "nonfinite"]
+    violations += [v for each in judged for v in each.violations if v.kind != NONFINITE]
     if violations:
         raise _over_budget(comparison, judged, violations)
 
@@ -90,7 +90,7 @@ class _Judgement(NamedTuple):
 
     where: str  # the stage, and the output if it is one
     needed: Budget | None
-    violations: list[Violation]
+    violations: list[Finding]
     refusal: str  # why no budget is suggested; empty if one is
 
     @property
@@ -145,9 +145,9 @@ def _compare(
 
 
 def _over_budget(
-    comparison: Comparison, judged: list[_Judgement], violations: list[Violation]
+    comparison: Comparison, judged: list[_Judgement], violations: list[Finding]
 ) -> AssertionError:
-    first, *others = [violation.finding for violation in violations]
+    first, *others = violations
     explained = input_findings(comparison.health)
     stage = "" if explained else _stage_to_blame(comparison)
     # A loss by inputs unlike the calibration's shows in all layers, and no layer causes it.

@@ -15,8 +15,9 @@ from pytest_edgeq.names import DEFAULT_RUNTIME, RUNTIMES, nearest
 from pytest_edgeq.numerics.findings import counted
 
 if TYPE_CHECKING:
-    from pytest_edgeq.numerics.budget import Budget, Violation
+    from pytest_edgeq.numerics.budget import Budget
     from pytest_edgeq.numerics.comparison import Comparison
+    from pytest_edgeq.numerics.findings import Finding
 
 
 def _parse_budget(
@@ -123,7 +124,7 @@ def command(
             {
                 **comparison.to_dict(),
                 "budget": budget and budget.bounds(),
-                "violations": [str(each) for each in violations],
+                "violations": [each.title for each in violations],
             }
         )
     else:
@@ -162,11 +163,11 @@ def _lines(comparison: Comparison) -> list[str]:
     return [*lines, f"health: {found}", *health]
 
 
-def _budget_lines(budget: Budget, violations: list[Violation], needed: Budget | None) -> list[str]:
+def _budget_lines(budget: Budget, violations: list[Finding], needed: Budget | None) -> list[str]:
     if not violations:
         return [f"budget: kept ({', '.join(_bounds(budget))})"]
     lines = [f"budget: {counted(len(violations), 'violation')}"]
-    lines += [line for each in violations for line in hanging(str(each))]
+    lines += [line for each in violations for line in hanging(each.title)]
     if needed is not None:
         options = " ".join(f"--budget {bound}" for bound in _bounds(needed))
         lines += hanging(f"update: this measurement needs {options}")
