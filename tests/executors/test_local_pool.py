@@ -110,7 +110,12 @@ def test_a_task_that_no_process_has_begun_runs_in_another(monkeypatch: pytest.Mo
     """A process that is killed just before it is asked has read nothing."""
     worker = LocalWorker()
     pids = [worker.call(None, os.getpid)]
-    monkeypatch.setattr(worker, "_look", lambda: pids and os.kill(pids.pop(), signal.SIGKILL))
+
+    def kill_once() -> None:
+        if pids:
+            os.kill(pids.pop(), signal.SIGKILL)
+
+    monkeypatch.setattr(worker, "_look", kill_once)
     pids.append(worker.call(None, os.getpid))
     assert worker.call(None, len, bytes(1 << 22)) == 1 << 22
     worker.close()
