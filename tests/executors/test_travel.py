@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import pickle
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -15,6 +18,7 @@ from torch import nn
 from fixtures.models import ResidualNet, seeded
 from fixtures.tflite import make, stacks
 from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq.compare.executors.pickled import pickled
 from tests.executors.conftest import AtOnce, Near, figures, forget
 
 Threads = Callable[[int], Executor]
@@ -92,6 +96,28 @@ def test_a_runtime_of_the_users_own_travels(
     elsewhere = session.compare(loaded, given, runtime="mine", executor=threads(2))
     assert figures(elsewhere) == Near(figures(alone))
     session.close()
+
+
+def test_type_variables_of_another_module_travel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a process without the module, of which nothing else is sent: not its lock."""
+    (tmp_path / "its_kinds.py").write_text(
+        "import threading, typing\nLOCK = threading.Lock()\n"
+        "T, P = typing.TypeVar('T'), typing.ParamSpec('P')\n"
+    )
+    (tmp_path / "its_model.py").write_text(
+        "from typing import Generic\nfrom its_kinds import P, T\n"
+        "class Model(Generic[P, T]):\n"
+        "    def __call__(self, x: T, *args: P.args, **kwargs: P.kwargs) -> T:\n"
+        "        return x + 1\n"
+    )
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        content = pickled(importlib.import_module("its_model").Model(), "the model", "none")
+    for name in ("its_kinds", "its_model"):
+        monkeypatch.delitem(sys.modules, name)
+    assert pickle.loads(content)(1) == 2
 
 
 def _parametrized() -> nn.Module:

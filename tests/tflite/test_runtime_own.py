@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import re
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,9 @@ from fixtures.tflite.writer import chain, one_op, pack, unpack
 from pytest_edgeq import Edgeq, assert_runtimes_agree
 from pytest_edgeq.names import RUNTIMES
 from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.runtimes.engines import Opening
 from pytest_edgeq.runtimes.registry import Runtimes
+from pytest_edgeq.runtimes.runner import Runner
 from pytest_edgeq.tflite.runtimes import Runtime, RuntimeSession
 
 Inputs = dict[str, npt.NDArray[Any]]
@@ -37,12 +41,14 @@ class Bench:
         type(self).sessions.append(self)
         self.path, self.signature = path, signature
         self.n_runs = self.n_closed = 0
+        self.threads = {threading.get_ident()}
         interpreter = Interpreter(str(path))
         self._run = interpreter.get_signature_runner(signature)
 
     def __call__(self, inputs: Inputs) -> Inputs:
         """Give the outputs as the interpreter does: by name, alphabetically."""
         self.n_runs += 1
+        self.threads.add(threading.get_ident())
         outputs: Inputs = self._run(**inputs)
         return outputs
 
@@ -102,6 +108,28 @@ def test_it_is_used_wherever_a_runtime_is_named(bench: type[Bench], tmp_path: Pa
     assert [session.n_closed for session in bench.sessions] == [1, 1]
     with pytest.raises(RuntimeError, match="its session was closed"):
         model.run(SAMPLE)
+
+
+@pytest.mark.parametrize("others", [["xnnpack"], ["pi"], ["builtin", "pi"]])
+def test_runtimes_that_agree_are_opened_once(
+    bench: type[Bench], others: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All samples run in one session a runtime, in the caller's thread; targets have a pool."""
+    opened: list[str] = []
+
+    class Noting(Runner):
+        def __init__(self, opening: Opening, *rest: Any) -> None:
+            opened.append(opening.runtime)
+            super().__init__(opening, *rest)
+
+    monkeypatch.setattr("pytest_edgeq.runtimes.edge.Runner", Noting)
+    maker = Edgeq(runtimes={"bench": bench}, targets={"pi": [sys.executable]}, target_timeout=60)
+    assert_runtimes_agree(maker.load(PATH), [SAMPLE] * 20, 0, runtimes=(*others, "bench"))
+    maker.close()
+    assert sorted(opened) == sorted([*others, "bench"])
+    (session,) = bench.sessions
+    assert (session.n_runs, session.n_closed) == (20, 1)
+    assert session.threads == {threading.get_ident()}
 
 
 def test_a_file_in_memory_has_a_path(bench: type[Bench], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Running files: output order, shapes, one interpreter a runtime, and refusals that name the op."""
+"""Running files: output order, shapes, and refusals that name the op."""
 
 from __future__ import annotations
 

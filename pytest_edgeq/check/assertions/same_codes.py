@@ -27,6 +27,9 @@ from pytest_edgeq.tflite.subgraph import SignatureTensor, Tensor
 
 Array = npt.NDArray[Any]
 
+# A sample, its inputs as codes by name, and the codes of some runtimes.
+_Run = tuple[Sample, Mapping[str, Array], dict[str, Sequence[Array]]]
+
 
 def assert_runtimes_agree(
     model: Model,
@@ -114,17 +117,27 @@ def _run_all(
     edge: EdgeFile, names: Sequence[str], inputs: Sequence[str], samples: Iterator[Sample]
 ) -> Iterator[tuple[Sample, dict[str, Sequence[Array]]]]:
     """Yield each sample with every runtime's codes; several samples are in flight to targets."""
+    targets = [name for name in names if edge.runtimes.target_of(name) is not None]
+    pooled = [] if edge.is_stateful else targets
+    here = [name for name in names if name not in pooled]
+    for name in pooled:
+        edge.runner(name)  # opened in this thread
 
-    def run(edge: EdgeFile, sample: Sample) -> tuple[Sample, dict[str, Sequence[Array]]]:
-        encoded = edge.encode(inputs, sample.arrays())
-        return sample, {name: edge.runner(name).run(encoded) for name in names}
+    def encode_and_run() -> Iterator[_Run]:
+        for given in samples:
+            sample = given.clone() if pooled else given  # a loader may reuse its memory
+            encoded = edge.encode(inputs, sample.arrays())
+            yield sample, encoded, {name: edge.runner(name).run(encoded) for name in here}
 
-    if edge.is_stateful or all(edge.runtimes.target_of(name) is None for name in names):
-        for sample in samples:
-            yield run(edge, sample)
-        return
-    copies = (sample.clone() for sample in samples)  # a loader may reuse its memory
-    yield from in_order(copies, edge.clone, run, MOST_AHEAD)
+    def complete(edge: EdgeFile, run: _Run) -> tuple[Sample, dict[str, Sequence[Array]]]:
+        sample, encoded, codes = run
+        return sample, codes | {name: edge.runner(name).run(encoded) for name in pooled}
+
+    runs = encode_and_run()  # by `in_order` in this thread
+    if pooled:
+        yield from in_order(runs, lambda: edge, complete, MOST_AHEAD * len(pooled))
+    else:
+        yield from ((sample, codes) for sample, _, codes in runs)
 
 
 @dataclass(slots=True)

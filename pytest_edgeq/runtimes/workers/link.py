@@ -201,7 +201,7 @@ class Link:
             del pieces
             head, rest = self._result(number, seconds)
         except LinkError:
-            raise
+            raise  # not by `_ended`: a process that `close` waits for may end by itself
         except BaseException:
             # Half of a message may stand in the pipes.
             self._ended("lost", "an interrupt of this process")
