@@ -31,6 +31,12 @@ def overshoot(evidence: Diagnostics) -> float:
     return max(greatest - high, low - least, 0.0) / (high - low)
 
 
+def fill(evidence: Diagnostics) -> float:
+    """Return the width of torch's values over the range's; 0 if unknown."""
+    spans = _span(evidence)
+    return 0.0 if spans is None else spans[1] / spans[0]
+
+
 def _span(evidence: Diagnostics) -> tuple[float, float] | None:
     """Return the widths of the range and of torch's values; None if degenerate."""
     if evidence.reach is None or evidence.reference is None:

@@ -143,7 +143,7 @@ class Calibration(NamedTuple):
             "with those of the evaluated samples, which may be preprocessed otherwise"
         )
 
-    def too_narrow(self) -> Reason:
+    def too_narrow(self, *, on_more: bool = False) -> Reason:
         """Return the cause of a range that clips values, or the calibration that fixes it."""
         if self.is_own:
             changed = (
@@ -152,9 +152,10 @@ class Calibration(NamedTuple):
             )
             own = f"the file was calibrated on {self._samples}, so others will not widen it"
             return Reason((f"{own}: {changed if self.averages else _CHANGED}",))
+        more = ", and on more" if on_more else ""
         averages = f"; a recipe {_AVERAGES}" if self.averages else ""
         return Reason(
-            fix=f"calibrate with samples like those evaluated, preprocessed alike{averages}"
+            fix=f"calibrate with samples like those evaluated, preprocessed alike{more}{averages}"
         )
 
     @property

@@ -22,9 +22,12 @@ from fixtures.models import (
     seeded,
 )
 from pytest_edgeq import Edgeq, QuantizedModel, assert_accuracy_drop
+from pytest_edgeq.check.assertions.drop_error import drop_error
+from pytest_edgeq.check.assertions.scoring import Scores
 from pytest_edgeq.compare.failed_samples import attached_samples
 from pytest_edgeq.errors import findings_of
 from pytest_edgeq.numerics.findings import NONFINITE
+from pytest_edgeq.numerics.paired import Bounds, Resampled
 from tests.assertions.conftest import labelled
 
 
@@ -195,6 +198,17 @@ def test_texts(
     golden(
         name, lambda: assert_accuracy_drop(doubled, _inputs(len(rows)), _script(*rows), max_drop)
     )
+
+
+def test_text_of_a_drop_without_an_upper_bound(golden: Any) -> None:
+    """The golden text names no limit: too many resamples have no score."""
+    evidence = Resampled(20, 0.3, Bounds(0.2, math.inf), per_sample=0.1)
+    scores = Scores("MyMetric", 0.9, 0.6, evidence, True, (), "paired bootstrap, 200 resamples")
+
+    def fail() -> None:
+        raise drop_error(scores, 0.01, 20)
+
+    golden("accuracy_no_upper_bound", fail)
 
 
 def test_what_is_advised_passes(doubled: QuantizedModel) -> None:

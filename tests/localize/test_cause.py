@@ -13,6 +13,7 @@ from pytest_edgeq.localize.mistakes import lossy
 from pytest_edgeq.localize.rows import Diagnostics, LayerErrors
 from pytest_edgeq.numerics.checks import Calibration
 from pytest_edgeq.numerics.findings import (
+    ACCUMULATED_LOSS,
     CLIPPED_INPUT,
     WRONG_QPARAMS,
     WRONG_RESULT,
@@ -295,11 +296,51 @@ def test_what_ails_all_layers(evidence: dict[str, Any], sentence: str) -> None:
     assert errors.cause == f"no single layer: {sentence}"
 
 
+BEYOND = {"reference": (-12.8, 20.0), "beyond": (0.0, 0.02)}
+"""By 0.29 of the range's width, in 2 % of the values."""
+
+
+def test_many_ranges_that_are_too_narrow_are_told_together() -> None:
+    """One in eight is no chance; one alone is, and few ranges tell nothing."""
+    errors = judged({}, {i: BEYOND for i in (1, 4)}, n=16)
+    assert errors.culprit is None
+    assert errors.cause == (
+        "no single layer: 2 of 16 ranges are too narrow (values span 1.3 × as much, in the median "
+        "of these); calibrate with samples like those evaluated, preprocessed alike, and on more"
+    )
+    loaded = judged({}, {i: BEYOND | {"averaged": 4} for i in (1, 4)}, n=16)
+    assert loaded.cause == errors.cause  # it may be of any tool
+    of_recipe = {"averaged": 4, "calibration": Calibration(averages=True)}
+    averaged = judged({}, {i: BEYOND | of_recipe for i in (1, 4)}, n=16)
+    assert averaged.cause.startswith(f"{errors.cause}; a recipe averages the ranges")
+    for few in (
+        judged({}, {4: BEYOND}),
+        judged({}, {i: BEYOND for i in (1, 4)}, n=17),
+        judged({}, {i: BEYOND for i in (0, 1)}, n=4),
+    ):
+        assert few.finding.kind == ACCUMULATED_LOSS
+
+
+def test_ranges_that_are_half_empty_are_told_together() -> None:
+    """The emptiest is none to blame then; where others are full, it is."""
+    quiet = {i: {"reference": (-2.0, 2.5)} for i in range(8)}
+    wide = {4: {"codes": (-10, 12), "reference": (-1.0, 1.2)}}
+    lost = {4: {"local_sqnr_db": 20.0}}
+    for errors in (judged({}, quiet), judged(lost, quiet | wide)):
+        assert errors.culprit is None
+        assert errors.cause == (
+            f"no single layer: values fill 18 % of their ranges, in the median of 8; {TOO_WIDE}"
+        )
+    alone = judged(lost, wide)
+    assert alone.culprit is not None
+    assert " is too wide: 23 of 256 levels are used" in alone.cause
+    other = judged({4: {"excess_lsb": 40.0}}, quiet)
+    assert other.culprit is not None
+
+
 def test_a_loss_beyond_the_range_is_told_as_that() -> None:
     """Though fewer values lie there than chance explains; others of its kind lose far less."""
-    errors = judged(
-        {4: {"local_sqnr_db": 20.0}}, {4: {"reference": (-12.8, 20.0), "beyond": (0.0, 0.02)}}
-    )
+    errors = judged({4: {"local_sqnr_db": 20.0}}, {4: BEYOND})
     assert errors.cause == (
         "CONV_2D #4 (layer4): its range [−12.8, 12.7] is too narrow: 2 % of torch's values lie "
         "beyond; 20.0 dB locally, where the median of 8 CONV_2D "

@@ -25,7 +25,7 @@ def drop_error(scores: Scores, limit: float, n_samples: int) -> AssertionError:
             "does not explain it."
         )
         fix = "edgeq.compare(model, samples) says which stage of the flow loses it"
-        command = f"{least}, the least that these {items} support"
+        command = f"{least}, the least that these {items} support" if least else ""
     elif not least:
         cause = f"{n} are so few that {scores.name} has no score where they are drawn anew."
         fix = "give more, of every class"
