@@ -189,11 +189,14 @@ class StageAccumulator:
     Collects the errors of one stage, sample by sample.
 
     Raises:
-        ValueError: two outputs have the same name, as they may in a file without signatures.
+        ValueError: there is no output, or two have the same name, as they may in a file without
+            signatures.
     """
 
     def __init__(self, outputs: Sequence[IOSpec]) -> None:
         names = [spec.name for spec in outputs]
+        if not names:
+            raise ValueError("no outputs: there is nothing to measure")
         if len(set(names)) < len(names):
             raise ValueError(f"output names must differ, got {', '.join(map(repr, names))}")
         self.n_samples = 0

@@ -30,7 +30,7 @@ class SampleLedger:
     def __init__(self) -> None:
         self._digests: set[bytes] = set()
         self._repeated: set[bytes] = set()
-        self._recurs = False
+        self._recurs = True
         self.n_added = 0
 
     def add(self, arrays: Iterable[Array]) -> None:
@@ -42,7 +42,7 @@ class SampleLedger:
         self._digests.add(digest)
         self.n_added += 1
         is_whole = all(array.dtype.kind in "biu" for array in known)
-        self._recurs = is_whole and sum(array.size for array in known) <= _FEW_NUMBERS
+        self._recurs &= is_whole and sum(array.size for array in known) <= _FEW_NUMBERS
 
     @property
     def chance(self) -> float:
@@ -52,7 +52,7 @@ class SampleLedger:
         It is that of the known ones that were met more than once (Good, The population frequencies
         of species, 1953), one more and three standard deviations of their number counted as such.
         """
-        if not self._recurs:
+        if not self._recurs or not self.n_added:
             return 0.0
         repeats = self.n_added - len(self._digests) + len(self._repeated) + 1
         return min(1.0, (repeats + _SIGMAS * math.sqrt(repeats)) / (self.n_added + 1))

@@ -85,6 +85,17 @@ def test_samples_that_a_full_disk_refuses_stay_in_memory(
     assert "No space left" in told[0]
 
 
+def test_arrays_of_negative_strides_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the file as arrays with the same values, such as images whose channels are reversed."""
+    monkeypatch.setattr(sample_replay, "_IN_MEMORY", 0)
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    given = [array[::-1], array[:, ::-1]]
+    samples = Recording(("main", Sample((each,), {})) for each in given)
+    for (_, copy), each in zip(spooled(samples, pytest.fail), given, strict=True):
+        assert isinstance(copy.args[0], np.ndarray)
+        np.testing.assert_array_equal(copy.args[0], each)
+
+
 def _samples() -> Iterator[Sample]:
     for number in range(2):
         yield Sample((torch.full((2,), float(number)),), {})

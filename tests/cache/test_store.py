@@ -196,6 +196,17 @@ def _written_until_full(store: Store, limit: int) -> None:
         assert size_of(store.directory)[1] <= limit
 
 
+def test_a_clock_that_was_wrong_protects_no_entry(tmp_path: Path, said: list[str]) -> None:
+    """Entries dated over an hour ahead are evicted first; smaller clock differences are ignored."""
+    store = Store(tmp_path, said.append, limit=4000)
+    for name, seconds in (("far", 10**9), ("near", 600)):
+        store.write("convert", name, {"x": bytes(1000)})
+        os.utime(tmp_path / "convert" / f"{name}.entry", (time.time() + seconds,) * 2)
+    _written_until_full(store, 4000)
+
+    assert store.keys("convert", "") == ["near", "new6", "new7"]
+
+
 def test_an_entry_that_cannot_be_deleted_stops_nothing(
     tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

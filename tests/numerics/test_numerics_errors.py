@@ -145,6 +145,12 @@ def test_outputs_of_one_name_are_refused() -> None:
         StageAccumulator([IOSpec("a"), IOSpec("a")])
 
 
+def test_a_stage_without_outputs_is_refused() -> None:
+    """No sample could have a least SQNR, and the stage no errors."""
+    with pytest.raises(ValueError, match="no outputs: there is nothing to measure"):
+        StageAccumulator([])
+
+
 def test_dtypes_without_an_order_are_refused() -> None:
     """Complex or text outputs have no error in this sense."""
     stage = StageAccumulator([IOSpec("a")])

@@ -392,6 +392,17 @@ def test_nothing_meets_by_chance_that_has_room(
     assert overlap_finding(1, 8, chance=ledger.chance) is not None
 
 
+@pytest.mark.parametrize("is_last", [True, False])
+def test_one_sample_that_has_room_decides_that_nothing_meets_by_chance(is_last: bool) -> None:
+    """Wherever it stands among samples of few whole numbers; no sample meets an empty ledger."""
+    ledger = SampleLedger()
+    assert ledger.chance == 0
+    ids, tokens = [np.array([7])], [np.arange(16)]
+    for arrays in (ids, ids, tokens) if is_last else (tokens, ids, ids):
+        ledger.add(arrays)
+    assert ledger.chance == 0
+
+
 def normal(n: int, scale: float, seed: int = 0) -> np.ndarray:
     """Return values of this standard deviation."""
     return np.random.default_rng(seed).normal(0, scale, n).astype(np.float32)

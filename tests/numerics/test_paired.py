@@ -15,6 +15,7 @@ from pytest_edgeq.numerics.paired import (
     Resampled,
     RightWrong,
     acceleration_of_mean,
+    binomial_bounds,
     bootstrap_bounds,
     mcnemar_p,
     resampled_means,
@@ -28,6 +29,15 @@ def test_mcnemar_by_hand() -> None:
     assert mcnemar_p(1, 5) == pytest.approx(14 / 64, rel=1e-12)
     assert mcnemar_p(0, 0) == mcnemar_p(7, 7) == 1.0
     assert 0 < mcnemar_p(2000, 2200) < 0.01
+
+
+@given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_binomial_bounds_are_clopper_and_pearsons(count: tuple[int, int]) -> None:
+    """As scipy's test gives them: an exact interval of 90 % has 95 % on each side."""
+    low, high = binomial_bounds(*count)
+    expected = stats.binomtest(*count).proportion_ci(0.90, method="exact")
+    assert low == pytest.approx(expected.low, rel=1e-8, abs=1e-15)
+    assert high == pytest.approx(expected.high, rel=1e-8)
 
 
 @pytest.mark.parametrize("n", [1, 10, 299, 100_000])

@@ -6,7 +6,9 @@ import contextlib
 import functools
 import itertools
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +36,7 @@ from pytest_edgeq.quantize.recipe import scoped_ops
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.ops import QDQ
 from tests.quantize import making
+from tests.waiting import SECONDS
 
 Rules = list[dict[str, Any]]
 
@@ -639,3 +642,58 @@ def test_no_progress_bar_is_drawn(capfd: pytest.CaptureFixture[str]) -> None:
         assert [bar in each.err for each in told] == [False, True]
     assert [each.out for each in told] == ["", ""]
     assert "it/s" not in told[0].err
+
+
+def _calibrated(inputs: Iterator[float]) -> float:
+    """Calibrate a small file with arrays of each value, and return the greatest of its input."""
+    arrays = ({"x": np.full((1, 4), value, np.float32)} for value in inputs)
+    content = chain(("TANH", "x", "y"), inputs="x", outputs="y", key=litert.SIGNATURE)
+    rules = litert.load_recipe("recipe_static_wi8_ai8")
+    ranges = litert.calibrate_recipe(content, rules, {litert.SIGNATURE: arrays}, threads=1)
+    assert ranges is not None
+    return float(ranges["x"]["max"].item())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_calibration_within_another_keeps_its_ranges(fails: bool) -> None:
+    """As where samples come from another quantized model, which may lack its own."""
+
+    def inner() -> Iterator[float]:
+        yield 1000
+        if fails:
+            raise FileNotFoundError
+        yield 1000
+
+    def outer() -> Iterator[float]:
+        yield 0.5
+        with contextlib.suppress(FileNotFoundError):
+            assert _calibrated(inner()) == 1000
+        yield 0.5
+
+    assert _calibrated(outer()) == 0.5
+    assert not recipes._running
+
+
+def test_calibrations_of_two_threads_keep_their_ranges() -> None:
+    """The second begins before a sample of the first, and ends after it."""
+    goes, waits = threading.Semaphore(0), threading.Semaphore(0)
+
+    def second() -> Iterator[float]:
+        for _ in range(2):
+            waits.release()
+            assert goes.acquire(timeout=SECONDS)
+            yield 1000
+
+    def first() -> Iterator[float]:
+        begun.append(pool.submit(_calibrated, second()))
+        assert waits.acquire(timeout=SECONDS)
+        yield 0.5
+        goes.release()
+        assert waits.acquire(timeout=SECONDS)
+        yield 0.5
+
+    begun: list[Future[float]] = []
+    with ThreadPoolExecutor(1) as pool:
+        greatest = _calibrated(first())
+        goes.release()
+        assert (greatest, begun[0].result(SECONDS)) == (0.5, 1000)

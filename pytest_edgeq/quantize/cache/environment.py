@@ -21,7 +21,7 @@ from pytest_edgeq.runtimes.process_state import cpu_model
 
 _DISTRIBUTIONS: Final = (
     *("absl-py", "flatbuffers", "immutabledict", "mpmath", "networkx", "opt-einsum", "scipy"),
-    *("sympy", "torch", "torchao", "litert-torch", "ai-edge-torch", "litert-converter"),
+    *("sympy", "torch", "torchao", "litert-torch", "litert-converter"),
     *("ai-edge-litert", "ai-edge-quantizer", "litert-quantizer", "jax", "jaxlib", "xdsl"),
     *("ml-dtypes", "numpy"),
 )

@@ -83,10 +83,17 @@ def test_a_python_without_the_packages() -> None:
     assert "pip install ai-edge-litert numpy" in told.splitlines()[-1]
 
 
-def test_garbage_that_begins_like_a_frame() -> None:
-    """A damaged frame is no answer."""
-    frame = "EDGQ" + "\\0" * 7 + "\\2" + "x" * 32 + "{}"
-    assert "a frame whose hash is another" in _start(_shell(f"printf '{frame}'; sleep 5"))
+@pytest.mark.parametrize(
+    ("frame", "told"),
+    [
+        ("EDGQ" + "\\0" * 7 + "\\2" + "x" * 32 + "{}", "a frame whose hash is another"),
+        ("EDGQ" + "\\177" * 8 + "x" * 32, f"a frame of {0x7F7F7F7F7F7F7F7F} bytes"),
+    ],
+    ids=["another hash", "too long"],
+)
+def test_garbage_that_begins_like_a_frame(frame: str, told: str) -> None:
+    """A damaged frame is no answer, and no memory is taken for one of any length."""
+    assert told in _start(_shell(f"printf '{frame}'; sleep 5"))
 
 
 def test_a_command_that_did_not_start_is_not_tried_again(tmp_path: Path) -> None:
