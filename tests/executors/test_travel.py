@@ -194,6 +194,9 @@ def test_a_model_is_opened_once(quantized: QuantizedModel, given: list[Any]) -> 
             return super().submit(fn, *args, **kwargs)
 
     executor = Noting(1)
+    # In this process the first unpickling interns names of the class, which changes its pickle.
+    session.compare(loaded, given[:2], executor=executor)
+    keys.clear()
     for _ in range(2):
         session.compare(loaded, given[:2], executor=executor)
     assert len(set(keys)) == 1
