@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 
 import psutil
@@ -116,7 +117,9 @@ def _next_run_is_right(project: Project, scheme: str, *options: str) -> None:
     code, text = project.run(scheme, *options)
     assert code == 0, text
     assert set(project.schemes().values()) == {scheme}
-    assert project.other_files() == []
+    # What a killed write has left goes an hour later.
+    left = [name for name in project.other_files() if not fnmatch(name, ".edgeq-*.tmp")]
+    assert left == []
     code, text = project.run(scheme)
     assert code == 0, text
 
