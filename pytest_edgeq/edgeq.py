@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.numerics.budget import Budget
     from pytest_edgeq.numerics.comparison import Comparison
     from pytest_edgeq.progress import Progress
+    from pytest_edgeq.quantize.cache.conversions import ConversionCache
     from pytest_edgeq.quantize.cache.directory import CacheLog
     from pytest_edgeq.report.journal import Journal
     from pytest_edgeq.runtimes.registry import Runtimes
@@ -108,9 +109,8 @@ class Edgeq:
         with naming_missing_libraries():
             from pytest_edgeq.compare.executors.session_executor import SessionExecutor
             from pytest_edgeq.progress import Progress
-            from pytest_edgeq.quantize.cache.conversions import ConversionCache
             from pytest_edgeq.quantize.cache.directory import CacheLog, Store
-            from pytest_edgeq.quantize.request import Session
+            from pytest_edgeq.quantize.session import Session
             from pytest_edgeq.runtimes.registry import Runtimes
             from pytest_edgeq.runtimes.workers.policy import Isolation
             from pytest_edgeq.runtimes.workers.target import make_targets
@@ -161,7 +161,12 @@ class Edgeq:
             note=log.note,
         )
         runtimes = runtimes.isolated(isolation)
-        conversions = ConversionCache(store, log.note, refresh=refresh, seed=seed)
+
+        def open_cache() -> ConversionCache:
+            from pytest_edgeq.quantize.cache.conversions import ConversionCache
+
+            return ConversionCache(store, log.note, refresh=refresh, seed=seed)
+
         self._note = log.note
         self._session = Session(
             tell,
@@ -170,7 +175,7 @@ class Edgeq:
             directory,
             runtimes,
             localize_timeout,
-            conversions,
+            open_cache,
             Progress() if progress is None else progress,
             isolation.native,
             SessionExecutor(executor),

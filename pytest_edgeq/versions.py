@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.metadata
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,6 +43,12 @@ def version_of(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def loaded_torch() -> Any:
+    """Return torch, or None where nothing has imported it: then no object is a module of it."""
+    # The import waits for another thread that is in the middle of it.
+    return None if sys.modules.get("torch") is None else importlib.import_module("torch")
 
 
 def producer() -> dict[str, str | None]:
@@ -85,14 +93,16 @@ def requirement(distribution: str) -> str:
     return distribution
 
 
-_PACKAGES = frozenset(
+_PLAIN = frozenset({"ai_edge_litert", "cloudpickle", "filelock", "flatbuffers", "numpy", "scipy"})
+"""Packages of the plain install; distributions have hyphens in their names instead."""
+
+_CONVERTING = frozenset(
     {
-        *("ai_edge_litert", "ai_edge_quantizer", "filelock", "flatbuffers", "jax", "jaxlib"),
-        *("cloudpickle", "litert_converter", "litert_torch", "ml_dtypes", "numpy"),
-        *("torch", "torchao"),
+        *("torch", "torchao", "litert_torch", "litert_converter", "ai_edge_quantizer"),
+        *("litert_quantizer", "jax", "jaxlib", "ml_dtypes"),
     }
 )
-"""Packages that pytest-edgeq and the converter import; distributions have hyphens instead."""
+"""Packages of the extra `convert`."""
 
 
 @contextlib.contextmanager
@@ -107,12 +117,14 @@ def naming_missing_libraries() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in _PACKAGES:
+        if package not in _PLAIN | _CONVERTING:
             raise
         distribution = package.replace("_", "-")
+        is_plain = package in _PLAIN
+        wanted = requirement(distribution) if is_plain else "pytest-edgeq[convert]"
         text = (
             f"pytest-edgeq needs {distribution}, and the package {package} cannot be imported: "
-            f"pip install '{requirement(distribution)}'"
+            f"pip install '{wanted}'"
         )
         raise ModuleNotFoundError(text, name=error.name) from error
 

@@ -14,7 +14,8 @@ from pytest_edgeq.quantize.conversion_refusals import refusal
 from pytest_edgeq.versions import naming_missing_libraries, requirement, untried
 
 _FILE = next(Path(fixtures.tflite.__path__[0]).rglob("*.tflite"))
-_USES = {"torch": "Edgeq()", "ai_edge_litert": f"Edgeq().load({str(_FILE)!r})"}
+_INSTALLS = {"torch": "pytest-edgeq[convert]'"}
+_USES = {"torch": "Edgeq().quantize(None, ())", "ai_edge_litert": f"Edgeq().load({str(_FILE)!r})"}
 
 
 @pytest.mark.parametrize("package", _USES)
@@ -32,7 +33,7 @@ def test_the_distribution_and_the_command_are_named(package: str) -> None:
     last = result.stderr.strip().splitlines()[-1]
     assert last.startswith(
         f"ModuleNotFoundError: pytest-edgeq needs {distribution}, and the package {package} cannot "
-        f"be imported: pip install '{distribution}"
+        f"be imported: pip install '{_INSTALLS.get(package, distribution)}"
     )
 
 

@@ -9,6 +9,7 @@ from pytest_edgeq.numerics.samples import SampleLedger
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Tensor
+from pytest_edgeq.versions import loaded_torch
 
 
 def build_of(
@@ -48,12 +49,11 @@ def build_of(
 
 
 def _weights_digest(reference: object) -> str:
-    import torch
-
+    torch = loaded_torch()
+    if torch is None or not isinstance(reference, torch.nn.Module):
+        return ""
     from pytest_edgeq.litert.digest import UnhashableError, digest_of
 
-    if not isinstance(reference, torch.nn.Module):
-        return ""
     try:
         return digest_of(dict(reference.state_dict()))
     except UnhashableError:

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pytest_edgeq.versions import loaded_torch
+
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -37,9 +39,11 @@ def available_cores() -> int:
 
 @contextlib.contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Limit torch's operators to a number of threads."""
-    import torch
-
+    """Limit torch's operators to a number of threads; of no effect where torch is not loaded."""
+    torch = loaded_torch()
+    if torch is None:
+        yield
+        return
     before = torch.get_num_threads()
     torch.set_num_threads(min(count, before))
     try:
@@ -125,11 +129,12 @@ def in_order(
 
 
 def torch_pool(count: int) -> ThreadPoolExecutor:
-    """Return a pool in which torch runs each operator on one thread."""
+    """Return a pool in which torch, where it is loaded, runs each operator on one thread."""
     from concurrent.futures import ThreadPoolExecutor
 
-    import torch
-
+    torch = loaded_torch()
+    if torch is None:
+        return ThreadPoolExecutor(count)
     return ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
 
 

@@ -23,6 +23,7 @@ from pytest_edgeq.compare.foreign import (
 from pytest_edgeq.compare.samples import Sample, as_array, is_tensor
 from pytest_edgeq.names import printable, readable
 from pytest_edgeq.tflite.modules import ModuleNode, ModuleTree
+from pytest_edgeq.versions import loaded_torch
 
 if TYPE_CHECKING:
     import torch
@@ -43,9 +44,7 @@ def call_reference(
 
 def call_unflattened(reference: Callable[..., Any], sample: Sample) -> Any:
     """Call as `call_reference`, and return the outputs as the reference nests them."""
-    import torch
-
-    with torch.no_grad():
+    with no_grad():
         if torch_module(reference) is not None:
             args, kwargs = _copied(sample, as_tensor)
             return reference(*args, **kwargs)
@@ -88,8 +87,9 @@ def _call_plain(reference: Callable[..., Any], sample: Sample) -> Any:
 
 def torch_module(reference: object) -> torch.nn.Module | None:
     """Return the torch module that a reference calls, or None."""
-    import torch
-
+    torch = loaded_torch()
+    if torch is None:
+        return None
     while isinstance(reference, functools.partial):
         reference = reference.func
     owner = getattr(reference, "__self__", None)
@@ -98,11 +98,15 @@ def torch_module(reference: object) -> torch.nn.Module | None:
     return module if isinstance(module, torch.nn.Module) and not is_keras(module) else None
 
 
+def no_grad() -> contextlib.AbstractContextManager[None]:
+    """Record no gradients; of no effect where torch is not loaded."""
+    torch = loaded_torch()
+    return torch.no_grad() if torch else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def undisturbed(reference: Callable[..., Any], name: str) -> Iterator[list[str]]:
     """Run a reference, and restore its buffers; yield a list for the names of changed ones."""
-    import torch
-
     changed: list[str] = []
     if is_keras(reference):
         with _keras_undisturbed(reference, changed):
@@ -123,6 +127,8 @@ def undisturbed(reference: Callable[..., Any], name: str) -> Iterator[list[str]]
     try:
         yield changed
     finally:
+        import torch
+
         with torch.no_grad():
             for key, buffer in owner.named_buffers():
                 if not torch.equal(buffer, before[key]):
@@ -164,14 +170,18 @@ def in_train_mode(model: torch.nn.Module, path: str = "") -> list[str]:
     return [path, *below] if trains else below
 
 
+def graph_module(module: object) -> torch.fx.GraphModule | None:
+    """Return a graph module as it is, None for anything else."""
+    torch = loaded_torch()
+    return module if torch and isinstance(module, torch.fx.GraphModule) else None
+
+
 def is_exported(module: object) -> bool:
     """Return whether torch.export made the module; PT2E's graphs are exported, too."""
-    from torch.fx import GraphModule
-
-    if not isinstance(module, GraphModule):
+    if (graph := graph_module(module)) is None:
         return False
     # A graph from the conversion cache has the second alone.
-    return any("val" in n.meta or "torch_fn" in n.meta for n in module.graph.nodes)
+    return any("val" in n.meta or "torch_fn" in n.meta for n in graph.graph.nodes)
 
 
 def _graph_trains(module: Any) -> bool:
@@ -333,9 +343,8 @@ def name_of(reference: Callable[..., Any] | None) -> str:
 
 def as_module(model: Any) -> Any:
     """Return the graph module of an exported program; anything else unchanged."""
-    import torch
-
-    if not isinstance(model, torch.export.ExportedProgram):
+    torch = loaded_torch()
+    if torch is None or not isinstance(model, torch.export.ExportedProgram):
         return model
     with warnings.catch_warnings():
         # torch 2.13 warns of its own use of LeafSpec.

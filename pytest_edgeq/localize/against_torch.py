@@ -6,22 +6,18 @@ If they differ, tensors of the float form that equal a torch tensor bound the wr
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from pytest_edgeq import litert
 from pytest_edgeq.compare.measurement import Arrays
-from pytest_edgeq.compare.reference import as_tensor, call_reference, in_file_order, torch_module
+from pytest_edgeq.compare.reference import call_reference, in_file_order, torch_module
 from pytest_edgeq.localize.execution import kept_outputs
 from pytest_edgeq.localize.float_forms import Forms, axis_orders
 from pytest_edgeq.localize.measured import Codes, code_limits
@@ -526,23 +522,14 @@ class AgainstTorch:
 
     def _run_in_float64(self, sample: Sample) -> Sequence[Array] | None:
         """Return the outputs of the reference in float64; None if it fails."""
-        clone = sample.clone()
-        double = type(sample)(
-            tuple(_to_float64(each) for each in clone.args),
-            {name: _to_float64(each) for name, each in clone.kwargs.items()},
-        )
-        # A forward may create float32 tensors; in its graph such dtypes are replaced.
-        for is_graph in (False, True):
-            reference = _graph_of(self._reference, sample) if is_graph else self._reference
-            module = _float64_copy(reference)
-            try:
-                with litert.quiet():
-                    outputs = None if module is None else call_reference(module, double)
-            except Exception:  # torch raises errors of any type
-                continue
-            if outputs is not None:
-                return in_file_order(outputs, self._wanted, self._quantized.name)
-        return None
+        if torch_module(self._reference) is None:
+            return None
+        from pytest_edgeq.compare.torch_graphs import run_in_float64
+
+        outputs = run_in_float64(self._reference, sample)
+        if outputs is None:
+            return None
+        return in_file_order(outputs, self._wanted, self._quantized.name)
 
     def _locate(
         self, sample: Sample, expected: _TorchOutputs, divergence: Divergence
@@ -558,13 +545,13 @@ class AgainstTorch:
         if repaired is not None:
             how = "; it does with this op as the reference converts to it"
             return dataclasses.replace(divergence, op=repaired, how=how)
-        graph = _graph_of(self._reference, sample)
-        if graph is None:
+        if torch_module(self._reference) is None:
             return divergence
-        recorder = _Recorder(graph)
-        with torch.no_grad():
-            recorder.run_all(*_inputs_of(sample))
-        known = recorder.values
+        from pytest_edgeq.compare.torch_graphs import recorded
+
+        known = recorded(self._reference, sample)
+        if known is None:
+            return divergence
         converted = [] if as_converted is None else self._values_as_converted(as_converted)
         known += converted
         same = self._same_as_partners(as_converted)
@@ -717,30 +704,6 @@ def _is_moved(made: Array, wanted: Array) -> bool:
     return not bool(same.all())
 
 
-def _float64_copy(reference: Callable[..., Any] | None) -> torch.nn.Module | None:
-    """Return a float64 copy of a module; None if it cannot be copied."""
-    if not isinstance(reference, torch.nn.Module):
-        return None
-    try:
-        with litert.quiet():  # torch 2.13 warns of its own use of LeafSpec
-            double = copy.deepcopy(reference).double()
-    except Exception:  # attributes may fail to copy; float32 is used then
-        return None
-    if isinstance(double, torch.fx.GraphModule):
-        for node in double.graph.nodes:
-            node.args, node.kwargs = torch.fx.node.map_aggregate(
-                (node.args, node.kwargs),
-                lambda each: torch.float64 if each is torch.float32 else each,
-            )
-        double.recompile()
-    return double
-
-
-def _to_float64(value: Any) -> Any:
-    tensor = as_tensor(value)
-    return tensor.double() if tensor.is_floating_point() else tensor
-
-
 def _is_within(moves: Moves, output: int, group: Sequence[int], distance: _OutputDistance) -> bool:
     """Whether float32 and the rounding of constants explain a distance."""
     float32 = distance.allowed * math.sqrt(distance.count)
@@ -778,29 +741,6 @@ def _backward_slice(subgraph: Subgraph, last: int, equal: set[int]) -> set[int]:
     return found
 
 
-def _inputs_of(sample: Sample) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-    # Copies, since torch.export merges two inputs that are the same tensor.
-    args = tuple(as_tensor(each).clone() for each in sample.args)
-    return args, {name: as_tensor(each).clone() for name, each in sample.kwargs.items()}
-
-
-def _graph_of(reference: Callable[..., Any] | None, sample: Sample) -> torch.fx.GraphModule | None:
-    """Return torch's graph; None if torch cannot export it."""
-    module = torch_module(reference)
-    if module is None or isinstance(module, torch.fx.GraphModule):
-        return module
-    args, kwargs = _inputs_of(sample)
-    try:
-        with litert.quiet(), warnings.catch_warnings():
-            # Recurrent layers warn of weights that they look up; the parameters are exported.
-            warnings.filterwarnings("ignore", "The tensor attributes? .*_flat_weights", UserWarning)
-            graph = torch.export.export(module, args, kwargs, strict=False).module()
-    except Exception:  # torch.export raises errors of any type
-        return None
-    assert isinstance(graph, torch.fx.GraphModule), "torch.export gives graph modules"
-    return graph
-
-
 def _is_among(made: Array, values: Sequence[Array]) -> bool:
     """Whether one of these has a tensor's values, in any order of its axes."""
     if made.dtype.kind != "f" or not made.size:
@@ -808,37 +748,6 @@ def _is_among(made: Array, values: Sequence[Array]) -> bool:
     wanted = made.astype(np.float64).reshape(-1)
     near = _EQUAL * peak_of(wanted)
     return any(each.size == made.size and _same(each, wanted, near) for each in values)
-
-
-class _Recorder(torch.fx.Interpreter):
-    """Records every tensor that a graph computes."""
-
-    def __init__(self, graph: torch.nn.Module) -> None:
-        assert isinstance(graph, torch.fx.GraphModule), "exported"
-        super().__init__(graph)
-        self.values: list[Array] = []
-
-    def run_all(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Run the graph on the arguments of its forward."""
-        names = [node.name for node in self.graph.nodes if node.op == "placeholder"][len(args) :]
-        known = set(names) == set(kwargs)
-        values = [kwargs[name] for name in names] if known else list(kwargs.values())
-        self.run(*args, *values, enable_io_processing=False)
-
-    def run_node(self, n: torch.fx.Node) -> Any:
-        """Run one node and record its output tensors."""
-        made = super().run_node(n)
-        for value in _tensors(made) if n.op in ("call_function", "placeholder") else ():
-            self.values.append(value.detach().to(torch.float64).numpy().copy())
-        return made
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _tensors(each)
 
 
 def _same(value: Array, wanted: Array, near: float) -> bool:

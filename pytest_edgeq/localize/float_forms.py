@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from pytest_edgeq import litert
-from pytest_edgeq.compare.reference import module_tree, quantizes_by_itself, torch_module
+from pytest_edgeq.compare.reference import (
+    graph_module,
+    module_tree,
+    quantizes_by_itself,
+    torch_module,
+)
 from pytest_edgeq.errors import warn_user
 from pytest_edgeq.localize.readers import MASKING
 from pytest_edgeq.localize.structure import ConstantPair, Pairs, Structure, paired
@@ -25,6 +29,8 @@ from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.roles import stored_constant
 
 if TYPE_CHECKING:
+    import torch
+
     from pytest_edgeq.compare.quantized import QuantizedModel
     from pytest_edgeq.compare.samples import Sample
 
@@ -224,8 +230,8 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
     if module is not None:
         floats += [_array(each) for _, each in _tensors(module)]
     candidates = [(each, each) for each in floats]
-    if isinstance(simulated, torch.fx.GraphModule):
-        candidates += [(_array(one), _array(two)) for one, two in litert.constants_of(simulated)]
+    if (graph := graph_module(simulated)) is not None:
+        candidates += [(_array(one), _array(two)) for one, two in litert.constants_of(graph)]
     left = [pair for pair in constants if (pair.op.index, pair.place) not in found]
     found |= nearest_constants(candidates, left)
     if is_whole and not substituted:
@@ -373,7 +379,7 @@ def _named_constants(
     simulated: torch.nn.Module, reference: Callable[..., Any]
 ) -> list[tuple[Array, Array]]:
     """Return torch's constants, as the flow rounded them and as they were."""
-    if not isinstance(reference, torch.nn.Module):
+    if torch_module(reference) is not reference:
         return []
     plain, known = litert.dequantized(simulated), dict(_tensors(reference))
     return [
@@ -389,5 +395,5 @@ def _tensors(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
 
 
 def _array(value: torch.Tensor) -> Array:
-    array: Array = value.detach().to(torch.float64).numpy()
+    array: Array = value.detach().double().numpy()
     return array

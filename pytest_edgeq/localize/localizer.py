@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.compare.executors.worker import unpacked
 from pytest_edgeq.compare.measurement import AVERAGING, Arrays, InputWatches
 from pytest_edgeq.compare.parallel import MOST_WORKERS, begin, in_order, on_one_thread
-from pytest_edgeq.compare.reference import undisturbed
+from pytest_edgeq.compare.reference import graph_module, undisturbed
 from pytest_edgeq.localize.against_torch import AgainstTorch
 from pytest_edgeq.localize.cause import NEAREST, ROUNDED, blame
 from pytest_edgeq.localize.execution import Execution, OpOutput
@@ -294,9 +293,7 @@ class Localizer:
         lowest = self._lows.get(made.op.index, math.inf)
         if lowest > MASKING or not made.value.size or made.op.index in masks:
             return
-        wanted, file = (
-            torch.from_numpy(each.astype(np.float64)) for each in (made.exact, made.value)
-        )
+        wanted, file = (each.astype(np.float64) for each in (made.exact, made.value))
         tensor = self.subgraph.tensors[made.op.outputs[made.place]]
         found = mask_finding(made.op, wanted, file, tensor, lowest)
         if found is not None:
@@ -459,7 +456,7 @@ class Localizer:
         outputs = [(name, index, partners[index]) for name, index in borders if index in partners]
         parts = [self._structure.findings(outputs)]
         simulated = quantized.simulated
-        graph = simulated if isinstance(simulated, torch.fx.GraphModule) else None
+        graph = graph_module(simulated)
         observed = litert.activation_scales(graph) if graph is not None else ()
 
         def rounded() -> list[npt.NDArray[np.floating]]:

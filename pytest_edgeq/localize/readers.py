@@ -6,7 +6,8 @@ import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 
 import numpy as np
-import torch
+import numpy.typing as npt
+from scipy.special import softmax as softmax_of
 
 from pytest_edgeq.localize.measured import Codes, TensorErrors, code_limits
 from pytest_edgeq.numerics.checks import Reason
@@ -33,6 +34,8 @@ from pytest_edgeq.tflite.ops import (
 )
 from pytest_edgeq.tflite.roles import stored_constant
 from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
+
+Floats = npt.NDArray[np.float64]
 
 # Shares of a softmax that vanish in a float32 sum with 1: torch ignores such values.
 _NOTHING = 2.0**-24
@@ -77,7 +80,11 @@ def _masking(whole: Subgraph, index: int) -> Iterator[Op]:
 
 
 def mask_finding(
-    op: Op, wanted: torch.Tensor, file: torch.Tensor, tensor: Tensor, lowest: float
+    op: Op,
+    wanted: Floats,
+    file: Floats,
+    tensor: Tensor,
+    lowest: float,
 ) -> Finding | None:
     """Return a finding on a lost mask, or on one that flattens the scores."""
     # In a fully masked row all shares are equal: −inf results in NaN there.
@@ -89,37 +96,36 @@ def mask_finding(
     return None
 
 
-def _leak_text(wanted: torch.Tensor, file: torch.Tensor) -> str | None:
+def _leak_text(wanted: Floats, file: Floats) -> str | None:
     """Return a sentence if masked values keep a share of the softmax, else None."""
-    left_out = wanted.softmax(-1) < _NOTHING
-    shares = file.softmax(-1).where(left_out, 0.0)
+    left_out = softmax_of(wanted, -1) < _NOTHING
+    shares = np.where(left_out, softmax_of(file, -1), 0.0)
     most = int(shares.argmax())
     if not float(shares.max()) > _LEAST_SHARE:
         return None
-    value = float(wanted.flatten()[most])
+    value = float(wanted.flat[most])
     # The converter clamps −inf to the least float32.
     clamped = " (or -inf)" if -math.inf < value <= float(np.finfo(np.float32).min) else ""
     return (
         f"the mask is lost: {value:.3g}{clamped} in torch is "
-        f"{float(file.flatten()[most]):.3g} in the file, and what is masked keeps up to "
+        f"{float(file.flat[most]):.3g} in the file, and what is masked keeps up to "
         f"{100 * float(shares.max()):.2g} % of the softmax"
     )
 
 
-def _flat_text(
-    wanted: torch.Tensor, file: torch.Tensor, tensor: Tensor, lowest: float
-) -> str | None:
+def _flat_text(wanted: Floats, file: Floats, tensor: Tensor, lowest: float) -> str | None:
     """Return a sentence if a mask's range flattens the scores, else None."""
     limits = code_limits(tensor)
     if limits is None:
         return None
     _, high, step, zero_point = limits
     # The range may clip values above. The kernel's rounding is less than another half step.
-    clamped = wanted.clamp(max=(high - zero_point) * step)
-    if not float((file - clamped).abs().max()) <= step:
+    clamped = np.minimum(wanted, (high - zero_point) * step)
+    if not float(np.abs(file - clamped).max()) <= step:
         return None
-    shares, made = (each.softmax(-1).nan_to_num(0.0) for each in (wanted, file))
-    signal, noise = float(shares.square().sum()), float((shares - made).square().sum())
+    with np.errstate(invalid="ignore"):
+        shares, made = (np.nan_to_num(softmax_of(each, -1)) for each in (wanted, file))
+    signal, noise = float(np.square(shares).sum()), float(np.square(shares - made).sum())
     if not noise > signal / _BIT:
         return None
     return (

@@ -19,7 +19,8 @@ from pytest_edgeq.compare.reference import (
 )
 from pytest_edgeq.compare.samples import SampleSpec, is_tensor
 from pytest_edgeq.names import nearest, readable
-from pytest_edgeq.quantize.request import Entry, Request, Session
+from pytest_edgeq.quantize.request import Entry, Request
+from pytest_edgeq.quantize.session import Session
 
 
 def make_request(

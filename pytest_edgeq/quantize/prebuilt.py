@@ -5,16 +5,15 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq import litert
-from pytest_edgeq.compare.foreign import FileReference, is_keras, looks_like_session
+from pytest_edgeq.compare.foreign import FileReference, looks_like_session
 from pytest_edgeq.compare.quantized import QuantizedModel, Reference, SignatureReference
 from pytest_edgeq.compare.reference import (
     as_module,
     as_tensor,
+    graph_module,
     in_train_mode,
     module_tree,
     parameters_of,
@@ -23,13 +22,16 @@ from pytest_edgeq.compare.reference import (
 )
 from pytest_edgeq.compare.samples import Sample, SampleSpec
 from pytest_edgeq.names import nearest, readable
-from pytest_edgeq.quantize.request import Session, float_file
+from pytest_edgeq.quantize.session import Session, float_file
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.layout import LayoutArgument, Layouts
 from pytest_edgeq.tflite.modules import ModulePaths, SignatureModules
 from pytest_edgeq.tflite.source import TflitePath
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
+
+if TYPE_CHECKING:
+    import torch
 
 
 def load_prebuilt(
@@ -68,9 +70,7 @@ def load_prebuilt(
     for file in files:
         file.is_form = float_edge is not None and file.edge.graph is float_edge.graph
     trees = {
-        key: module_tree(each)
-        for key, each in references.items()
-        if isinstance(each, torch.nn.Module) and not is_keras(each)
+        key: module_tree(each) for key, each in references.items() if torch_module(each) is each
     }
     modules: ModulePaths | None = None
     if trees:
@@ -211,9 +211,10 @@ def _in_float(reference: Callable[..., Any]) -> torch.nn.Module | None:
     """Return the torch module of a reference without quantization, or None."""
     if not quantizes_by_itself(reference):
         return torch_module(reference)
-    if isinstance(reference, torch.fx.GraphModule) and litert.holds_quantization(reference):
-        return litert.in_float(reference)
-    return None
+    graph = graph_module(reference)
+    return (
+        litert.in_float(graph) if graph is not None and litert.holds_quantization(graph) else None
+    )
 
 
 def _reference_of(

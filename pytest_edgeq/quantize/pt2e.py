@@ -22,7 +22,8 @@ from pytest_edgeq.errors import Warned, warn_user, warnings_kept
 from pytest_edgeq.progress import Progress
 from pytest_edgeq.quantize.cache.parts import Simulation
 from pytest_edgeq.quantize.conversion_refusals import refusal, refuse_clearly
-from pytest_edgeq.quantize.request import Entry, Request, Session, float_file
+from pytest_edgeq.quantize.request import Entry, Request
+from pytest_edgeq.quantize.session import Session, float_file
 from pytest_edgeq.runtimes.process_state import seeded
 
 

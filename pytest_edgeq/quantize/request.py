@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,46 +11,17 @@ from typing import Any
 import torch
 
 from pytest_edgeq import litert
-from pytest_edgeq.compare.executors.session_executor import SessionExecutor
 from pytest_edgeq.compare.quantized import FloatFile, QuantizedModel, SignatureReference
 from pytest_edgeq.compare.reference import module_tree
 from pytest_edgeq.compare.samples import Sample, SampleSpec, read_samples
 from pytest_edgeq.names import PRESETS
 from pytest_edgeq.numerics.samples import SampleLedger
-from pytest_edgeq.progress import Progress
-from pytest_edgeq.quantize.cache.conversions import ConversionCache
-from pytest_edgeq.quantize.conversion_refusals import refuse_clearly
+from pytest_edgeq.quantize.session import Session
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.runtimes.process_state import frozen_heap, seeded
-from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.tflite.modules import ModulePaths, SignatureModules
 from pytest_edgeq.tflite.ops import QDQ
 
 _KEPT = 4  # calibration samples that are kept, to compare the losses of others with theirs
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """Settings of the `edgeq` fixture, common to all models."""
-
-    runtime: Callable[[], str]  # return the current default runtime
-    threads: int
-    seed: int  # of the random number generators while a model is quantized
-    directory: Path | None  # where files are written; None makes a temporary folder when needed
-    runtimes: Runtimes
-    localize_seconds: float = 0  # time limit for a failed check to find the layer to blame
-    # runs the steps of conversions, or reads their results
-    cache: ConversionCache = field(default_factory=ConversionCache)
-    progress: Progress = field(default_factory=Progress)  # receives the steps that may take long
-    # return the process that runs native steps of a model's conversion, by the model's name; None
-    # for this one
-    native: Callable[[str], litert.Native | None] = lambda name: None
-    executor: SessionExecutor = field(default_factory=SessionExecutor)  # measures samples elsewhere
-
-    def convert(self, name: str, signatures: Mapping[str, litert.Traced], **options: Any) -> bytes:
-        """Convert as `ConversionCache.convert`, and report progress."""
-        with self.progress.step("convert", name):
-            return self.cache.convert(name, signatures, native=self.native(name), **options)
 
 
 @dataclass(slots=True)
@@ -191,19 +161,6 @@ class Request:
             settings = litert.settings_of(quantizer)
             options |= {f"quantizer.{path}": text for path, text in settings.items()}
         return options
-
-
-def float_file(
-    name: str, key: str, session: Session, traced: Callable[[Sample], litert.Traced]
-) -> FloatFile:
-    """Return the float file of a signature, converted on demand."""
-
-    def convert(inputs: litert.Traced) -> bytes:
-        with seeded(session.seed), frozen_heap():
-            step = functools.partial(session.convert, name, {key: inputs})
-            return refuse_clearly(name, "the converter", step, [inputs], is_annotated=False)
-
-    return FloatFile(traced, convert)
 
 
 def _check_outputs_are_kept(edge: EdgeFile, float_edge: EdgeFile, name: str) -> None:

@@ -11,10 +11,12 @@ import os
 import platform
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
+
+from pytest_edgeq.versions import loaded_torch
 
 CPU_INFO = Path("/proc/cpuinfo")
 
@@ -37,12 +39,12 @@ def cpu_model() -> str:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Fix the random number generators of torch, numpy and Python for a while."""
-    import torch
-
+    """Fix the random number generators of numpy and Python, and torch's where it is loaded."""
+    torch = loaded_torch()
     python, numpy_state = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=[]) if torch else nullcontext():
+        if torch:
+            torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)
         try:

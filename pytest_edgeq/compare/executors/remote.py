@@ -8,9 +8,6 @@ import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
-from pytest_edgeq import litert
 from pytest_edgeq.compare.executors.engines import SampleExecutor
 from pytest_edgeq.compare.executors.pickled import CannotTravelError, pickled
 from pytest_edgeq.compare.executors.stream import SampleError, Stream
@@ -18,11 +15,9 @@ from pytest_edgeq.compare.executors.worker import Job, JobRunner, Task
 from pytest_edgeq.compare.foreign import OnnxReference, is_keras
 from pytest_edgeq.compare.parallel import on_one_thread, state_of
 from pytest_edgeq.compare.quantized import QuantizedModel, SignatureReference
-from pytest_edgeq.compare.reference import as_tensor, call_reference, torch_module, undisturbed
+from pytest_edgeq.compare.reference import call_reference, graph_module, torch_module, undisturbed
 from pytest_edgeq.compare.samples import Sample, SampleSource
 from pytest_edgeq.errors import warn_user
-from pytest_edgeq.litert.digest import UnhashableError
-from pytest_edgeq.litert.graphs import decode_graph, encode_graph
 from pytest_edgeq.progress import Step
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.registry import Runtimes
@@ -103,28 +98,34 @@ def _reference(quantized: QuantizedModel, first: Callable[[], Sample]) -> Pickle
     try:
         return pickled_reference(reference)
     except CannotTravelError:
-        if not isinstance(reference, torch.nn.Module):
+        if torch_module(reference) is not reference:
             raise
-        sample = first()
-        args = tuple(as_tensor(each).clone() for each in sample.args)
-        kwargs = {name: as_tensor(each).clone() for name, each in sample.kwargs.items()}
-        try:
-            with litert.quiet(), torch.no_grad():
-                graph = torch.export.export(reference, args, kwargs, strict=False).module()
-                assert isinstance(graph, torch.fx.GraphModule), "torch.export makes graph modules"
-                return encode_graph(graph)
-        except Exception:  # torch.export raises whatever the forward met
-            pass
-        raise
+        from pytest_edgeq.compare.torch_graphs import exported_graph
+
+        graph = exported_graph(reference, first())
+        encoded = None if graph is None else _encoded(graph)
+        if encoded is None:
+            raise
+        return encoded
+
+
+def _encoded(graph: Any) -> PickledReference | None:
+    """Return a graph in the format of the conversion cache; None where that has no place for it."""
+    from pytest_edgeq.litert.digest import UnhashableError
+    from pytest_edgeq.litert.graphs import encode_graph
+
+    try:
+        return encode_graph(graph)
+    except UnhashableError:
+        return None
 
 
 def pickled_reference(reference: Callable[..., Any]) -> PickledReference:
     """Return a graph in the format of the conversion cache, or anything else as a pickle."""
-    if isinstance(reference, torch.fx.GraphModule):
-        try:
-            return encode_graph(reference)
-        except UnhashableError:
-            pass
+    graph = graph_module(reference)
+    encoded = None if graph is None else _encoded(graph)
+    if encoded is not None:
+        return encoded
     if isinstance(reference, OnnxReference):
         raise CannotTravelError(
             "executor: the onnxruntime session of the reference cannot travel to a worker\n"
@@ -143,7 +144,11 @@ def pickled_reference(reference: Callable[..., Any]) -> PickledReference:
 
 def unpickled_reference(reference: PickledReference) -> Any:
     """Return a copy of the reference."""
-    return decode_graph(reference) if isinstance(reference, dict) else pickle.loads(reference)
+    if not isinstance(reference, dict):
+        return pickle.loads(reference)
+    from pytest_edgeq.litert.graphs import decode_graph
+
+    return decode_graph(reference)
 
 
 def _order_reason(quantized: QuantizedModel, first: Callable[[], Sample]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import os
 import pickle
@@ -199,18 +200,25 @@ def _read(shared: bytes | str) -> bytes:
         raise _LackingError from error
 
 
+def _machine() -> str:
+    # torch is imported before a model is opened, so that its number of threads can be set.
+    if importlib.util.find_spec("torch") is None:
+        return f"{platform.node()}: {platform.machine()}"
+    import torch
+
+    kernels = torch.backends.cpu.get_cpu_capability()
+    return f"{platform.node()}: {platform.machine()}, {kernels}, torch {torch.__version__}"
+
+
 class _LackingError(Exception):
     """A file that the client has written cannot be read by this process."""
 
 
 def run_chunk(task: Task, model: bytes | str, job: bytes | str) -> Answer:
     """Measure a chunk of samples by the pickles of model and job, or files with them."""
-    import torch
-
     from pytest_edgeq.compare.parallel import on_one_thread
 
-    kernels = torch.backends.cpu.get_cpu_capability()
-    machine = f"{platform.node()}: {platform.machine()}, {kernels}, torch {torch.__version__}"
+    machine = _machine()
     if task.version != release():
         raise RuntimeError(
             f"the worker {platform.node()}, process {os.getpid()} has {release()}, expected "

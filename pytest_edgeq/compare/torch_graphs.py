@@ -1,0 +1,129 @@
+"""Export a torch reference, record the tensors of its graph, and run it in float64."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from pytest_edgeq import litert
+from pytest_edgeq.compare.reference import as_tensor, call_reference, torch_module
+from pytest_edgeq.compare.samples import Sample
+
+Array = npt.NDArray[Any]
+
+
+def exported_graph(
+    reference: Callable[..., Any] | None, sample: Sample
+) -> torch.fx.GraphModule | None:
+    """Return a torch module's graph; None of other references and where torch cannot export."""
+    module = torch_module(reference)
+    if module is None or isinstance(module, torch.fx.GraphModule):
+        return module
+    args, kwargs = _inputs_of(sample)
+    try:
+        with litert.quiet(), torch.no_grad(), warnings.catch_warnings():
+            # Recurrent layers warn of weights that they look up; the parameters are exported.
+            warnings.filterwarnings("ignore", "The tensor attributes? .*_flat_weights", UserWarning)
+            graph = torch.export.export(module, args, kwargs, strict=False).module()
+    except Exception:  # torch.export raises errors of any type
+        return None
+    assert isinstance(graph, torch.fx.GraphModule), "torch.export gives graph modules"
+    return graph
+
+
+def run_in_float64(
+    reference: Callable[..., Any] | None, sample: Sample
+) -> list[tuple[str | None, Array]] | None:
+    """Return a torch module's outputs in float64, by name where they have one; None if it fails."""
+    clone = sample.clone()
+    double = type(sample)(
+        tuple(_to_float64(each) for each in clone.args),
+        {name: _to_float64(each) for name, each in clone.kwargs.items()},
+    )
+    # A forward may create float32 tensors; in its graph such dtypes are replaced.
+    for is_graph in (False, True):
+        module = _float64_copy(exported_graph(reference, sample) if is_graph else reference)
+        try:
+            with litert.quiet():
+                outputs = None if module is None else call_reference(module, double)
+        except Exception:  # torch raises errors of any type
+            continue
+        if outputs is not None:
+            return outputs
+    return None
+
+
+def recorded(reference: Callable[..., Any] | None, sample: Sample) -> list[Array] | None:
+    """Return every tensor that torch's graph computes; None if torch cannot export it."""
+    graph = exported_graph(reference, sample)
+    if graph is None:
+        return None
+    recorder = _Recorder(graph)
+    with torch.no_grad():
+        recorder.run_all(*_inputs_of(sample))
+    return recorder.values
+
+
+def _float64_copy(reference: Callable[..., Any] | None) -> torch.nn.Module | None:
+    """Return a float64 copy of a module; None if it cannot be copied."""
+    if not isinstance(reference, torch.nn.Module):
+        return None
+    try:
+        with litert.quiet():  # torch 2.13 warns of its own use of LeafSpec
+            double = copy.deepcopy(reference).double()
+    except Exception:  # attributes may fail to copy; float32 is used then
+        return None
+    if isinstance(double, torch.fx.GraphModule):
+        for node in double.graph.nodes:
+            node.args, node.kwargs = torch.fx.node.map_aggregate(
+                (node.args, node.kwargs),
+                lambda each: torch.float64 if each is torch.float32 else each,
+            )
+        double.recompile()
+    return double
+
+
+def _to_float64(value: Any) -> Any:
+    tensor = as_tensor(value)
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _inputs_of(sample: Sample) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    # Copies, since torch.export merges two inputs that are the same tensor.
+    args = tuple(as_tensor(each).clone() for each in sample.args)
+    return args, {name: as_tensor(each).clone() for name, each in sample.kwargs.items()}
+
+
+class _Recorder(torch.fx.Interpreter):
+    """Records every tensor that a graph computes."""
+
+    def __init__(self, graph: torch.fx.GraphModule) -> None:
+        super().__init__(graph)
+        self.values: list[Array] = []
+
+    def run_all(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Run the graph on the arguments of its forward."""
+        names = [node.name for node in self.graph.nodes if node.op == "placeholder"][len(args) :]
+        known = set(names) == set(kwargs)
+        values = [kwargs[name] for name in names] if known else list(kwargs.values())
+        self.run(*args, *values, enable_io_processing=False)
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """Run one node and record its output tensors."""
+        made = super().run_node(n)
+        for value in _tensors(made) if n.op in ("call_function", "placeholder") else ():
+            self.values.append(value.detach().to(torch.float64).numpy().copy())
+        return made
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)
