@@ -1,4 +1,4 @@
-"""Installed versions, read from metadata without an import, and the libraries that are missing."""
+"""Installed versions, read without an import, stacks that were tried, and missing libraries."""
 
 from __future__ import annotations
 
@@ -6,43 +6,82 @@ import contextlib
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-DISTRIBUTIONS = (
-    "pytest-edgeq",
-    "torch",
-    "torchao",
-    "litert-torch",
-    "litert-converter",
-    "ai-edge-litert",
-    "ai-edge-quantizer",
-    "litert-quantizer",
-)
+_PACKAGES: Mapping[str, str] = {
+    "torch": "torch",
+    "torchao": "torchao",
+    "litert-torch": "litert_torch",
+    "litert-converter": "litert_converter",
+    "ai-edge-litert": "ai_edge_litert",
+    "ai-edge-quantizer": "ai_edge_quantizer",
+    "litert-quantizer": "litert_quantizer",
+}
+"""Imported packages by distribution, of which nightlies with names of their own exist."""
 
-TRIED: Mapping[str, tuple[str, ...]] = {
-    "torch": ("2.9", "2.13", "2.14"),
-    "torchao": ("0.18",),
-    "litert-torch": ("0.9", "0.10"),
-    "litert-converter": ("0.5",),
-    "ai-edge-litert": ("2.3",),
-    "ai-edge-quantizer": ("0.10",),
-    "litert-quantizer": ("0.11",),
-}  # releases that pytest-edgeq was run with, by their first two numbers
+_ONE: Mapping[str, str] = {
+    "litert-torch": "0.10",
+    "litert-converter": "0.5",
+    "ai-edge-litert": "2.3",
+    "torch": "2.13",
+    "torchao": "0.18",
+    "ai-edge-quantizer": "0.10",
+}
+
+STACKS: Sequence[Mapping[str, str]] = (
+    _ONE,
+    {**_ONE, "torch": "2.14"},
+    {**_ONE, "litert-quantizer": "0.11"},
+    {name: _ONE[name] for name in ("ai-edge-litert",)},
+)
+"""Releases that pytest-edgeq was run with together, by their first two numbers."""
+
+_VERSION_FILES = ("version.py", "__init__.py")
+_VERSION = re.compile(r"""^__version__ = ["'](.+)["']""", re.MULTILINE)
 
 
 @functools.cache
 def version_of(distribution: str) -> str | None:
-    """Return the installed version of a distribution, read once; None if it is not installed."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
+    """
+    Return the installed version of a distribution, read once; None if it is not installed.
+
+    Of the converter's libraries it is that of the package that is imported: a nightly overwrites
+    the files of a release, whose metadata stay.
+    """
+    package = _PACKAGES.get(distribution)
+    if package is None:
+        try:
+            return importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
         return None
+    folder = Path(spec.submodule_search_locations[0])
+    for name in _VERSION_FILES:
+        if (folder / name).exists():
+            found = _VERSION.search((folder / name).read_text("utf-8"))
+            if found is not None:
+                return found[1]
+    owner = owner_of(distribution, folder)
+    return None if owner is None else owner.version
+
+
+def owner_of(distribution: str, folder: Path) -> importlib.metadata.Distribution | None:
+    """Return the release or nightly that has written a package's folder: the last installed."""
+    stem = distribution.replace("-", "_")
+    metadata = [*folder.parent.glob(f"{stem}-*.dist-info")]
+    metadata += folder.parent.glob(f"{stem}_nightly-*.dist-info")
+    newest = max(metadata, key=lambda path: path.stat().st_mtime, default=None)
+    return None if newest is None else importlib.metadata.Distribution.at(newest)
 
 
 def loaded_torch() -> Any:
@@ -53,18 +92,30 @@ def loaded_torch() -> Any:
 
 def producer() -> dict[str, str | None]:
     """Return the versions of everything that a baseline may depend on."""
-    return {name: version_of(name) for name in DISTRIBUTIONS}
+    return {name: version_of(name) for name in ("pytest-edgeq", *_PACKAGES)}
 
 
 def untried(versions: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the releases that pytest-edgeq was not run with."""
-    return {
-        name: f"{name} {version} (tried: {', '.join(TRIED[name])})"
+    """Return the releases by which a stack differs from the nearest one of `STACKS`, as texts."""
+    present = {
+        name: version
         for name, version in versions.items()
-        if version is not None
-        and name in TRIED
-        and ".".join(version.split(".")[:2]) not in TRIED[name]
+        if name in _PACKAGES and version is not None
     }
+
+    def strange(row: Mapping[str, str]) -> dict[str, str]:
+        return {
+            name: f"{name} {version} (tried: {row.get(name, 'without it')})"
+            for name, version in present.items()
+            if ".".join(version.split(".")[:2]) != row.get(name)
+        }
+
+    return min(map(strange, STACKS), key=len)
+
+
+def tried_requirement(distribution: str) -> str:
+    """Return the requirement on a distribution that the first of `STACKS` has."""
+    return f"{distribution}=={STACKS[0][distribution]}.*"
 
 
 def version_changes(before: Mapping[str, str | None], after: Mapping[str, str | None]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 import fixtures.tflite
 from pytest_edgeq.quantize import conversion_refusals
 from pytest_edgeq.quantize.conversion_refusals import refusal
-from pytest_edgeq.versions import naming_missing_libraries, requirement, untried
+from pytest_edgeq.versions import naming_missing_libraries, requirement, untried, version_of
 
+_STACK = {"litert-torch": "0.10.0", "torch": "2.13.0", "ai-edge-quantizer": "0.10.0"}
 _FILE = next(Path(fixtures.tflite.__path__[0]).rglob("*.tflite"))
 _INSTALLS = {"torch": "pytest-edgeq[convert]'"}
 _USES = {"torch": "Edgeq().quantize(None, ())", "ai_edge_litert": f"Edgeq().load({str(_FILE)!r})"}
@@ -48,15 +50,46 @@ def test_a_module_of_the_users_own_is_left_as_it_is() -> None:
 
 def test_the_command_has_the_range_that_works() -> None:
     """As the metadata of pytest-edgeq say; of what another library brings the name alone."""
-    assert requirement("torchao") == "torchao<0.19,>=0.18"
-    assert requirement("torch").startswith("torch<")
-    assert requirement("jaxlib") == "jaxlib"
+    assert requirement("click") == "click>=8.1"
+    assert requirement("flatbuffers") == "flatbuffers"
 
 
 def test_releases_that_were_not_tried_are_named() -> None:
-    """A patch of a release that was tried is no other release; what is missing is none."""
+    """By the nearest stack: a patch is no other release; a library alone was tried with others."""
     assert untried({"torch": "2.13.9+cpu", "torchao": None, "numpy": "9.9"}) == {}
     assert untried({"torchao": "0.17.0"}) == {"torchao": "torchao 0.17.0 (tried: 0.18)"}
+    assert untried({**_STACK, "torch": "2.14.1"}) == {}
+    assert untried({**_STACK, "torch": "2.14.1", "litert-quantizer": "0.11.0"}) == {
+        "litert-quantizer": "litert-quantizer 0.11.0 (tried: without it)"
+    }
+
+
+def test_a_nightly_names_the_files_that_it_has_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `__version__` where the package has one, else by what was installed last."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for package in ("litert_torch", "ai_edge_quantizer"):
+        monkeypatch.delitem(sys.modules, package, raising=False)
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("")
+        for age, name in enumerate((f"{package}-0.10.0", f"{package}_nightly-0.11.0.dev1")):
+            folder = tmp_path / f"{name}.dist-info"
+            folder.mkdir()
+            (folder / "METADATA").write_text(f"Version: {name.rpartition('-')[2]}\n")
+            os.utime(folder, (age, age))
+    (tmp_path / "litert_torch" / "version.py").write_text('__version__ = "0.11.0"\n')
+
+    def found() -> list[str | None]:
+        version_of.cache_clear()
+        return [version_of("litert-torch"), version_of("ai-edge-quantizer")]
+
+    try:
+        assert found() == ["0.11.0", "0.11.0.dev1"]
+        os.utime(tmp_path / "ai_edge_quantizer-0.10.0.dist-info", (9, 9))
+        assert found() == ["0.11.0", "0.10.0"]
+    finally:
+        version_of.cache_clear()
 
 
 def _chained() -> Exception:
@@ -73,7 +106,7 @@ def test_a_refusal_of_a_release_that_was_not_tried(monkeypatch: pytest.MonkeyPat
         "the quantizer refuses Net: pytest-edgeq was not tried with torchao 0.17.0 (tried: 0.18)",
         "RuntimeError: An error occurred when running the pass",
         "cause: AttributeError: no overload name 'Dimname'",
-        "fix: pip install 'torchao<0.19,>=0.18'",
+        "fix: pip install 'torchao==0.18.*'",
     ]
 
 

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.tflite.runtimes import Runtime
 
 # Distributions that the header names even if they are missing.
-_NEEDED = ("torch", "torchao", "litert-torch", "ai-edge-litert")
+_NEEDED = ("ai-edge-litert",)
 
 
 class HookSpecs:

@@ -212,17 +212,15 @@ def test_a_library_from_elsewhere_makes_the_key_unknown(
     assert name not in sys.modules
 
 
-def test_a_nightly_makes_the_key_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its distribution has another name, so its version is in no key."""
-    stable = importlib.metadata.distribution
+def test_a_library_without_metadata_makes_the_key_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its version is in no key."""
+    known = environment.owner_of
 
-    def none_of_the_quantizer(name: str) -> importlib.metadata.Distribution:
-        if name == "ai-edge-quantizer":
-            raise importlib.metadata.PackageNotFoundError(name)
-        return stable(name)
+    def none_of_the_quantizer(name: str, folder: Path) -> importlib.metadata.Distribution | None:
+        return None if name == "ai-edge-quantizer" else known(name, folder)
 
     environment._installed.cache_clear()
-    monkeypatch.setattr(importlib.metadata, "distribution", none_of_the_quantizer)
+    monkeypatch.setattr(environment, "owner_of", none_of_the_quantizer)
     with pytest.raises(UnhashableError, match="ai_edge_quantizer, whose distribution is not known"):
         environment.libraries()
     environment._installed.cache_clear()
@@ -256,7 +254,7 @@ def test_the_place_of_a_virtual_environment_does_not_count(
     found = []
     for hashes in ("ab", "ac", "db"):
         monkeypatch.setattr(
-            importlib.metadata, "distribution", lambda name, given=hashes: Installed(*given)
+            environment, "owner_of", lambda name, folder, given=hashes: Installed(*given)
         )
         found.append(environment._installed.__wrapped__(("numpy",), ()))
     assert found[0] == found[1] != found[2]

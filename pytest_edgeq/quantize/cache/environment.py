@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -18,6 +17,7 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.litert.digest import UnhashableError, digest_of
 from pytest_edgeq.runtimes.process_state import cpu_model
+from pytest_edgeq.versions import owner_of
 
 _DISTRIBUTIONS: Final = (
     *("absl-py", "flatbuffers", "immutabledict", "mpmath", "networkx", "opt-einsum", "scipy"),
@@ -54,7 +54,7 @@ _FP32: Final = ("", "matmul", "conv", "rnn")
 @functools.cache
 def _installed(names: tuple[str, ...], path: tuple[str, ...]) -> dict[str, str]:
     """Return the versions of distributions, each with a hash of its file list."""
-    found, unknown, known = {"python": sys.version}, set[str](), set[str]()
+    found = {"python": sys.version}
     for name in names:
         module = _MODULES.get(name, name.replace("-", "_"))
         try:
@@ -63,21 +63,17 @@ def _installed(names: tuple[str, ...], path: tuple[str, ...]) -> dict[str, str]:
             raise UnhashableError(f"{module}, which was made in memory") from error
         if spec is None:
             continue
-        for place in spec.submodule_search_locations or [spec.origin or "memory"]:
+        places = spec.submodule_search_locations or [spec.origin or "memory"]
+        for place in places:
             if not is_installed(place):
                 raise UnhashableError(f"{module}, which is imported from elsewhere: {place}")
-        try:
-            distribution = importlib.metadata.distribution(name)
-        except importlib.metadata.PackageNotFoundError:  # a nightly has another name
-            unknown.add(module)
-            continue
-        known.add(module)
+        distribution = owner_of(name, Path(places[0]))
+        if distribution is None:
+            raise UnhashableError(f"{module}, whose distribution is not known by name")
         # Scripts, which lie outside the packages, contain the path of their interpreter.
         record = (distribution.read_text("RECORD") or "").splitlines()
         files = [line for line in record if not line.startswith("../")]
         found[name] = f"{distribution.version} {digest_of(files)}"
-    if unknown - known:
-        raise UnhashableError(f"{min(unknown - known)}, whose distribution is not known by name")
     return found
 
 
