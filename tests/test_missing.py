@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 import fixtures.tflite
+import pytest_edgeq
 from pytest_edgeq.quantize import conversion_refusals
 from pytest_edgeq.quantize.conversion_refusals import refusal
-from pytest_edgeq.versions import naming_missing_libraries, requirement, untried, version_of
+from pytest_edgeq.versions import STACKS, naming_missing_libraries, requirement, untried, version_of
 
 _STACK = {"litert-torch": "0.10.0", "torch": "2.13.0", "ai-edge-quantizer": "0.10.0"}
 _FILE = next(Path(fixtures.tflite.__path__[0]).rglob("*.tflite"))
@@ -116,3 +117,13 @@ def test_a_refusal_of_a_release_that_was_tried() -> None:
 
     assert first.startswith("the quantizer refuses Net: its annotations do not fit")
     assert last == "cause: AttributeError: no overload name 'Dimname'"
+
+
+def test_the_page_of_versions_has_the_stacks() -> None:
+    """One row each."""
+    names = list(dict.fromkeys(name for row in STACKS for name in row))
+    lines = [names, *([row.get(name, "–") for name in names] for row in STACKS)]
+    table = [f"| {' | '.join(line)} |" for line in lines]
+    table.insert(1, "|" + " --- |" * len(names))
+    page = Path(pytest_edgeq.__file__).parent / "docs" / "reference" / "versions.md"
+    assert "\n".join(table) in page.read_text("utf-8")

@@ -20,6 +20,7 @@ from pytest_edgeq import litert
 from pytest_edgeq.litert.digest import UnhashableError, digest_of
 from pytest_edgeq.quantize.cache import environment
 from pytest_edgeq.runtimes import process_state
+from pytest_edgeq.versions import owner_of
 
 ROOT = Path(__file__).parent.parent.parent
 MKLDNN: Any = torch.backends.mkldnn
@@ -214,7 +215,7 @@ def test_a_library_from_elsewhere_makes_the_key_unknown(
 
 def test_a_library_without_metadata_makes_the_key_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its version is in no key."""
-    known = environment.owner_of
+    known = owner_of
 
     def none_of_the_quantizer(name: str, folder: Path) -> importlib.metadata.Distribution | None:
         return None if name == "ai-edge-quantizer" else known(name, folder)
