@@ -12,7 +12,7 @@ import math
 import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -157,23 +157,18 @@ class _Cutter:
         )
 
     def cut(self) -> Cut:
-        left_out = []
+        facts = _facts_of(self.graph, self.subgraph)
         needed = self._needed()
-        # Tensors that depend on inputs, on state or on chance.
-        computed = {i for i in self.subgraph.inputs if not self.subgraph.tensors[i].is_constant}
-        computed |= {tensor.index for tensor in self.subgraph.tensors if tensor.is_variable}
         for op in self.subgraph.ops:
-            raw = self.source.operators[op.index]
-            cause = self._why_not_isolated(op, raw, computed)
-            is_fixed = op.name in _PREPARES and not any(index in computed for index in op.inputs)
-            if cause or not is_fixed:
-                computed.update(index for index in op.outputs if index >= 0)
-            if cause:
-                left_out.append((op, cause))
-            elif self.wanted is None or op.index in (needed if is_fixed else self.wanted):
-                self._add(op, raw, computed, is_fixed=is_fixed)
+            is_fixed = op.index in facts.fixed
+            wanted = needed if is_fixed else self.wanted
+            is_wanted = self.wanted is None or (wanted is not None and op.index in wanted)
+            if is_wanted and op.index not in facts.causes:
+                raw = self.source.operators[op.index]
+                self._add(op, raw, facts.computed, is_fixed=is_fixed)
+        left_out = tuple((self.subgraph.ops[at], cause) for at, cause in facts.causes.items())
         outputs, ops = tuple(self.outputs), tuple(self.ops)
-        return Cut(self._content(), self.inputs, self.consumers, outputs, tuple(left_out), ops)
+        return Cut(self._content(), self.inputs, self.consumers, outputs, left_out, ops)
 
     def _needed(self) -> set[int]:
         """Return the ops that may prepare constants of the wanted ops."""
@@ -185,28 +180,6 @@ class _Cutter:
                 producers = (self.subgraph.producer.get(index) for index in op.inputs)
                 needed.update(each.index for each in producers if each is not None)
         return needed
-
-    def _why_not_isolated(self, op: Op, raw: Any, computed: set[int]) -> str:
-        """Return why an op cannot be isolated; empty if it can."""
-        options = (raw.builtinOptions, raw.builtinOptions2)
-        if any("subgraph" in key.lower() for each in options if each for key in vars(each)):
-            return "it runs other subgraphs"
-        if facts_of(op.name).random:
-            return "it gives other values in every run"
-        if raw.largeCustomOptionsSize:
-            return "its options lie behind the flatbuffer"
-        operands = [self.subgraph.tensors[index] for index in op.inputs if index >= 0]
-        results = [self.subgraph.tensors[index] for index in op.outputs if index >= 0]
-        if any(tensor.is_variable for tensor in (*operands, *results)):
-            return "it keeps state from run to run"
-        for tensor in (*(t for t in operands if t.index in computed), *results):
-            if tensor.dtype in ("resource", "variant"):
-                return "it keeps state from run to run"
-            if numpy_dtype(tensor.dtype) is None:
-                return f"numpy holds no {tensor.dtype}"
-        if any(tensor.is_external for tensor in operands):
-            return "its constants lie in a file of their own"
-        return "" if operands else "it takes nothing"
 
     def _add(self, op: Op, raw: Any, computed: set[int], *, is_fixed: bool) -> None:
         isolated = copy.copy(raw)
@@ -319,6 +292,59 @@ class _Cutter:
         return packed(self.model, self._n_bytes + _SMALL_PARTS)
 
 
+class _Facts(NamedTuple):
+    """What decides how ops are cut, whichever are wanted."""
+
+    causes: dict[int, str]  # why ops cannot be isolated, by op index
+    fixed: set[int]  # ops that prepare constants
+    computed: set[int]  # tensors that depend on inputs, on state or on chance
+
+
+def _facts_of(graph: OpGraph, subgraph: Subgraph) -> _Facts:
+    """Return the facts of a subgraph, found once: each op of a file is cut for itself."""
+    known = _facts.setdefault(graph, {})
+    if subgraph.index in known:
+        return known[subgraph.index]
+    causes, fixed = dict[int, str](), set[int]()
+    computed = {i for i in subgraph.inputs if not subgraph.tensors[i].is_constant}
+    computed |= {tensor.index for tensor in subgraph.tensors if tensor.is_variable}
+    operators = _unpacked(graph).subgraphs[subgraph.index].operators
+    for op in subgraph.ops:
+        cause = _why_not_isolated(subgraph, op, operators[op.index], computed)
+        if cause:
+            causes[op.index] = cause
+        elif op.name in _PREPARES and not any(index in computed for index in op.inputs):
+            fixed.add(op.index)
+            continue
+        computed.update(index for index in op.outputs if index >= 0)
+    known[subgraph.index] = _Facts(causes, fixed, computed)
+    return known[subgraph.index]
+
+
+def _why_not_isolated(subgraph: Subgraph, op: Op, raw: Any, computed: set[int]) -> str:
+    """Return why an op cannot be isolated; empty if it can."""
+    options = (raw.builtinOptions, raw.builtinOptions2)
+    if any("subgraph" in key.lower() for each in options if each for key in vars(each)):
+        return "it runs other subgraphs"
+    if facts_of(op.name).random:
+        return "it gives other values in every run"
+    if raw.largeCustomOptionsSize:
+        return "its options lie behind the flatbuffer"
+    operands = [subgraph.tensors[index] for index in op.inputs if index >= 0]
+    results = [subgraph.tensors[index] for index in op.outputs if index >= 0]
+    if any(tensor.is_variable for tensor in (*operands, *results)):
+        return "it keeps state from run to run"
+    for tensor in (*(t for t in operands if t.index in computed), *results):
+        if tensor.dtype in ("resource", "variant"):
+            return "it keeps state from run to run"
+        if numpy_dtype(tensor.dtype) is None:
+            return f"numpy holds no {tensor.dtype}"
+    if any(tensor.is_external for tensor in operands):
+        return "its constants lie in a file of their own"
+    return "" if operands else "it takes nothing"
+
+
+_facts: weakref.WeakKeyDictionary[OpGraph, dict[int, _Facts]] = weakref.WeakKeyDictionary()
 _models: weakref.WeakKeyDictionary[OpGraph, Any] = weakref.WeakKeyDictionary()
 
 
