@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -21,13 +20,14 @@ import torch
 
 from pytest_edgeq import litert
 from pytest_edgeq.compare.measurement import Arrays
-from pytest_edgeq.compare.reference import as_tensor, call_reference, in_file_order, torch_module
+from pytest_edgeq.compare.reference import as_tensor, call_reference, in_file_order
 from pytest_edgeq.localize.execution import kept_outputs
 from pytest_edgeq.localize.float_forms import Forms, axis_orders
 from pytest_edgeq.localize.measured import Codes, code_limits
 from pytest_edgeq.localize.measured import peak as peak_of
 from pytest_edgeq.localize.moves import DRAWS, FEW_DRAWS, Moves
 from pytest_edgeq.localize.repairs import misordered_op, repaired_op
+from pytest_edgeq.localize.source_lines import graph_of, inputs_of
 from pytest_edgeq.localize.structure import paired
 from pytest_edgeq.runtimes.bounds import float_bound
 from pytest_edgeq.runtimes.bounds.site import ULP
@@ -533,7 +533,7 @@ class AgainstTorch:
         )
         # A forward may create float32 tensors; in its graph such dtypes are replaced.
         for is_graph in (False, True):
-            reference = _graph_of(self._reference, sample) if is_graph else self._reference
+            reference = graph_of(self._reference, sample) if is_graph else self._reference
             module = _float64_copy(reference)
             try:
                 with litert.quiet():
@@ -558,12 +558,12 @@ class AgainstTorch:
         if repaired is not None:
             how = "; it does with this op as the reference converts to it"
             return dataclasses.replace(divergence, op=repaired, how=how)
-        graph = _graph_of(self._reference, sample)
+        graph = graph_of(self._reference, sample)
         if graph is None:
             return divergence
         recorder = _Recorder(graph)
         with torch.no_grad():
-            recorder.run_all(*_inputs_of(sample))
+            recorder.run_all(*inputs_of(sample))
         known = recorder.values
         converted = [] if as_converted is None else self._values_as_converted(as_converted)
         known += converted
@@ -776,29 +776,6 @@ def _backward_slice(subgraph: Subgraph, last: int, equal: set[int]) -> set[int]:
         found.add(op.index)
         left += [i for i in op.inputs if i >= 0 and i not in equal]
     return found
-
-
-def _inputs_of(sample: Sample) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-    # Copies, since torch.export merges two inputs that are the same tensor.
-    args = tuple(as_tensor(each).clone() for each in sample.args)
-    return args, {name: as_tensor(each).clone() for name, each in sample.kwargs.items()}
-
-
-def _graph_of(reference: Callable[..., Any] | None, sample: Sample) -> torch.fx.GraphModule | None:
-    """Return torch's graph; None if torch cannot export it."""
-    module = torch_module(reference)
-    if module is None or isinstance(module, torch.fx.GraphModule):
-        return module
-    args, kwargs = _inputs_of(sample)
-    try:
-        with litert.quiet(), warnings.catch_warnings():
-            # Recurrent layers warn of weights that they look up; the parameters are exported.
-            warnings.filterwarnings("ignore", "The tensor attributes? .*_flat_weights", UserWarning)
-            graph = torch.export.export(module, args, kwargs, strict=False).module()
-    except Exception:  # torch.export raises errors of any type
-        return None
-    assert isinstance(graph, torch.fx.GraphModule), "torch.export gives graph modules"
-    return graph
 
 
 def _is_among(made: Array, values: Sequence[Array]) -> bool:
