@@ -365,7 +365,7 @@ class Edgeq:
         from pytest_edgeq.compare.comparer import compare
         from pytest_edgeq.localize import with_explanation
 
-        _require_model("compare", quantized)
+        _require_model("compare", quantized, inputs)
         engine = self._session.executor.engine(executor)
 
         def on_localized(layers: LayerErrors, seconds: float) -> None:
@@ -422,7 +422,7 @@ class Edgeq:
         """
         from pytest_edgeq.localize import localize
 
-        _require_model("localize", quantized)
+        _require_model("localize", quantized, inputs)
         engine = self._session.executor.engine(executor)
         with booking(self._journal, "localize", quantized) as booked:
             booked.layers = localize(
@@ -482,7 +482,7 @@ class Edgeq:
         """
         from pytest_edgeq.check.gate import CheckResult, check
 
-        _require_model("check", quantized)
+        _require_model("check", quantized, inputs)
         engine = self._session.executor.engine(executor)
         names = (None, None) if name is None else (f"{name}_op_dtypes", f"{name}_errors")
 
@@ -705,21 +705,31 @@ def _class_name(reference: object) -> str:
 
 
 def _require_comparison(method: str, comparison: object) -> None:
+    from pytest_edgeq.compare.quantized import QuantizedModel
+    from pytest_edgeq.numerics.arrays import kind_of
     from pytest_edgeq.numerics.comparison import Comparison
 
     if not isinstance(comparison, Comparison):
+        is_model = isinstance(comparison, QuantizedModel)
+        hint = "; compare it first: edgeq.compare(quantized, samples)" if is_model else ""
         raise TypeError(
-            f"{method}: expected what edgeq.compare gives, got {type(comparison).__name__}"
+            f"{method}: expected what edgeq.compare gives, got {kind_of(comparison)}{hint}"
         )
 
 
-def _require_model(method: str, quantized: object) -> None:
+def _require_model(method: str, quantized: object, inputs: object = None) -> None:
     from pytest_edgeq.compare.quantized import QuantizedModel
+    from pytest_edgeq.numerics.arrays import kind_of
 
     if not isinstance(quantized, QuantizedModel):
-        hint = "; load the file first: edgeq.load(path, reference=model)"
-        known = isinstance(quantized, (str, bytes, os.PathLike))
+        hint = ""
+        if isinstance(inputs, QuantizedModel):
+            hint = f"; the arguments are swapped: edgeq.{method}(quantized, samples)"
+        elif isinstance(quantized, (str, bytes, os.PathLike)):
+            hint = "; load the file first: edgeq.load(path, reference=model)"
+        elif _class_name(quantized):
+            hint = "; quantize the model first: edgeq.quantize(model, sample_inputs)"
         raise TypeError(
             f"{method}: expected what edgeq.quantize or edgeq.load gives, got "
-            f"{type(quantized).__name__}{hint if known else ''}"
+            f"{kind_of(quantized)}{hint}"
         )

@@ -487,6 +487,20 @@ def test_what_is_no_quantized_model(maker: Edgeq, thing: Any) -> None:
         maker.check_op_dtypes(thing)
 
 
+@pytest.mark.parametrize("method", ["compare", "localize", "check"])
+def test_swapped_arguments(maker: Edgeq, method: str) -> None:
+    """The text has the call in the right order, and the shape of an array."""
+    tensor = {"dtype": "float32", "shape": (1, 8)}
+    made = maker.load(one_op("ABS", [tensor], [tensor]), reference=np.abs)
+    call = getattr(maker, method)
+    with pytest.raises(TypeError, match=rf"got ndarray of shape \[8, 3\]; .* edgeq\.{method}\(q"):
+        call(np.zeros((8, 3)), made)
+    with pytest.raises(TypeError, match=r"got Linear; quantize the model first: edgeq\.quantize"):
+        call(nn.Linear(1, 1), [])
+    with pytest.raises(TypeError, match=r"got one ndarray of shape \[8, 3\].*numpy\.split"):
+        call(made, np.zeros((8, 3)))
+
+
 def test_a_calibration_sample_that_the_model_cannot_take(maker: Edgeq) -> None:
     """The library's own error is kept, with the sample's number before it."""
     model = seeded(lambda: nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 3)))

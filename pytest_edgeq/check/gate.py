@@ -101,9 +101,9 @@ def check(
     unwritten = writes and bool(verdict.findings)
     if not unwritten:
         explained = comparison
-        if comparison is not None and (blamed := verdict.blamed) is not None:
+        if comparison is not None and verdict.layers is not None:
             # Errors that regressed are blamed on it.
-            explained = replace(comparison, explain=lambda: blamed)
+            explained = replace(comparison, explain=verdict.explain)
         _check_baselines(verdict, claims(explained))
     on_result(CheckResult(comparison, measuring.layers, verdict.merged()))
     sample_notes = [] if comparison is None else notes_on(comparison.evaluated)
@@ -267,6 +267,7 @@ class _Gate:
         blamed = [row for row in layers.rows if row.verdict == LOWERING]
         if any(row.records or not self._is_torch_nonfinite for row in blamed):
             first, *others = (self._explained(each, layers, agreed) for each in layers.wrong)
+            first = layers.with_source(first)
             evidence = (*first.evidence, *layers.overview.splitlines())
             self._verdict.add(replace(first, evidence=evidence))
             self._verdict.add(*(others if not layers.of_another_model else ()))

@@ -84,25 +84,25 @@ class Verdict:
             lines += ["", "no baseline was stored: a model must be sound first"]
         return "\n".join(lines)
 
-    @property
-    def blamed(self) -> Finding | None:
-        """The layer to blame, with the errors of each op; None if these are not known."""
-        if self.layers is None:
-            return None
-        return replace(self.layers.finding, evidence=tuple(self.layers.overview.splitlines()))
+    def explain(self) -> Finding:
+        """Return the layer to blame, with its line of code and the errors of each op."""
+        assert self.layers is not None, "only a check that measured layers asks for it"
+        found = self.layers.with_source(self.layers.finding)
+        return replace(found, evidence=(*found.evidence, *self.layers.overview.splitlines()))
 
     def _with_layers(self, found: list[Finding]) -> list[Finding]:
         """Explain the first unexplained loss by the measured layers."""
-        blamed = self.blamed
-        if blamed is None or self.layers is None or blamed.kind == OP_IN_FLOAT:
+        if self.layers is None or self.layers.finding.kind == OP_IN_FLOAT:
             return found
+        blamed = self.layers.finding
         for place, each in enumerate(found):
             is_known = bool(each.explained_by) or any(explains(one, each) for one in found)
             is_known = is_known or (blamed.kind == ACCUMULATED_LOSS and bool(each.causes))
             # For errors that regressed, the baseline has reported what differs.
             is_loss = each.kind in LOSSES and each.kind != ERRORS_REGRESSED
-            if is_loss and not is_known and self.layers.finding not in found:
-                return [*found[:place], replace(each, explained_by=(blamed,)), *found[place + 1 :]]
+            if is_loss and not is_known and blamed not in found:
+                each = replace(each, explained_by=(self.explain(),))
+                return [*found[:place], each, *found[place + 1 :]]
         return found
 
 

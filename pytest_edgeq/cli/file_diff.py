@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.baselines.align import Alignment, Pair, align, pairs
+from pytest_edgeq.errors import UnreadableError
+from pytest_edgeq.numerics.metrics import json_number
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.tflite.constants import dequantized
+from pytest_edgeq.tflite.constants import Constant, dequantized, read_constant
+from pytest_edgeq.tflite.differences import pair_of
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.roles import role_of
+from pytest_edgeq.tflite.roles import role_of, roles_of
 from pytest_edgeq.tflite.same import changed_options, source_of
 from pytest_edgeq.tflite.subgraph import Op, Signature, SignatureTensor, Tensor
 
 Array = npt.NDArray[Any]
+
+_HALF_A_STEP = 0.5 + 2.0**-9  # with the rounding of float32 scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,29 @@ class Change:
         return {"new": self.new, "old": self.old, "what": self.what, "where": self.where}
 
 
+@dataclass(frozen=True, slots=True)
+class WeightRounding:
+    """How far the codes of a quantized weight are the rounding of the old file's float values."""
+
+    where: str  # the op by its number in the new file
+    codes: int  # how many there are; 0 where the shapes differ
+    equal: int  # how many are the float value in steps, rounded either way at a half, and clipped
+    channel: int  # the channel with the fewest equal codes
+    channel_codes: int
+    channel_equal: int
+    furthest: float  # the greatest distance of a code from the float value, in steps
+
+    @property
+    def is_of_floats(self) -> bool:
+        """Whether most codes agree: otherwise the values are others, or in another order."""
+        return 2 * self.equal > self.codes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data with sorted keys."""
+        data = asdict(self) | {"is_of_floats": self.is_of_floats}
+        return dict(sorted((data | {"furthest": json_number(self.furthest)}).items()))
+
+
 class FileDiff:
     """Two files, op by op as baselines are aligned."""
 
@@ -45,7 +73,30 @@ class FileDiff:
         self.n_aligned = 0
         self._partner: dict[tuple[int, int], tuple[int, int]] = {}
         self._seen: set[Hashable] = set()
-        self.changes = list(self._changes(pairs(self.alignment, *map(len, ops))))
+        self._aligned = pairs(self.alignment, *map(len, ops))
+        self.changes = list(self._changes(self._aligned))
+
+    def roundings(self) -> Iterator[WeightRounding]:
+        """Compare the codes of weights with the float values of the old file."""
+        seen = set()
+        for before, after in self._aligned:
+            one, two = self._old.ops[before], self._new.ops[after]
+            weights = (roles_of(self._old, one).weights, roles_of(self._new, two).weights)
+            for left, right in zip(*weights, strict=False):
+                key = (two.subgraph, right.tensor.index)
+                if (
+                    key in seen
+                    or not left.tensor.is_floating_point
+                    or not right.tensor.is_quantized
+                ):
+                    continue
+                seen.add(key)
+                try:
+                    floats = read_constant(self._old, one, left).floats
+                    stored = read_constant(self._new, two, right)
+                except UnreadableError:
+                    continue
+                yield _rounding(two, stored, floats)
 
     def _changes(self, aligned: Sequence[Pair]) -> Iterator[Change]:
         self.n_aligned = len(aligned)
@@ -155,6 +206,26 @@ class FileDiff:
         number = f"{np.count_nonzero(differ)} of {differ.size}"
         texts = (f"{float(values[at]):.6g}" for values in (before, after))
         yield Change(where, f"{what}, {number} values, the furthest at {index}", *texts)
+
+
+def _rounding(op: Op, stored: Constant, floats: Array) -> WeightRounding:
+    if stored.values.shape != floats.shape or not floats.size or stored.scales is None:
+        return WeightRounding(str(op.place), 0, 0, 0, 0, 0, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        pair = pair_of(op.name, stored, floats / stored.scales, _HALF_A_STEP)
+    aside = tuple(axis for axis in range(floats.ndim) if axis != pair.channel_axis)
+    by_channel = pair.holds.sum(axis=aside)
+    worst = int(by_channel.argmin())
+    distance = np.abs(pair.actual - np.clip(pair.target, pair.low, pair.high))
+    return WeightRounding(
+        where=str(op.place),
+        codes=pair.holds.size,
+        equal=int(by_channel.sum()),
+        channel=worst,
+        channel_codes=pair.holds.size // len(by_channel),
+        channel_equal=int(by_channel[worst]),
+        furthest=float(np.nan_to_num(distance, nan=np.inf).max()),
+    )
 
 
 def _parameters(where: str, what: str, ours: Tensor, theirs: Tensor) -> Iterator[Change]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from pytest_edgeq.names import nearest
+from pytest_edgeq.names import hint, nearest
 
 FOLDER: Final = Path(__file__).parents[1] / "docs"  # the source folder for Sphinx
 
@@ -36,15 +36,20 @@ def pages() -> tuple[Page, ...]:
 
 
 def find_page(name: str) -> Page:
-    """Return the page of this name, or of a unique last part of a name."""
+    """Return the page of this name, or of a unique last part, begin or piece of one."""
     known = {page.name: page for page in pages()}
     if name in known:
         return known[name]
-    found = [page for page in known.values() if page.path.stem == name]
-    if len(found) == 1:
-        return found[0]
-    hint = nearest(name, [page.name for page in found] or known)
-    raise ValueError(f"there is no page {name!r}{hint}\n  pages: {', '.join(known)}")
+    for fits in (str.__eq__, str.startswith, str.__contains__):
+        found = [page for page in known.values() if name and fits(page.path.stem, name)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            meant = hint(page.name for page in found)
+            raise ValueError(f"{name!r} is the name of {len(found)} pages{meant}")
+    raise ValueError(
+        f"there is no page {name!r}{nearest(name, known)}\n  pages: {', '.join(known)}"
+    )
 
 
 def _place(page: Page) -> tuple[int, bool, str]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from pytest_edgeq.names import nearest
+from pytest_edgeq.numerics.arrays import kind_of, short_repr
 from pytest_edgeq.tflite.layout import UNTURNED, Layouts, mismatch_hint
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
 
@@ -302,9 +303,10 @@ def read_samples(
 ) -> Iterator[Sample]:
     """Read samples once, in order, holding one at a time."""
     if is_tensor(samples) or isinstance(samples, (Mapping, str, bytes)):
+        several = "; or split a batch: x.split(1) of torch, numpy.split(x, len(x))"
         raise TypeError(
-            f"{kind}: expected an iterable of samples, got one {type(samples).__name__}; put it "
-            "into a list: [sample]"
+            f"{kind}: expected an iterable of samples, got one {kind_of(samples)}; put it "
+            f"into a list: [sample]{several if is_tensor(samples) else ''}"
         )
     try:
         iterator = iter(samples)
@@ -339,7 +341,7 @@ class SampleSource:
                 f"their samples, got {type(factory).__name__}"
             )
         if isinstance(n, bool) or not isinstance(n, int):
-            raise TypeError(f"samples: expected the number of samples, got {n!r}")
+            raise TypeError(f"samples: expected the number of samples, got {short_repr(n)}")
         if n < 0:
             raise ValueError(f"samples: expected 0 samples or more, got {n}")
         self.factory = factory

@@ -56,10 +56,10 @@ def localize(
 
             reading = Reading(quantized, inputs, samples)
             if localize_by(engine, localizer, runtime, reading, running):
-                return _with_advice(localizer.result())
+                return _with_line(_with_advice(localizer.result()))
             samples = reading.items()
         localizer.update_all(running.each(samples), threads)
-        return _with_advice(localizer.result())
+        return _with_line(_with_advice(localizer.result()))
 
 
 def with_explanation(
@@ -119,7 +119,8 @@ def _explain(
     on = f"{count} sample{'s' if count > 1 else ''}"
     stopped = f", stopped after {seconds:g} s" if left else ""
     other = errors.of_another_model
-    found, lines = _with_advice(errors).finding, []
+    found = errors.with_source(_with_advice(errors).finding)
+    lines = [*found.evidence]
     if found.kind == OP_IN_FLOAT:  # an op in float loses nothing
         found, lines = accumulated(errors.rows), [found.sentence]
     return replace(
@@ -135,3 +136,8 @@ def _with_advice(errors: LayerErrors) -> LayerErrors:
         return errors
     fix = "run the file on another runtime to tell whether the kernel or the file is wrong"
     return replace(errors, finding=replace(errors.finding, fix=fix))
+
+
+def _with_line(errors: LayerErrors) -> LayerErrors:
+    """Add the line of the model's code that calls the op to blame, and drop the model."""
+    return replace(errors, finding=errors.with_source(errors.finding), source_of=None)

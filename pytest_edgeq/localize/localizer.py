@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ from pytest_edgeq.localize.readers import (
     rule_findings,
 )
 from pytest_edgeq.localize.rows import Diagnostics, LayerError, LayerErrors
+from pytest_edgeq.localize.source_lines import source_line
 from pytest_edgeq.localize.structure import Structure, by_name, paired
 from pytest_edgeq.numerics.checks import UNKNOWN, Calibration, Reason, keeps_nothing
 from pytest_edgeq.numerics.findings import NO_HARM, Finding, Harm
@@ -154,6 +156,7 @@ class Localizer:
 
     def _start(self, sample: Sample) -> None:
         """Prepare the float form, which may need a first sample."""
+        self._first = sample
         forms = forms_of(self.quantized, sample)
         self.against_torch = AgainstTorch(self.quantized, forms, sample)
         self._is_one_form = forms.checked is forms.exact
@@ -380,6 +383,7 @@ class Localizer:
             reference=reference,
             differing=differing,
             starved=self._structure.biased & starved,
+            source_of=functools.cache(functools.partial(source_line, quantized, self._first)),
         )
 
     def _harm(self, op: Op, own: Sequence[_Measurement], losses: Mapping[int, float]) -> Harm:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from pytest_edgeq.numerics.checks import UNKNOWN, Calibration, Reason
-from pytest_edgeq.numerics.findings import NO_HARM, WRONG_KINDS, Finding, Harm, Place, aligned
+from pytest_edgeq.numerics.findings import (
+    LOSSY_OP,
+    NO_HARM,
+    WRONG_KINDS,
+    Finding,
+    Harm,
+    Place,
+    aligned,
+)
 from pytest_edgeq.numerics.metrics import json_number
 
 SOUND = "sound"
@@ -159,6 +167,7 @@ class LayerErrors:
         finding: Why: of the culprit, of an input, or of all layers.
         others: Defects of other kinds or in other kinds of ops, the most harmful first.
         starved: Ops whose input range is almost nothing; a range of the values would fit the bias.
+        source_of: Finds the line of the model's code that calls an op, if there is one.
     """
 
     rows: tuple[LayerError, ...]
@@ -169,6 +178,16 @@ class LayerErrors:
     reference: str = "torch"
     differing: int | None = None
     starved: frozenset[int] = frozenset()
+    source_of: Callable[[Place], str] | None = field(default=None, compare=False, repr=False)
+
+    def with_source(self, finding: Finding) -> Finding:
+        """Add the line of the model's code to a finding that blames one op."""
+        if self.source_of is None or finding.kind not in _OF_ONE_OP:
+            return finding
+        line = self.source_of(finding.place)
+        return (
+            replace(finding, evidence=(f"source: {line}", *finding.evidence)) if line else finding
+        )
 
     @property
     def wrong(self) -> tuple[Finding, ...]:
@@ -256,8 +275,11 @@ class LayerErrors:
 
     def __str__(self) -> str:
         """Return the sentence and the overview."""
-        return f"{self.cause}\n{self.overview}"
+        return "\n".join([self.cause, *self.finding.evidence, self.overview])
 
+
+_OF_ONE_OP = (*WRONG_KINDS, LOSSY_OP)
+"""Kinds of findings that blame one op."""
 
 _OTHER_MODEL = 3
 """Minimum number of differing weighted layers to suspect another reference model."""

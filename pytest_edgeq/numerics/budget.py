@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from numbers import Integral, Real
+from typing import Any, TypeVar
 
+from pytest_edgeq.names import nearest
+
+from .arrays import kind_of, short_repr
 from .findings import NONFINITE, OVER_BUDGET, ZERO_OUTPUT, Finding, Place
 from .metric_table import LOWER_BOUNDED, METRICS, UPPER_BOUNDED
 from .results import ElementError, OutputErrors, StageErrors
@@ -30,6 +35,32 @@ _LACKS = {
 }
 
 
+T = TypeVar("T")
+
+
+def _naming_bounds(cls: type[T]) -> type[T]:
+    """Refuse unknown bounds, and bounds without a name, with the one that was probably meant."""
+    init: Any = cls.__init__
+    names = [field.name for field in fields(cls)]  # type: ignore[arg-type] # a dataclass
+
+    @functools.wraps(init)
+    def checked(self: T, *args: object, **bounds: object) -> None:
+        known = f"\n  bounds: {', '.join(names)}"
+        if args:
+            given = ", ".join(map(short_repr, args))
+            raise TypeError(
+                f"Budget({given}): a bound needs its name: did you mean sqnr_db=…?{known}"
+            )
+        for name in bounds:
+            if name not in names:
+                raise TypeError(f"Budget({name}=…): no such bound{nearest(name, names)}{known}")
+        init(self, **bounds)
+
+    setattr(cls, "__init__", checked)  # noqa: B010 # mypy refuses the assignment
+    return cls
+
+
+@_naming_bounds
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Budget:
     """
@@ -48,7 +79,7 @@ class Budget:
         top1_agreement: least share of rows with the same top-1 class.
 
     Raises:
-        TypeError: a bound is not a real number.
+        TypeError: a bound has no name or an unknown one, or is not a real number.
         ValueError: no bound is set, or one is not finite or could not fail.
     """
 
@@ -183,9 +214,9 @@ def _outputs(errors: OutputErrors | StageErrors) -> list[OutputErrors]:
 
 def _checked(name: str, value: object) -> float:
     """Return a valid bound as int or float; raise with a fix if it is invalid."""
-    given = f"Budget({name}={value!r})"
+    given = f"Budget({name}={short_repr(value)})"
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise TypeError(f"{given}: expected a real number, got {type(value).__name__}")
+        raise TypeError(f"{given}: expected a real number, got {kind_of(value)}")
     if not math.isfinite(value):
         raise ValueError(f"{given}: expected a finite number; leave out what is not bounded")
     number = int(value) if isinstance(value, Integral) else float(value)

@@ -19,6 +19,7 @@ from pytest_edgeq.compare.reference import (
 )
 from pytest_edgeq.compare.samples import SampleSpec, is_tensor
 from pytest_edgeq.names import nearest, readable
+from pytest_edgeq.numerics.arrays import kind_of, short_repr
 from pytest_edgeq.quantize.request import Entry, Request
 from pytest_edgeq.quantize.session import Session
 
@@ -128,8 +129,11 @@ def _entry(key: str, model: Any, inputs: tuple[Any, Any], *, name: str, **option
     graph = None
     if is_exported(model) and (litert.holds_observers(model) or litert.holds_quantization(model)):
         graph, model = model, litert.float_side(model)
-    _check_model(model, name)
     sample_inputs, sample_kwargs = inputs
+    is_swapped = isinstance(sample_inputs, torch.nn.Module)
+    _check_model(
+        model, name, "; the arguments are swapped: quantize(model, sample_inputs)" * is_swapped
+    )
     args = _positional(sample_inputs)
     if sample_kwargs is not None and not isinstance(sample_kwargs, Mapping):
         raise TypeError(
@@ -141,7 +145,8 @@ def _entry(key: str, model: Any, inputs: tuple[Any, Any], *, name: str, **option
         *((f"sample_kwargs[{key!r}]", value) for key, value in kwargs.items()),
     ]:
         if not isinstance(value, torch.Tensor):
-            raise TypeError(f"{where}: expected a torch.Tensor, got {type(value).__name__}")
+            hint = "; write torch.as_tensor(…) around it" if is_tensor(value) else ""
+            raise TypeError(f"{where}: expected a torch.Tensor, got {kind_of(value)}{hint}")
     _check_names(model, kwargs, name)
     if not args and not kwargs:
         raise ValueError(
@@ -158,12 +163,13 @@ def _entry(key: str, model: Any, inputs: tuple[Any, Any], *, name: str, **option
     return Entry(key, model, args, kwargs, spec, name=name, graph=graph, **options)
 
 
-def _check_model(model: Any, label: str) -> None:
+def _check_model(model: Any, label: str, swapped: str = "") -> None:
     if not isinstance(model, torch.nn.Module):
         what = "the class" if isinstance(model, type) else f"a {type(model).__name__}:"
         raise TypeError(
-            f"expected a torch.nn.Module, got {what} {model!r:.80}"
+            f"expected a torch.nn.Module, got {what} {short_repr(model):.80}"
             + ("; instantiate it" if isinstance(model, type) else "")
+            + swapped
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError(

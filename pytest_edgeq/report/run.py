@@ -261,8 +261,11 @@ def read_run(path: Path) -> Run:
     """Read the record of a run; refuse another document, or one of a newer version."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        what = "a file that is no JSON" if path.stat().st_size else "an empty file"
+        raise ValueError(f"{path}: expected the JSON of --edgeq-json, got {what}") from None
     except (ValueError, RecursionError) as error:
-        what = error if isinstance(error, ValueError) else "one that is nested too deeply"
+        what = str(error) if isinstance(error, ValueError) else "one that is nested too deeply"
         raise ValueError(f"{path}: expected the JSON of --edgeq-json, got {what}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(

@@ -168,6 +168,12 @@ def test_what_is_no_comparison_is_refused(measured: Any) -> None:
         assert_within_budget(measured, Budget(rmse=1))
 
 
+def test_swapped_arguments(comparison: Any) -> None:
+    """The text has them in the right order."""
+    with pytest.raises(TypeError, match=r"got Budget; .*: assert_within_budget\(comparison, budg"):
+        assert_within_budget(Budget(rmse=1), comparison())  # type: ignore[arg-type] # the subject
+
+
 def test_no_budget_is_offered_for_a_broken_output(comparison: Any) -> None:
     """One could be made of 2 dB, and nothing that fails would be told of it."""
     measured = comparison(scores=(1.0, 2.0, 0.0))

@@ -126,6 +126,51 @@ def test_two_files_that_differ_in_everything(
     assert (done.exit_code, static.exit_code) == (1, 1)
 
 
+def _one_code(values: Any) -> Any:
+    values[3, 2] += 50
+    return values
+
+
+def _negated_channel(values: Any) -> Any:
+    values[1] = -values[1]
+    return values
+
+
+ROUNDINGS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "sound": (lambda values: values, ""),
+    "one code": (_one_code, "95.0 % of 20 codes; worst channel 3: 75.0 %, off by 49.6"),
+    "a channel": (_negated_channel, "80.0 % of 20 codes; worst channel 1: 0 %, off by 2"),
+    "permuted": (lambda values: np.roll(values, 1), "not the float file's values ("),
+}
+
+
+@pytest.mark.parametrize("case", ROUNDINGS)
+def test_codes_are_compared_with_the_float_values(case: str, tmp_path: Path, run: Run) -> None:
+    """Of weights that are others nothing more is said."""
+    change, told = ROUNDINGS[case]
+    model = unpack((CONVERTED / "nested.int8.tflite").read_bytes())
+    weight = model.subgraphs[0].tensors[_op(model, "FULLY_CONNECTED").inputs[1]]
+    shape = tuple(weight.shape)
+    data = np.array(model.buffers[weight.buffer].data, np.uint8).view(np.int8).reshape(shape)
+    model.buffers[weight.buffer].data = np.array(change(data.copy())).view(np.uint8).ravel()
+    (tmp_path / "new.tflite").write_bytes(pack(model))
+    done = run("diff", CONVERTED / "nested.float.tflite", tmp_path / "new.tflite")
+    head = f"all codes of {8 - bool(told)} of 8 weights are the rounding of the float values"
+    text = done.stdout.partition(head)[2]
+
+    assert text
+    assert text.splitlines()[0] == (":" if told else "")
+    assert told in text
+
+
+def test_weights_of_another_shape_and_half_floats(run: Run) -> None:
+    """Are not compared; a file that is quantized itself has no float values."""
+    files = (CONVERTED / f"{name}.tflite" for name in ("nested.float", "local.int8"))
+    assert "float values" not in run("diff", OLD, CONVERTED / "nested.int8.tflite").stdout
+    document = json.loads(run("diff", *files, "--json").stdout)
+    assert all(not each["is_of_floats"] for each in document["weights"])
+
+
 def test_the_document(tmp_path: Path, run: Run) -> None:
     """Plain data with every change, whatever the text leaves out."""
     done = run("diff", OLD, edited(tmp_path, _option), "--json")
@@ -138,6 +183,8 @@ def test_the_document(tmp_path: Path, run: Run) -> None:
     assert (change["what"], change["old"], change["new"]) == ("option strideH", "1", "3")
     assert (json.loads(same.stdout)["equal"], same.exit_code) == (True, 0)
     assert whole["summary"].startswith("8 FULLY_CONNECTED")
+    assert [each["codes"] for each in whole["weights"]] == [20] * 6 + [8, 12]
+    assert all(each["codes"] == each["equal"] for each in whole["weights"])
     assert whole["ops"]["changed"][0]["old"]["scheme"] == "float"
     assert (done.exit_code, ops.exit_code) == (1, 1)
 

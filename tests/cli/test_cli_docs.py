@@ -20,6 +20,17 @@ def test_pages_are_listed_and_shown(run: Run) -> None:
     assert done.stdout.startswith("# ")
 
 
+def test_a_part_of_a_name_is_enough(run: Run) -> None:
+    """If one page alone begins with it, or has it; several are listed."""
+    assert run("docs", "ci").stdout == run("docs", "ci-and-xdist").stdout != ""
+    assert run("docs", "xdist").stdout == run("docs", "ci-and-xdist").stdout
+    done = run("docs", "a-")
+    assert done.exit_code == 0
+    done = run("docs", "in")
+    assert done.exit_code == 2
+    assert "'in' is the name of 2 pages (did you mean index or reference/index?)" in done.stderr
+
+
 def test_an_unknown_page_is_named_with_the_nearest(run: Run) -> None:
     """A sentence and exit code 2."""
     done = run("docs", "tutoral")

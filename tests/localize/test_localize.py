@@ -194,9 +194,10 @@ def test_its_text_names_the_op_the_cause_and_the_coverage(maker: Edgeq, build: B
     found = defect(quantized.tflite, "bias ± 16")
     assert found is not None, "the net has biases"
     errors = localized(maker, quantized.with_tflite(found.tflite), ResidualNet)
-    first, second, headings, worst, *_ = str(errors).splitlines()
+    first, source, second, headings, worst, *_ = str(errors).splitlines()
 
     assert first == errors.cause
+    assert source.startswith("source: residual.py:")
     assert first.startswith(f"{culprit(errors).name}: the bias's codes: 1 of ")
     count = len(errors.rows)
     assert second == f"{count} of {count} ops matched with torch; the worst:"

@@ -43,6 +43,29 @@ def test_empty_budget_is_refused() -> None:
         Budget()
 
 
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ({"sqnr": 30}, "Budget(sqnr=…): no such bound (did you mean sqnr_db"),
+        ({"top1": 0.9}, "Budget(top1=…): no such bound (did you mean top1_agreement?)"),
+        ({"q": 0.9}, f"Budget(q=…): no such bound\n  bounds: {ALL}"),
+        ({"rmse": np.ones((64, 10))}, "Budget(rmse=ndarray of shape [64, 10]): expected a real"),
+    ],
+)
+def test_an_unknown_bound_names_the_nearest(bounds: dict[str, Any], message: str) -> None:
+    """And all there are; an array is shown by its shape."""
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}"):
+        Budget(**bounds)
+
+
+@pytest.mark.parametrize(("value", "shown"), [(30, "30"), (np.ones(3), "ndarray of shape [3]")])
+def test_a_bound_without_a_name(value: Any, shown: str) -> None:
+    """The text says which name it needs."""
+    message = f"Budget({shown}): a bound needs its name: did you mean sqnr_db=…?"
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}"):
+        Budget(value)  # type: ignore[call-arg] # what is tested
+
+
 @pytest.mark.parametrize("value", [True, "3", [1], 1 + 2j, np.True_])
 def test_a_bound_is_a_real_number(value: Any) -> None:
     """What is no real number is a TypeError that shows it."""

@@ -45,6 +45,7 @@ sys.modules["pytest_edgeq.edgeq"] = stub
         ("artifacts", "tox.ini", "tox.ini is a file; a folder is wanted"),
         ("artifacts", "tox.ini/sub", "expected a folder that can be written, got "),
         ("json", ".", " is a folder; a file is wanted"),
+        ("html", "/no/such/dir/x.html", "there is no folder /no/such/dir (missing ones are made"),
         ("update", "all", "'all' is none of the valid values: new, changed, tighten, prune"),
         ("quantizers", "pt2e_int8", "did you mean pt2e_qat_int8 or pt2e_static_int8"),
         ("quantizers", "pt2e_int8", ", ".join(PRESETS)),
@@ -91,6 +92,7 @@ def test_update_does_not_swallow_a_path_in_silence(project: Project) -> None:
         "write --edgeq-update=new,changed (with '=')",
     ]
     project.refuses("--edgeq-update", "test_update.py", shows=shows)
+    project.run("--edgeq-update", "new", shows="edgeq: *update=new", passed=1)
 
 
 def test_update_is_refused_on_ci(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -74,6 +75,18 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]]
         {},
         TypeError,
         r"sample_inputs\[1\]: expected a torch.Tensor, got float",
+    ),
+    "an array": (
+        (_model(), np.zeros((1, 8))),
+        {},
+        TypeError,
+        r"expected a torch.Tensor, got ndarray of shape \[1, 8\]; write torch.as_tensor",
+    ),
+    "swapped arguments": (
+        ((torch.ones(1, 8),), _model()),
+        {},
+        TypeError,
+        r"got a tuple: \(Tensor of shape \[1, 8\],\); the arguments are swapped",
     ),
     "inputs by name": (
         (seeded(TwoInputs), {"image": torch.ones(1)}),

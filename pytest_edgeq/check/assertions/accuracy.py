@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pytest_edgeq.check.assertions.drop_error import drop_error
-from pytest_edgeq.check.assertions.expect import failed, parse_number
+from pytest_edgeq.check.assertions.expect import failed, parse_number, swapped
 from pytest_edgeq.check.assertions.scoring import ScoredSample, Scorer, scorer_for
 from pytest_edgeq.compare.failed_samples import FailedSamples, attach_samples
 from pytest_edgeq.compare.foreign import is_keras, keras_output_names
@@ -27,6 +27,7 @@ from pytest_edgeq.compare.reference import (
     undisturbed,
 )
 from pytest_edgeq.compare.samples import Sample, is_tensor
+from pytest_edgeq.numerics.arrays import kind_of
 from pytest_edgeq.numerics.comparison import WorstSamples
 from pytest_edgeq.numerics.findings import NONFINITE, Finding, Place
 from pytest_edgeq.numerics.metrics import least_sqnr_db
@@ -98,8 +99,9 @@ def assert_accuracy_drop(
         )
     if not isinstance(model, QuantizedModel):
         raise TypeError(
-            f"expected a QuantizedModel, got {type(model).__name__}: a drop is measured against a "
-            "float model, which a file alone does not have: edgeq.load(tflite, reference=model)"
+            f"expected a QuantizedModel, got {kind_of(model)}{swapped(labelled_inputs)}: a drop "
+            "is measured against a float model, which a file alone does not have: "
+            "edgeq.load(tflite, reference=model)"
         )
     if model.float_model is None:
         raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pytest_edgeq.check.assertions.expect import Model, edge_of, known_op, table
+from pytest_edgeq.check.assertions.expect import Model, edge_of, known_op, require_comparison, table
 from pytest_edgeq.compare.file_health import conformance_findings
 from pytest_edgeq.errors import UnmatchedError, failure, warn_user
 from pytest_edgeq.names import nearest
@@ -30,10 +30,7 @@ def assert_healthy(comparison: Comparison, allow: Sequence[str] = ()) -> None:
             none.
         TypeError: Not a comparison, or `allow` is no sequence.
     """
-    if not isinstance(comparison, Comparison):
-        raise TypeError(
-            f"expected the result of edgeq.compare(model, inputs), got {type(comparison).__name__}"
-        )
+    require_comparison(comparison)
     _require_names(allow)
     kinds = sorted({each.kind for each in comparison.health})
     _require_needed(allow, kinds, "finding")

@@ -14,6 +14,8 @@ import numpy as np
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.errors import UnmatchedError, failure, warn_user
 from pytest_edgeq.names import nearest
+from pytest_edgeq.numerics.arrays import kind_of, short_repr
+from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import Finding, aligned
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.registry import BUILT_IN
@@ -62,7 +64,21 @@ def bare_isolation() -> Isolation:
     )
 
 
-def edge_of(model: Model) -> EdgeFile:
+def require_comparison(comparison: object, hint: str = "") -> None:
+    """Raise a TypeError unless it is a comparison."""
+    if not isinstance(comparison, Comparison):
+        raise TypeError(
+            f"expected the result of edgeq.compare(model, inputs), got {kind_of(comparison)}{hint}"
+        )
+
+
+def swapped(inputs: object) -> str:
+    """Return a hint if samples and model are swapped; an empty string otherwise."""
+    is_model = isinstance(inputs, QuantizedModel)
+    return "; the arguments are swapped: the model comes first, then its samples" * is_model
+
+
+def edge_of(model: Model, inputs: object = None) -> EdgeFile:
     """Open the model of an assertion: a QuantizedModel, a path or bytes."""
     if isinstance(model, QuantizedModel):
         return model.edge
@@ -71,7 +87,7 @@ def edge_of(model: Model) -> EdgeFile:
         return EdgeFile(source, runtimes=BUILT_IN.isolated(bare_isolation()), foreign=True)
     raise TypeError(
         f"expected a QuantizedModel, a path or the bytes of a .tflite file, got "
-        f"{type(model).__name__}"
+        f"{kind_of(model)}{swapped(inputs)}"
     )
 
 
@@ -85,7 +101,9 @@ def parse_dtype(dtype: Any) -> str:
         name = np.dtype(dtype).name
     else:
         # Python's int and float have no width, so they are no dtypes.
-        raise TypeError(f"expected a dtype such as 'int8', np.int8 or torch.int8, got {dtype!r}")
+        raise TypeError(
+            f"expected a dtype such as 'int8', np.int8 or torch.int8, got {short_repr(dtype)}"
+        )
     known = tensor_types()
     if name in known:
         return name
@@ -117,7 +135,7 @@ def parse_count(what: str, count: Any, *, least: int = 0) -> int:
     except TypeError:
         number = None
     if number is None or isinstance(count, (bool, np.bool_)):
-        raise TypeError(f"{what}: expected an integer, got {count!r}")
+        raise TypeError(f"{what}: expected an integer, got {short_repr(count)}")
     if number < least:
         raise ValueError(f"{what}: expected {least} or more, got {count!r}")
     return number
@@ -126,7 +144,7 @@ def parse_count(what: str, count: Any, *, least: int = 0) -> int:
 def parse_number(what: str, number: Any) -> float:
     """Return a bound if it is a real number, NaN and infinities included."""
     if not isinstance(number, Real) or isinstance(number, bool):
-        raise TypeError(f"{what}: expected a number, got {number!r}")
+        raise TypeError(f"{what}: expected a number, got {short_repr(number)}")
     return int(number) if isinstance(number, int) else float(number)
 
 

@@ -7,9 +7,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from pytest_edgeq.check.assertions.expect import Model, edge_of, failed, parse_number, spread, table
+from pytest_edgeq.check.assertions.expect import (
+    Model,
+    edge_of,
+    failed,
+    parse_number,
+    require_comparison,
+    spread,
+    table,
+)
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.errors import UnmatchedError, failure
+from pytest_edgeq.numerics.arrays import short_repr
 from pytest_edgeq.numerics.budget import Budget
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import NONFINITE, OVER_BUDGET, Finding, Place, input_findings
@@ -53,10 +62,11 @@ def assert_within_budget(
         TypeError: Not a comparison, or not a budget.
         ValueError: No budget given, or `total` given twice.
     """
-    if not isinstance(comparison, Comparison):
-        raise TypeError(
-            f"expected the result of edgeq.compare(model, inputs), got {type(comparison).__name__}"
-        )
+    is_swapped = isinstance(budget, Comparison)
+    require_comparison(
+        comparison,
+        "; the arguments are swapped: assert_within_budget(comparison, budget)" * is_swapped,
+    )
     if budget is not None and total is not None:
         raise ValueError("the budget of the stage 'total' is given twice: by position and by name")
     given = {
@@ -111,7 +121,9 @@ def _judge(comparison: Comparison, stage: str, wanted: Any) -> list[_Judgement]:
     if isinstance(wanted, Budget):
         return [_compare(wanted, errors, stage, stage)]
     if not isinstance(wanted, Mapping):
-        raise TypeError(f"{stage}: expected a Budget or a dict of Budgets, got {wanted!r}")
+        raise TypeError(
+            f"{stage}: expected a Budget or a dict of Budgets, got {short_repr(wanted)}"
+        )
     if not any(value is not None for value in wanted.values()):
         raise ValueError(f"{stage}: {dict(wanted)!r} bounds no output")
     judged = []
@@ -121,7 +133,7 @@ def _judge(comparison: Comparison, stage: str, wanted: Any) -> list[_Judgement]:
         if value is None:
             continue
         if not isinstance(value, Budget):
-            raise TypeError(f"{where}: expected a Budget, got {value!r}")
+            raise TypeError(f"{where}: expected a Budget, got {short_repr(value)}")
         judged.append(_compare(value, errors.outputs[name], stage, where))
     return judged
 

@@ -64,7 +64,7 @@ def assert_runtimes_agree(
     names = (runtimes,) if isinstance(runtimes, str) else tuple(runtimes)
     if len(names) < 2 or len(set(names)) < len(names):
         raise ValueError(f"runtimes: expected two or more different ones, got {runtimes!r}")
-    edge = edge_of(model)
+    edge = edge_of(model, inputs)
     for runtime in names:
         edge.runtimes.check(runtime)
     outputs = edge.signature.outputs

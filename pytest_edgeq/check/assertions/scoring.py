@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.compare.samples import as_array, is_tensor
+from pytest_edgeq.numerics.arrays import short_repr
 from pytest_edgeq.numerics.paired import (
     SEED,
     Resampled,
@@ -152,10 +153,10 @@ def _checked(score: Any, where: str, batch: set[int]) -> Floats:
     else:
         raise TypeError(
             f"{where}: expected a bool or a number, or a tensor of one for each item of the batch, "
-            f"got {score!r}"
+            f"got {short_repr(score)}"
         )
     if values.dtype.kind not in "biuf":
-        raise TypeError(f"{where}: expected a bool or a number, got {score!r}")
+        raise TypeError(f"{where}: expected a bool or a number, got {short_repr(score)}")
     if values.size != 1 and (values.ndim != 1 or len(values) not in batch or not values.size):
         raise ValueError(
             f"{where}: expected one score, or one for each item of the batch, got shape "

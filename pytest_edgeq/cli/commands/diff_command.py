@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,10 @@ import click
 from pytest_edgeq.cli.files import PATH, open_file
 from pytest_edgeq.cli.text import json_option, print_json, wrapped
 from pytest_edgeq.cli.trouble import FOUND, exit_codes, in_sentences
-from pytest_edgeq.numerics.findings import counted
+from pytest_edgeq.numerics.findings import aligned, counted
 
 if TYPE_CHECKING:
-    from pytest_edgeq.cli.file_diff import FileDiff
+    from pytest_edgeq.cli.file_diff import FileDiff, WeightRounding
     from pytest_edgeq.runtimes.edge import EdgeFile
 
 _SHOWN = 40  # changes of parameters and constants that the text lists
@@ -34,7 +35,8 @@ def command(ctx: click.Context, old: Path, new: Path, as_json: bool) -> None:
     Ops are aligned as baselines are: an op that was inserted is one difference, not one of every op
     behind it. Compared are inputs and outputs, op dtypes, options, wiring, scales and zero points,
     and the values of constants, all exactly. Names of tensors, metadata, and the order of bytes in
-    the file are not.
+    the file are not. If the old file is in float, each quantized weight has the share of codes that
+    are the rounding of its float values; the text lists those below 100 %, --json all.
     """
     with in_sentences():
         files = open_file(old), open_file(new)
@@ -62,13 +64,15 @@ def _compared(
     lines = [f"{old} → {new}"]
     lines += [part for line in ([] if found is None else found.lines) for part in wrapped(line)]
     lines += _change_lines(diff)
+    roundings = list(diff.roundings())
+    lines += _rounding_lines(roundings)
     differs = found is not None or bool(diff.changes)
     if not differs:
         lines.append("no difference but in names, metadata or the order of bytes")
     if sizes[0] != sizes[1]:
         lines.append(f"size: {sizes[0]:,} → {sizes[1]:,} bytes ({sizes[1] - sizes[0]:+,})")
     summary = "" if found is None else found.title
-    return differs, _document(old, new, diff, sizes, summary), "\n".join(lines)
+    return differs, _document(old, new, diff, roundings, sizes, summary), "\n".join(lines)
 
 
 def _change_lines(diff: FileDiff) -> list[str]:
@@ -85,8 +89,43 @@ def _change_lines(diff: FileDiff) -> list[str]:
     return lines
 
 
+def _rounding_lines(roundings: Sequence[WeightRounding]) -> list[str]:
+    """Return how far the weights are the rounding of the float file's values."""
+    if not roundings:
+        return []
+    rows = []
+    odd = [each for each in roundings if not 0 < each.codes == each.equal]
+    for each in odd[:_SHOWN]:
+        share = f"{_percent(each.equal, each.codes)} of {counted(each.codes, 'code')}"
+        if not each.codes:
+            text = "not compared, as the shapes differ"
+        elif not each.is_of_floats:
+            text = f"not the float file's values ({share}): folded, permuted or other weights"
+        else:
+            worst = _percent(each.channel_equal, each.channel_codes)
+            text = f"{share}; worst channel {each.channel}: {worst}, off by {each.furthest:.3g}"
+        rows.append((each.where, text))
+    whole = f"{len(roundings) - len(odd)} of {counted(len(roundings), 'weight')}"
+    lines = [f"all codes of {whole} are the rounding of the float values{':' if odd else ''}"]
+    lines += aligned(rows, indent="  ") if rows else []
+    if (hidden := len(odd) - _SHOWN) > 0:
+        lines.append(f"  … and {hidden} more, which --json lists")
+    return lines
+
+
+def _percent(count: int, total: int) -> str:
+    """Return a share that is 100 % only if nothing is missing."""
+    share = 100 * count / max(total, 1)
+    return f"{share:.0f} %" if share in (0, 100) else f"{min(max(share, 0.1), 99.9):.1f} %"
+
+
 def _document(
-    old: Path, new: Path, diff: FileDiff, sizes: tuple[int, int], summary: str
+    old: Path,
+    new: Path,
+    diff: FileDiff,
+    roundings: Sequence[WeightRounding],
+    sizes: tuple[int, int],
+    summary: str,
 ) -> dict[str, Any]:
     before, after = diff.rows
     alignment = diff.alignment
@@ -113,4 +152,5 @@ def _document(
         "outputs": {"new": after["outputs"], "old": before["outputs"]},
         "size_bytes": {"new": sizes[1], "old": sizes[0]},
         "summary": summary,
+        "weights": [each.to_dict() for each in roundings],
     }

@@ -28,7 +28,7 @@ def command(page: str | None, html: Path | None, opens: bool) -> None:
     """
     List the documentation pages, show one in a pager, or render all of them.
 
-    PAGE is a name of the list, or the last part of one, such as choose-a-budget.
+    PAGE is a name of the list, or a part of one that no other has, such as choose-a-budget or ci.
     """
     from pytest_edgeq.cli.pages import find_page, pages
 

@@ -114,7 +114,7 @@ class Settings:
         "WHAT",
         "Accept what was measured into the baselines: comma list of "
         f"{', '.join(values.UPDATE_CATEGORIES)}; without a value {values.BARE_UPDATE}. "
-        "A value needs '='. Refused on CI.",
+        "A test path cannot follow the bare flag. Refused on CI.",
         values.update_of,
         bare=values.BARE_UPDATE,
     )

@@ -159,6 +159,11 @@ def file(text: str, place: OptionSource) -> Path | None:
     path = place.folder / text
     if text and _is_folder(path):
         raise ValueError(f"{path} is a folder; a file is wanted")
+    if text and not path.parent.is_dir() and not path.is_relative_to(place.folder):
+        raise ValueError(
+            f"{path}: there is no folder {path.parent} (missing ones are made below {place.folder} "
+            "only)"
+        )
     return path if text else None
 
 
