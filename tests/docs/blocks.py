@@ -80,5 +80,5 @@ def commands() -> list[str]:
         line
         for block in blocks()
         if block.language == "console" and not block.commands
-        for line in block.text.splitlines()
+        for line in block.text.replace("\\\n", "").splitlines()
     ]

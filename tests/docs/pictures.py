@@ -1,5 +1,5 @@
 """
-The pictures of the HTML page in README and in the pages.
+The pictures of the HTML page in the documentation.
 
 `python -m tests.docs.pictures` makes them again, which is needed when the page looks otherwise. It
 runs README's files and tests of two defective files with `--edgeq-html`, opens the page in Chromium

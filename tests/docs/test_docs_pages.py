@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pytest_edgeq.cli.pages import find_page, pages
 from pytest_edgeq.plugin.options.declared import OPTIONS
 from tests.docs.blocks import FILES, PAGES, README, ROOT, Block, blocks, commands
 from tests.docs.session import Session, environment
+from tests.docs.workflows import workflow_installs
 
 # A page runs suites and commands, one after the other: 36 s of CPU time the tutorial.
 pytestmark = pytest.mark.timeout(900)
@@ -47,7 +49,7 @@ def test_every_block_is_run_or_says_why_not(page: Path) -> None:
     fences = re.findall(r"^```", page.read_text("utf-8"), re.M)
     assert len(fences) == 2 * len(found), "a fence is not closed, or not of a known form"
     if page == README:
-        found = [block for block in found if block.text not in "".join(map(_line, commands()))]
+        found = [block for block in found if block.language != "console" or block.commands]
     is_run = False
     for block in reversed(found):
         if block.why_not_run:
@@ -61,10 +63,6 @@ def test_every_block_is_run_or_says_why_not(page: Path) -> None:
             assert block.text in {each.text for each in blocks(PAGES / "tutorial.md")}
         else:
             assert is_run or block.language == "text", f"line {block.line}: nothing runs it"
-
-
-def _line(command: str) -> str:
-    return f"{command}\n"
 
 
 def _check_syntax(block: Block) -> None:
@@ -81,8 +79,49 @@ def test_the_commands_pin_torch_and_stand_in_the_pipeline() -> None:
     script = ROOT.joinpath(".ci", "run").read_text("utf-8")
 
     assert len(commands()) == 2
-    assert all("pip install --quiet torch==2.13.0 . --group" in command for command in commands())
+    install = "pip install --quiet torch==2.13.0 '.[convert]' --group"
+    assert all(install in command for command in commands())
     assert "tests/readme.py" in script
+
+
+def test_a_workflow_installs_torch_once_for_the_cpu() -> None:
+    """In one call that reads both indexes and pins torch, or pip replaces it by a CUDA build."""
+    assert len(workflow_installs()) == 4
+    for install in workflow_installs():
+        assert install[:3] == ["python", "-m", "pip"]
+        assert "torch==2.13.0" in install
+        assert install[install.index("--index-url") + 1].endswith("/whl/cpu")
+        assert install[install.index("--extra-index-url") + 1] == "https://pypi.org/simple"
+
+
+def test_the_long_description_has_no_relative_link() -> None:
+    """A package index shows README alone, so a link or picture to a file beside it is dead."""
+    assert 'readme = "README.md"' in ROOT.joinpath("pyproject.toml").read_text("utf-8")
+    targets = re.findall(r"\]\(([^)\s]+)\)", README.read_text("utf-8"))
+    assert [target for target in targets if not target.startswith("https://")] == []
+
+
+def test_readme_names_every_page_for_edgeq_docs() -> None:
+    """In place of links; two pages of docstrings and the first page are reached from others."""
+    rows = re.findall(r"^\| [\w ,-]+ \| (`(?!edgeq docs).*`) \|$", README.read_text("utf-8"), re.M)
+    named = {find_page(name).name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    left_out = {"index", "reference/assertions", "reference/edgeq"}
+    assert named == {page.name for page in pages()} - left_out
+
+
+def test_the_tutorial_asks_for_no_more_than_it_measured() -> None:
+    """The budget in its test is no tighter than the one that `suggest_budget` prints."""
+    text = PAGES.joinpath("tutorial.md").read_text("utf-8")
+    printed, pasted = (
+        {name: float(bound) for name, bound in re.findall(r"(\w+)=([\d.]+)", budget)}
+        for budget in re.findall(r"Budget\(([^)]+)\)", text)
+    )
+    at_least = {"sqnr_db", "worst_sample_sqnr_db", "cosine_similarity", "top1_agreement"}
+    assert pasted
+    assert pasted.keys() <= printed.keys()
+    for name, bound in pasted.items():
+        low, high = sorted((bound, printed[name]))
+        assert (low if name in at_least else high) == bound, name
 
 
 def test_the_tutorial_takes_the_model_of_the_readme() -> None:
