@@ -6,7 +6,9 @@ import base64
 import dataclasses
 import gzip
 import json
+import math
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -138,6 +140,31 @@ def layer_chart(points: LayerPoints) -> Chart:
     label = "Local and cumulative SQNR of each op over depth"
     axes = {"x": "op, in execution order", "y": "SQNR, dB (higher is better)"}
     return _finished(chart, label, hover, **axes)
+
+
+def history_chart(
+    times: Sequence[datetime], values: Sequence[float | None], verdicts: Sequence[str], name: str
+) -> Chart:
+    """Return a figure of one model over the runs that measured it; failed ones are crosses."""
+    chart = _figure(190, x_axis_type="datetime")
+    numbers = np.array([math.nan if value is None else value for value in values], np.float64)
+    source = ColumnDataSource(
+        {
+            "time": np.array([time.replace(tzinfo=None) for time in times], "datetime64[ms]"),
+            "value": np.where(np.isfinite(numbers), numbers, np.nan),
+            "told": [f"{number:.6g}" for number in numbers],
+            "when": [f"{time:%Y-%m-%d %H:%M}" for time in times],
+            "verdict": list(verdicts),
+            "marker": ["x" if each == "failed" else "circle" for each in verdicts],
+        }
+    )
+    color = COLORS["quantization"]
+    chart.line(x="time", y="value", source=source, line_color=color, line_width=1.8)
+    dots = chart.scatter(x="time", y="value", marker="marker", source=source, size=8, color=color)
+    tooltips = [("run", "@when"), (name, "@told"), ("tests", "@verdict")]
+    return _finished(
+        chart, f"{name} of each run", HoverTool(renderers=[dots], tooltips=tooltips), x="", y=name
+    )
 
 
 def histogram(found: Distribution) -> Chart:
