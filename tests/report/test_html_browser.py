@@ -328,6 +328,11 @@ def test_a_phone_needs_no_scrolling_to_the_side(open_page: Open) -> None:
     page = open_page(run, width=390, has_touch=True, is_mobile=True)
     show_all(page)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+    # A table that goes on has a shadow at its side.
+    table = page.get_by_role("region", name="Models")
+    assert table.evaluate("each => each.scrollWidth > each.clientWidth")
+    shadows = table.evaluate("each => getComputedStyle(each).backgroundAttachment")
+    assert shadows == "local, local, scroll, scroll"
     chart = chart_of(page, "Local and cumulative SQNR")
     width = chart.locator("canvas").first.bounding_box()
     assert width is not None
