@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from pytest_edgeq.report.html.history import read_runs
 from pytest_edgeq.report.markdown import markdown_page
 from pytest_edgeq.report.run import Run as Record
 from tests.cli.conftest import CONVERTED, Run, without_torch
@@ -46,6 +48,55 @@ def test_the_page_with_charts(
     assert done.exit_code == 2
     assert "pip install 'pytest-edgeq[report]'" in done.stderr
     assert not (tmp_path / "other.html").exists()
+
+
+def test_a_history(
+    run: Run, broken: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page with a section for each model, from all records of a folder, the oldest first."""
+    for day, sqnr in (("26", 30.0), ("25", "inf")):
+        tests = [outcome("test_x.py::test_a", ["a"], compared("a", total=sqnr))]
+        started = f"2026-11-{day}T09:25:19+00:00"
+        again = run_of({"a": model("Sound")}, tests, started=started)
+        again.write(tmp_path / f"{day}.json")
+    (tmp_path / "other.txt").write_text("no record")
+    done = run("report", "--history", tmp_path)
+    assert (done.exit_code, done.stdout) == (0, f"{tmp_path / 'history.html'}: 2 runs\n")
+    page = (tmp_path / "history.html").read_text("utf-8")
+    assert re.findall(r"<h2>(.*?) <span", page) == ["Sound"]
+    charts = re.findall(r'aria-label="(.*?) of each run"', page)
+    assert charts[:2] == ["SQNR, dB", "size, KB"]
+    days = [each.data["started"][8:10] for each in read_runs(tmp_path)]
+    assert days == ["25", "26"]
+
+    broken.write(tmp_path / "27.json")
+    assert run("report", "--history", tmp_path, "--html", tmp_path / "x.html").exit_code == 0
+    assert "<h2>Broken" in (tmp_path / "x.html").read_text("utf-8")
+    monkeypatch.setitem(sys.modules, "bokeh", None)
+    assert "pip install 'pytest-edgeq[report]'" in run("report", "--history", tmp_path).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "expected RECORD, or --history DIR"),
+        (["run.json", "--history", "."], "expected RECORD, or --history DIR"),
+        (["--history", "gone"], "gone: there is no such folder"),
+        (["--history", "."], ".: there is no record in it (pytest --edgeq-json=./….json)"),
+        (["--history", "bad"], "expected the JSON of --edgeq-json, got another document"),
+    ],
+)
+def test_a_history_of_nothing(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], told: str
+) -> None:
+    """One sentence."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "package.json").write_text("{}")
+    done = run("report", *arguments)
+    assert done.exit_code == 2
+    assert told in done.stderr
+    assert not (tmp_path / "history.html").exists()
 
 
 def test_a_run_without_failures(broken: Record, tmp_path: Path) -> None:

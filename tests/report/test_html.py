@@ -341,6 +341,19 @@ def test_infinite_errors_stand_at_the_edge_and_unmatched_ops_are_gaps() -> None:
     assert figures.layer_points(nothing) is None
 
 
+@pytest.mark.parametrize(("ops", "named"), [(6, True), (20, True), (21, False)])
+def test_few_ops_are_named_on_the_axis(ops: int, named: bool) -> None:
+    """And local errors are not joined, as the errors of unlike ops have nothing in common."""
+    found = model(ops=ops)
+    found["ops"][3]["op"] = "CUSTOM:$$x^2$$"
+    events = event("localize", "a", layers=layers(found["ops"]))
+    page = html_page(run_of({"a": found}, [outcome("test_x.py::test_a", ["a"], events)]))
+    (chart,) = (json.dumps(each) for each in Page(page).charts)
+    assert ('"CONV_2D #2"' in chart, '"CUSTOM #3"' in chart) == (named, named)
+    lines = set(re.findall(r'"name": "Line", .*?"y": {"type": "field", "field": "(\w+)"}', chart))
+    assert lines == {"cumulative"}
+
+
 def test_a_change_is_told_as_a_diff() -> None:
     """Added, removed and changed lines, old and new values, in the words of the terminal."""
     found = re.search(r'<pre class="diff"[^>]*>(.*?)</pre>', html_page(full_run()), re.DOTALL)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_edgeq.report.html.history import history_page
 from pytest_edgeq.report.html.page import write_html
 from pytest_edgeq.report.run import Run
 from tests.report.runs import (
@@ -59,9 +60,12 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
     complaints: list[str] = []
     pages: list[Page] = []
 
-    def opened(run: Run, *, width: int = 1280, **context: Any) -> Page:
+    def opened(run: Run | str, *, width: int = 1280, **context: Any) -> Page:
         path = tmp_path / "report.html"
-        write_html(run, path)
+        if isinstance(run, str):
+            path.write_text(run, encoding="utf-8")
+        else:
+            write_html(run, path)
         page = browser.new_page(viewport={"width": width, "height": 900}, **context)
         pages.append(page)
         page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
@@ -141,6 +145,13 @@ def test_everything_is_drawn_without_complaint_or_request(open_page: Open) -> No
     show_all(page)
     assert page.locator("[data-chart]:visible canvas").count() >= 4
     assert page.title() == "1 of 2 models failed – pytest-edgeq"
+
+
+def test_a_history_is_drawn(open_page: Open) -> None:
+    """Each chart, with its run named where the pointer is."""
+    page = open_page(history_page([full_run(), full_run()]))
+    show_all(page)
+    assert page.locator("[data-drawn]").count() == page.locator("[data-chart]").count() > 3
 
 
 @pytest.mark.parametrize("name", ["</script><script>alert(1)</script>", "<img src=x>", "$$x^2$$"])
@@ -317,6 +328,11 @@ def test_a_phone_needs_no_scrolling_to_the_side(open_page: Open) -> None:
     page = open_page(run, width=390, has_touch=True, is_mobile=True)
     show_all(page)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+    # A table that goes on has a shadow at its side.
+    table = page.get_by_role("region", name="Models")
+    assert table.evaluate("each => each.scrollWidth > each.clientWidth")
+    shadows = table.evaluate("each => getComputedStyle(each).backgroundAttachment")
+    assert shadows == "local, local, scroll, scroll"
     chart = chart_of(page, "Local and cumulative SQNR")
     width = chart.locator("canvas").first.bounding_box()
     assert width is not None

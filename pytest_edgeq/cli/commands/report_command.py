@@ -18,7 +18,7 @@ from pytest_edgeq.numerics.findings import counted
         "no test failed", "a test failed in that run", "wrong usage, or no record of a run"
     )
 )
-@click.argument("record", type=PATH)
+@click.argument("record", type=PATH, required=False)
 @click.option("--markdown", type=PATH, metavar="FILE", help="Write it here for a pull request.")
 @click.option(
     "--html",
@@ -26,10 +26,23 @@ from pytest_edgeq.numerics.findings import counted
     metavar="FILE",
     help="Write a page with charts; needs pytest-edgeq[report].",
 )
+@click.option(
+    "--history",
+    type=PATH,
+    metavar="DIR",
+    help="Draw SQNR, size and top-1 of each model over the records DIR/*.json, into --html FILE or "
+    "DIR/history.html.",
+)
 @click.pass_context
-def command(ctx: click.Context, record: Path, markdown: Path | None, html: Path | None) -> None:
+def command(
+    ctx: click.Context,
+    record: Path | None,
+    markdown: Path | None,
+    html: Path | None,
+    history: Path | None,
+) -> None:
     """
-    Show a run by the record that --edgeq-json has written.
+    Show a run by the record that --edgeq-json has written, or several by --history.
 
     Prints the table of its models and the first line of each failure.
     """
@@ -37,8 +50,13 @@ def command(ctx: click.Context, record: Path, markdown: Path | None, html: Path 
     from pytest_edgeq.report.run import showing
     from pytest_edgeq.report.whole_files import write_whole
 
-    if html is not None and find_spec("bokeh") is None:
-        raise click.UsageError(f"--html: {NEEDS_REPORT}")
+    if (html or history) is not None and find_spec("bokeh") is None:
+        raise click.UsageError(f"{'--html' if html else '--history'}: {NEEDS_REPORT}")
+    if (record is None) == (history is None) or (history and markdown):
+        raise click.UsageError("expected RECORD, or --history DIR without RECORD and --markdown")
+    if record is None:
+        _draw_history(Path(str(history)), html)
+        return
     with in_sentences(), showing(record) as run:
         for text, failed in table_lines(run):
             click.secho(text, fg="red" if failed else None)
@@ -56,3 +74,14 @@ def command(ctx: click.Context, record: Path, markdown: Path | None, html: Path 
 
             write_html(run, html)
     ctx.exit(FOUND if failures else 0)
+
+
+def _draw_history(folder: Path, html: Path | None) -> None:
+    from pytest_edgeq.report.html.history import history_page, read_runs
+    from pytest_edgeq.report.whole_files import write_whole
+
+    path = folder / "history.html" if html is None else html
+    with in_sentences():
+        runs = read_runs(folder)
+        write_whole(path, history_page(runs))
+    click.echo(f"{path}: {counted(len(runs), 'run')}")

@@ -6,7 +6,9 @@ import base64
 import dataclasses
 import gzip
 import json
+import math
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -50,6 +52,7 @@ _FONT = "system-ui, sans-serif"
 
 _LEAST_SHOWN = 12  # percent; the number does not fit into a bar of less on a phone
 _FEW_OPS = 50  # whose marks fit next to each other on a phone
+_NAMED_OPS = 20  # whose names fit next to each other on a phone, turned
 _LONGEST = 18  # characters of an output's name on a phone
 
 
@@ -112,16 +115,25 @@ def layer_chart(points: LayerPoints) -> Chart:
     """Return local and cumulative error of each op over depth."""
     (low, high), index = points.range, points.columns["index"]
     depth = Range1d(index.min() - 0.6, index.max() + 0.6)
-    chart = _figure(360, x_range=depth, y_range=Range1d(low, high))
+    named = len(index) <= _NAMED_OPS
+    chart = _figure(460 if named else 360, x_range=depth, y_range=Range1d(low, high))
+    if named:
+        # Without the name of a custom op, which Bokeh might read as a formula.
+        names = (op.partition(":")[0] for op in points.columns["op"])
+        ticks = zip(index.tolist(), names, strict=True)
+        chart.xaxis.ticker = index.tolist()
+        chart.xaxis.major_label_overrides = {at: f"{name} #{at}" for at, name in ticks}
+        chart.xaxis.major_label_orientation = "vertical"
     source = ColumnDataSource(dict(points.columns))
     # The strip of an op is what the pointer meets, so that any height of the chart will do.
     strips = _bars(chart, source, low, high, COLORS["lowering"], "alpha")
-    for name, color, dash in (
-        ("local", COLORS["lowering"], "solid"),
-        ("cumulative", COLORS["quantization"], "dashed"),
+    for name, color in (
+        ("local", COLORS["lowering"]),
+        ("cumulative", COLORS["quantization"]),
     ):
         label = f"{name} error"
-        _line(chart, source, "index", name, color, dash, label)
+        if name == "cumulative":  # the local errors of ops have nothing to do with each other
+            _line(chart, source, "index", name, color, "dashed", label)
         look = {"size": 7 if len(index) <= _FEW_OPS else 4, "color": color, "legend_label": label}
         chart.scatter(x="index", y=name, marker=f"{name}_marker", source=source, **look)
     if points.culprit is not None:
@@ -138,6 +150,33 @@ def layer_chart(points: LayerPoints) -> Chart:
     label = "Local and cumulative SQNR of each op over depth"
     axes = {"x": "op, in execution order", "y": "SQNR, dB (higher is better)"}
     return _finished(chart, label, hover, **axes)
+
+
+def history_chart(
+    times: Sequence[datetime], values: Sequence[float | None], verdicts: Sequence[str], name: str
+) -> Chart:
+    """Return a figure of one model over the runs that measured it; failed ones are crosses."""
+    chart = _figure(190, x_axis_type="datetime")
+    numbers = np.array([math.nan if value is None else value for value in values], np.float64)
+    source = ColumnDataSource(
+        {
+            "time": np.array([time.replace(tzinfo=None) for time in times], "datetime64[ms]"),
+            "value": np.where(np.isfinite(numbers), numbers, np.nan),
+            "told": [f"{number:.6g}" for number in numbers],
+            "when": [f"{time:%Y-%m-%d %H:%M}" for time in times],
+            "verdict": list(verdicts),
+            "marker": ["x" if each == "failed" else "circle" for each in verdicts],
+            "color": [COLORS["lowering" if v == "failed" else "quantization"] for v in verdicts],
+        }
+    )
+    chart.line(x="time", y="value", source=source, line_color=_NEUTRAL, line_width=1.8)
+    dots = chart.scatter(
+        x="time", y="value", marker="marker", source=source, size=9, line_width=2, color="color"
+    )
+    tooltips = [("run", "@when"), (name, "@told"), ("tests", "@verdict")]
+    return _finished(
+        chart, f"{name} of each run", HoverTool(renderers=[dots], tooltips=tooltips), x="", y=name
+    )
 
 
 def histogram(found: Distribution) -> Chart:

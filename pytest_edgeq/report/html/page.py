@@ -6,7 +6,7 @@ import base64
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bokeh.resources import Resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -20,8 +20,18 @@ if TYPE_CHECKING:
 
 
 def html_page(run: Run) -> str:
+    """Return the page of a run."""
+    return rendered(
+        "page.html.jinja",
+        run=run.data,
+        models=model_views(run, PageLimits()),
+        unowned=[test for test in run.tests if test["failure"] and not test["models"]],
+    )
+
+
+def rendered(template: str, **values: Any) -> str:
     """
-    Return the page of a run.
+    Return a page with its style and scripts.
 
     It asks the network for nothing, and its security policy forbids the browser to: scripts run
     only if they are the page's own, by their hash.
@@ -37,10 +47,8 @@ def html_page(run: Run) -> str:
     # Of Bokeh's bundles the one with plots; no script may end the element that it stands in.
     (bokeh,) = Resources(mode="inline", components=["bokeh"]).js_raw[:1]
     scripts = [bokeh.replace("</script", "<\\/script"), _asset("page.js")]
-    page: str = templates.get_template("page.html.jinja").render(
-        run=run.data,
-        models=model_views(run, PageLimits()),
-        unowned=[test for test in run.tests if test["failure"] and not test["models"]],
+    page: str = templates.get_template(template).render(
+        values,
         style=_asset("page.css"),
         scripts=scripts,
         hashes=" ".join(f"'sha256-{_hash(script)}'" for script in scripts),
