@@ -34,7 +34,10 @@ def test_the_name_of_a_page_beats_the_last_part_of_another() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("tutorail", "did you mean tutorial?"), ("choose-budget", "did you mean how-to/choose-a-budget?")],
+    [
+        ("tutorail", "did you mean tutorial?"),
+        ("choose-budget", "did you mean how-to/choose-a-budget?"),
+    ],
 )
 def test_an_unknown_page_is_told_with_the_nearest_ones(name: str, hint: str) -> None:
     """And with all that there are."""
