@@ -10,8 +10,9 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,7 +63,7 @@ def version_of(distribution: str) -> str | None:
             return importlib.metadata.version(distribution)
         except importlib.metadata.PackageNotFoundError:
             return None
-    spec = importlib.util.find_spec(package)
+    spec = _spec_of(package)
     if spec is None or not spec.submodule_search_locations:
         return None
     folder = Path(spec.submodule_search_locations[0])
@@ -78,10 +79,15 @@ def version_of(distribution: str) -> str | None:
 def owner_of(distribution: str, folder: Path) -> importlib.metadata.Distribution | None:
     """Return the release or nightly that has written a package's folder: the last installed."""
     stem = distribution.replace("-", "_")
-    metadata = [*folder.parent.glob(f"{stem}-*.dist-info")]
-    metadata += folder.parent.glob(f"{stem}_nightly-*.dist-info")
+    metadata = [*folder.parent.glob(f"{stem}_nightly-*.dist-info")]
+    metadata += folder.parent.glob(f"{stem}-*.dist-info")
     newest = max(metadata, key=lambda path: path.stat().st_mtime, default=None)
-    return None if newest is None else importlib.metadata.Distribution.at(newest)
+    if newest is not None:
+        return importlib.metadata.Distribution.at(newest)
+    try:  # of the system's packages, which have metadata of another form
+        return importlib.metadata.distribution(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def loaded_torch() -> Any:
@@ -90,32 +96,57 @@ def loaded_torch() -> Any:
     return None if sys.modules.get("torch") is None else importlib.import_module("torch")
 
 
+def import_torch() -> bool:
+    """Import torch if it is installed; return whether it is."""
+    if _spec_of("torch") is None:
+        return False
+    importlib.import_module("torch")
+    return True
+
+
+def _spec_of(package: str) -> ModuleSpec | None:
+    """Return where an installed package lies; None of stand-ins, and of folders of its name."""
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # somebody has put an object without a spec in its place
+        return None
+    return spec if spec is not None and spec.origin is not None else None
+
+
 def producer() -> dict[str, str | None]:
     """Return the versions of everything that a baseline may depend on."""
     return {name: version_of(name) for name in ("pytest-edgeq", *_PACKAGES)}
 
 
-def untried(versions: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the releases by which a stack differs from the nearest one of `STACKS`, as texts."""
-    present = {
-        name: version
-        for name, version in versions.items()
-        if name in _PACKAGES and version is not None
-    }
+class Untried(NamedTuple):
+    """A release that pytest-edgeq was not run with, beside the others that are installed."""
 
-    def strange(row: Mapping[str, str]) -> dict[str, str]:
-        return {
-            name: f"{name} {version} (tried: {row.get(name, 'without it')})"
-            for name, version in present.items()
-            if ".".join(version.split(".")[:2]) != row.get(name)
-        }
+    name: str
+    version: str
+    tried: str | None  # of the nearest stack, by its first two numbers; None if it has none
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version} (tried: {self.tried or 'without it'})"
+
+    @property
+    def requirement(self) -> str:
+        """What pip installs in its place; empty if the nearest stack has none."""
+        return "" if self.tried is None else f"'{self.name}=={self.tried}.*'"
+
+
+def untried(versions: Mapping[str, str | None]) -> list[Untried]:
+    """Return the releases by which a stack differs from the nearest one of `STACKS`."""
+
+    def strange(row: Mapping[str, str]) -> list[Untried]:
+        return [
+            Untried(name, version, row.get(name))
+            for name, version in versions.items()
+            if name in _PACKAGES
+            and version is not None
+            and ".".join(version.split(".")[:2]) != row.get(name)
+        ]
 
     return min(map(strange, STACKS), key=len)
-
-
-def tried_requirement(distribution: str) -> str:
-    """Return the requirement on a distribution that the first of `STACKS` has."""
-    return f"{distribution}=={STACKS[0][distribution]}.*"
 
 
 def version_changes(before: Mapping[str, str | None], after: Mapping[str, str | None]) -> list[str]:

@@ -57,12 +57,12 @@ def test_the_command_has_the_range_that_works() -> None:
 
 def test_releases_that_were_not_tried_are_named() -> None:
     """By the nearest stack: a patch is no other release; a library alone was tried with others."""
-    assert untried({"torch": "2.13.9+cpu", "torchao": None, "numpy": "9.9"}) == {}
-    assert untried({"torchao": "0.17.0"}) == {"torchao": "torchao 0.17.0 (tried: 0.18)"}
-    assert untried({**_STACK, "torch": "2.14.1"}) == {}
-    assert untried({**_STACK, "torch": "2.14.1", "litert-quantizer": "0.11.0"}) == {
-        "litert-quantizer": "litert-quantizer 0.11.0 (tried: without it)"
-    }
+    assert untried({"torch": "2.13.9+cpu", "torchao": None, "numpy": "9.9"}) == []
+    assert list(map(str, untried({"torchao": "0.17.0"}))) == ["torchao 0.17.0 (tried: 0.18)"]
+    assert untried({**_STACK, "torch": "2.14.1"}) == []
+    (other,) = untried({**_STACK, "torch": "2.14.1", "litert-quantizer": "0.11.0"})
+    assert str(other) == "litert-quantizer 0.11.0 (tried: without it)"
+    assert other.requirement == ""
 
 
 def test_a_nightly_names_the_files_that_it_has_overwritten(

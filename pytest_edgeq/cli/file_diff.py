@@ -224,7 +224,7 @@ def _rounding(op: Op, stored: Constant, floats: Array) -> WeightRounding:
         channel=worst,
         channel_codes=pair.holds.size // len(by_channel),
         channel_equal=int(by_channel[worst]),
-        furthest=float(np.nan_to_num(distance, nan=np.inf).max()),
+        furthest=float(np.nan_to_num(distance, nan=np.inf).max(axis=aside)[worst]),
     )
 
 

@@ -23,7 +23,7 @@ from pytest_edgeq.compare.foreign import (
 from pytest_edgeq.compare.samples import Sample, as_array, is_tensor
 from pytest_edgeq.names import printable, readable
 from pytest_edgeq.tflite.modules import ModuleNode, ModuleTree
-from pytest_edgeq.versions import loaded_torch
+from pytest_edgeq.versions import import_torch, loaded_torch
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +70,8 @@ def _call_plain(reference: Callable[..., Any], sample: Sample) -> Any:
     try:
         return reference(*args, **kwargs)
     except Exception as on_arrays:
+        if not import_torch():
+            raise
         args, kwargs = _copied(sample, as_tensor)
         try:
             return reference(*args, **kwargs)

@@ -24,6 +24,11 @@ def exported_graph(
     module = torch_module(reference)
     if module is None or isinstance(module, torch.fx.GraphModule):
         return module
+    return exported(module, sample)
+
+
+def exported(module: torch.nn.Module, sample: Sample) -> torch.fx.GraphModule | None:
+    """Export a module or graph; None where torch cannot."""
     args, kwargs = _inputs_of(sample)
     try:
         with litert.quiet(), torch.no_grad(), warnings.catch_warnings():

@@ -98,8 +98,9 @@ def mask_finding(
 
 def _leak_text(wanted: Floats, file: Floats) -> str | None:
     """Return a sentence if masked values keep a share of the softmax, else None."""
-    left_out = softmax_of(wanted, -1) < _NOTHING
-    shares = np.where(left_out, softmax_of(file, -1), 0.0)
+    with np.errstate(invalid="ignore"):
+        left_out = softmax_of(wanted, -1) < _NOTHING
+        shares = np.where(left_out, softmax_of(file, -1), 0.0)
     most = int(shares.argmax())
     if not float(shares.max()) > _LEAST_SHARE:
         return None

@@ -29,14 +29,20 @@ def source_line(quantized: QuantizedModel, sample: Sample, place: Place) -> str:
         return ""
     from pytest_edgeq.compare.torch_graphs import exported_graph
 
-    lines = _lines_of(quantized.simulated, place)
+    entries = quantized.op_dtypes
+    count = sum((each.op, each.module) == (place.name, place.module) for each in entries)
+    lines = _lines_of(quantized.simulated, place, count)
     if not lines:
-        lines = _lines_of(exported_graph(quantized.float_model, sample), place)
+        lines = _lines_of(exported_graph(quantized.float_model, sample), place, count)
     return lines.pop() if len(lines) == 1 else ""
 
 
-def _lines_of(graph: Any, place: Place) -> set[str]:
-    """Return the lines of a module's calls; only those of the op's own kind if there are any."""
+def _lines_of(graph: Any, place: Place, count: int) -> set[str]:
+    """
+    Return the lines of a module's calls.
+
+    Only those of the op's name if as many have it: a call of another name may lower to it, too.
+    """
     if graph_module(graph) is None:
         return set()
     called = [
@@ -45,8 +51,9 @@ def _lines_of(graph: Any, place: Place) -> set[str]:
         if node.op == "call_function" and _module_of(node) == place.module
     ]
     name = place.name.lower().replace("_", "")
-    own = [node for node in called if _op_of(node) in name]
-    return {line for node in own or called for line in _user_line(node)}
+    own = [node for node in called if _op_of(node) == name]
+    chosen = own if len(own) == count else called
+    return {line for node in chosen for line in _user_line(node)}
 
 
 def _module_of(node: torch.fx.Node) -> str | None:

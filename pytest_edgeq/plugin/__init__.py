@@ -182,7 +182,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         for name, version in versions.items()
         if name != "pytest-edgeq" and (version is not None or name in _NEEDED)
     ]
-    new = [f"not tried with {', '.join(names)}"] if (names := untried(versions).values()) else []
+    new = [f"not tried with {', '.join(map(str, others))}"] if (others := untried(versions)) else []
     lines = [" ".join(words), ", ".join(releases), *new, _cache_header(config)]
     return [f"edgeq: {line}" for line in (*lines, *_target_headers(config))]
 

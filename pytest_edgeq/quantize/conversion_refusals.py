@@ -16,7 +16,7 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.errors import CrashedConversionError
 from pytest_edgeq.names import readable
-from pytest_edgeq.versions import producer, tried_requirement, untried
+from pytest_edgeq.versions import producer, untried
 
 # By library, if its message is unknown.
 _HINTS = {
@@ -212,10 +212,10 @@ def _hinted(
     hint = next((hint for symptom, hint in meanings if re.search(symptom, message)), None)
     verb = "stops" if who.startswith("calibration") else "refuses"
     if hint is None and (new := untried(producer())):
-        requirements = " ".join(f"'{tried_requirement(each)}'" for each in new)
+        requirements = " ".join(each.requirement for each in new if each.requirement)
         return (
-            f"{who} {verb} {name}: pytest-edgeq was not tried with {', '.join(new.values())}\n"
-            f"{words}\nfix: pip install {requirements}"
+            f"{who} {verb} {name}: pytest-edgeq was not tried with {', '.join(map(str, new))}\n"
+            f"{words}" + f"\nfix: pip install {requirements}" * bool(requirements)
         )
     hint = hint or _HINTS[who.split(" sample")[0]]
     return f"{who} {verb} {name}: {hint}\n{words}"

@@ -8,7 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq import litert
-from pytest_edgeq.compare.foreign import FileReference, looks_like_session
+from pytest_edgeq.compare.foreign import (
+    FileReference,
+    OnnxReference,
+    is_keras,
+    looks_like_session,
+)
 from pytest_edgeq.compare.quantized import QuantizedModel, Reference, SignatureReference
 from pytest_edgeq.compare.reference import (
     as_module,
@@ -29,6 +34,7 @@ from pytest_edgeq.tflite.layout import LayoutArgument, Layouts
 from pytest_edgeq.tflite.modules import ModulePaths, SignatureModules
 from pytest_edgeq.tflite.source import TflitePath
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
+from pytest_edgeq.versions import import_torch
 
 if TYPE_CHECKING:
     import torch
@@ -202,6 +208,8 @@ def _check_reference(reference: Any, name: str) -> None:
             "reference: expected a torch module, a callable, a file or a QuantizedModel, got "
             f"{type(reference).__name__}"
         )
+    if not isinstance(reference, (FileReference, OnnxReference)) and not is_keras(reference):
+        import_torch()  # which a function may do in its body: gradients and threads are set before
     module = torch_module(reference)
     if module is not None and in_train_mode(module):
         raise ValueError(f"{name}: the reference is in train mode; call reference.eval() first")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fixtures.models import ResidualNet, samples
+from fixtures.models import ResidualNet, residual, samples
 from pytest_edgeq import Budget, Edgeq, assert_within_budget
 from pytest_edgeq.compare.torch_graphs import exported_graph
 from pytest_edgeq.localize import source_lines
@@ -23,7 +23,7 @@ BLOCK = "return torch.relu(self.bn(self.conv_a(x)) + x)"
 
 def line(code: str) -> str:
     """Return the line as the text names it."""
-    path = Path(ResidualNet.forward.__code__.co_filename)
+    path = Path(residual.__file__)
     number = path.read_text("utf-8").splitlines().index(f"        {code}") + 1
     return f"{path.name}:{number}: {code}"
 

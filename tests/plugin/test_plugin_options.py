@@ -45,7 +45,7 @@ sys.modules["pytest_edgeq.edgeq"] = stub
         ("artifacts", "tox.ini", "tox.ini is a file; a folder is wanted"),
         ("artifacts", "tox.ini/sub", "expected a folder that can be written, got "),
         ("json", ".", " is a folder; a file is wanted"),
-        ("html", "/no/such/dir/x.html", "there is no folder /no/such/dir (missing ones are made"),
+        ("html", "/no/such/dir/x.html", "there is no folder /no/such/dir"),
         ("update", "all", "'all' is none of the valid values: new, changed, tighten, prune"),
         ("quantizers", "pt2e_int8", "did you mean pt2e_qat_int8 or pt2e_static_int8"),
         ("quantizers", "pt2e_int8", ", ".join(PRESETS)),

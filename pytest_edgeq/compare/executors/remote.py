@@ -98,11 +98,12 @@ def _reference(quantized: QuantizedModel, first: Callable[[], Sample]) -> Pickle
     try:
         return pickled_reference(reference)
     except CannotTravelError:
-        if torch_module(reference) is not reference:
+        module = torch_module(reference)
+        if module is None or module is not reference:
             raise
-        from pytest_edgeq.compare.torch_graphs import exported_graph
+        from pytest_edgeq.compare.torch_graphs import exported
 
-        graph = exported_graph(reference, first())
+        graph = exported(module, first())
         encoded = None if graph is None else _encoded(graph)
         if encoded is None:
             raise

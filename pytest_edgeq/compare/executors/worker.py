@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import os
 import pickle
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_edgeq.versions import version_of
+from pytest_edgeq.versions import import_torch, version_of
 
 if TYPE_CHECKING:
     from pytest_edgeq.compare.quantized import QuantizedModel
@@ -202,7 +201,7 @@ def _read(shared: bytes | str) -> bytes:
 
 def _machine() -> str:
     # torch is imported before a model is opened, so that its number of threads can be set.
-    if importlib.util.find_spec("torch") is None:
+    if not import_torch():
         return f"{platform.node()}: {platform.machine()}"
     import torch
 

@@ -159,11 +159,9 @@ def file(text: str, place: OptionSource) -> Path | None:
     path = place.folder / text
     if text and _is_folder(path):
         raise ValueError(f"{path} is a folder; a file is wanted")
-    if text and not path.parent.is_dir() and not path.is_relative_to(place.folder):
-        raise ValueError(
-            f"{path}: there is no folder {path.parent} (missing ones are made below {place.folder} "
-            "only)"
-        )
+    existing = next(each for each in path.parents if each.exists())
+    if text and existing.parent == existing:
+        raise ValueError(f"{path}: there is no folder {path.parent}")
     return path if text else None
 
 
