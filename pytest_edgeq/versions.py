@@ -6,9 +6,13 @@ import contextlib
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -112,10 +116,14 @@ def naming_missing_libraries() -> Iterator[None]:
 
     Raises:
         ModuleNotFoundError: In place of Python's own, which names the package alone.
+        StackError: In place of an AttributeError or ImportError, where a library lacks a name.
     """
     try:
         yield
-    except ModuleNotFoundError as error:
+    except (AttributeError, ImportError) as error:
+        check_stack(error)
+        if not isinstance(error, ModuleNotFoundError):
+            raise
         package = (error.name or "").partition(".")[0]
         if package not in _PLAIN | _CONVERTING:
             raise
@@ -138,3 +146,62 @@ def names_missing_libraries(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
 
     return wrapped
+
+
+class StackError(RuntimeError):
+    """A library lacks a name, often a private one, that pytest-edgeq uses."""
+
+
+def check_stack(error: Exception) -> None:
+    """
+    Raise a StackError in place of an error that a name missing in a library made here.
+
+    Releases rename private names of torch and of the converter.
+    """
+    missing = _missing_name(error)
+    if missing is None or not _raised_here(error):
+        return
+    versions = producer()
+    stack = ", ".join(
+        f"{name} {version}"
+        for name, version in versions.items()
+        if version is not None and name != "pytest-edgeq"
+    )
+    new = ", ".join(untried(versions).values()) or "none"
+    raise StackError(
+        f"pytest-edgeq needs {missing}, which this stack does not have: {stack}; releases not "
+        f"tried: {new}; tried stacks: edgeq docs reference/versions"
+    ) from error
+
+
+def _missing_name(error: Exception) -> str | None:
+    """Return the name that a library of the extra `convert` lacks; None for another error."""
+    if isinstance(error, AttributeError):
+        holder = error.obj
+        if not isinstance(holder, (type, ModuleType)):
+            holder = type(holder)
+        is_module = isinstance(holder, ModuleType)
+        owner = holder.__name__ if is_module else f"{holder.__module__}.{holder.__qualname__}"
+        missing = f"{owner}.{error.name}"
+    elif isinstance(error, ImportError):
+        missing = error.name or ""
+        if not isinstance(error, ModuleNotFoundError):
+            # `name_from` came with Python 3.12.
+            found = re.match(r"cannot import name '(\w+)'", str(error))
+            missing += f".{found[1]}" if found else ""
+    else:
+        return None
+    package, _, rest = missing.partition(".")
+    is_installed = package in _CONVERTING and importlib.util.find_spec(package) is not None
+    return missing if rest and is_installed else None
+
+
+def _raised_here(error: Exception) -> bool:
+    """Return whether this package looked the name up, not a library or a user's model."""
+    here = str(Path(__file__).parent)
+    innermost = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        is_lookup = code.co_name == "__getattr__" or "importlib" in code.co_filename
+        innermost = innermost if is_lookup else code.co_filename
+    return innermost is not None and innermost.startswith(here)
