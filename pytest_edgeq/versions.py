@@ -9,9 +9,11 @@ import importlib.metadata
 import importlib.util
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -41,9 +43,21 @@ STACKS: Sequence[Mapping[str, str]] = (
     _ONE,
     {**_ONE, "torch": "2.14"},
     {**_ONE, "litert-quantizer": "0.11"},
-    {name: _ONE[name] for name in ("ai-edge-litert",)},
+    {
+        **_ONE,
+        "litert-torch": "0.9",
+        "litert-converter": "0.4",
+        "ai-edge-litert": "2.2",
+        "ai-edge-quantizer": "0.9",
+    },
+    {**_ONE, "litert-torch": "0.11", "litert-converter": "0.6", "ai-edge-litert": "2.4"},
+    {"ai-edge-litert": "2.1"},
 )
-"""Releases that pytest-edgeq was run with together, by their first two numbers."""
+"""
+Releases that pytest-edgeq was run with together, by their first two numbers.
+
+litert-torch 0.9.4 and the nightlies of 26 October 2026 are run by tests/ecosystem/test_stacks.py.
+"""
 
 _VERSION_FILES = ("version.py", "__init__.py")
 _VERSION = re.compile(r"""^__version__ = ["'](.+)["']""", re.MULTILINE)
@@ -194,10 +208,14 @@ def naming_missing_libraries() -> Iterator[None]:
 
     Raises:
         ModuleNotFoundError: In place of Python's own, which names the package alone.
+        StackError: In place of an AttributeError or ImportError, where a library lacks a name.
     """
     try:
         yield
-    except ModuleNotFoundError as error:
+    except (AttributeError, ImportError) as error:
+        check_stack(error)
+        if not isinstance(error, ModuleNotFoundError):
+            raise
         package = (error.name or "").partition(".")[0]
         if package not in _PLAIN | _CONVERTING:
             raise
@@ -220,3 +238,62 @@ def names_missing_libraries(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
 
     return wrapped
+
+
+class StackError(RuntimeError):
+    """A library lacks a name, often a private one, that pytest-edgeq uses."""
+
+
+def check_stack(error: Exception) -> None:
+    """
+    Raise a StackError in place of an error that a name missing in a library made here.
+
+    Releases rename private names of torch and of the converter.
+    """
+    missing = _missing_name(error)
+    if missing is None or not _raised_here(error):
+        return
+    versions = producer()
+    stack = ", ".join(
+        f"{name} {version}"
+        for name, version in versions.items()
+        if version is not None and name != "pytest-edgeq"
+    )
+    new = ", ".join(map(str, untried(versions))) or "none"
+    raise StackError(
+        f"pytest-edgeq needs {missing}, which this stack does not have: {stack}; releases not "
+        f"tried: {new}; tried stacks: edgeq docs reference/versions"
+    ) from error
+
+
+def _missing_name(error: Exception) -> str | None:
+    """Return the name that a library of the extra `convert` lacks; None for another error."""
+    if isinstance(error, AttributeError):
+        holder = error.obj
+        if not isinstance(holder, (type, ModuleType)):
+            holder = type(holder)
+        is_module = isinstance(holder, ModuleType)
+        owner = holder.__name__ if is_module else f"{holder.__module__}.{holder.__qualname__}"
+        missing = f"{owner}.{error.name}"
+    elif isinstance(error, ImportError):
+        missing = error.name or ""
+        if not isinstance(error, ModuleNotFoundError):
+            # `name_from` came with Python 3.12.
+            found = re.match(r"cannot import name '(\w+)'", str(error))
+            missing += f".{found[1]}" if found else ""
+    else:
+        return None
+    package, _, rest = missing.partition(".")
+    is_installed = package in _CONVERTING and importlib.util.find_spec(package) is not None
+    return missing if rest and is_installed else None
+
+
+def _raised_here(error: Exception) -> bool:
+    """Return whether this package looked the name up, not a library or a user's model."""
+    here = str(Path(__file__).parent)
+    innermost = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        is_lookup = code.co_name == "__getattr__" or "importlib" in code.co_filename
+        innermost = innermost if is_lookup else code.co_filename
+    return innermost is not None and innermost.startswith(here)

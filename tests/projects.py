@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -35,8 +36,9 @@ class Project:
         self._pytester = pytester
         for variable in CI_VARIABLES:
             monkeypatch.delenv(variable, raising=False)
-        options = (*_PLUGINS, f"-o pythonpath={ROOT}", *options)
-        monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(options))
+        monkeypatch.setenv("PYTEST_ADDOPTS", " ".join((*_PLUGINS, *options)))
+        # pytest's own option needs an ini file before pytest 8.
+        monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
         monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
     def write(self, files: Files) -> None:

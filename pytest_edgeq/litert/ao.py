@@ -12,6 +12,7 @@ import torch
 from pytest_edgeq.litert.libraries import quiet
 from pytest_edgeq.litert.weights import QuantizedWeight
 from pytest_edgeq.names import nearest
+from pytest_edgeq.versions import check_stack
 
 _INSTEAD = (
     "use IntxWeightOnlyConfig or Int8DynamicActivationIntxWeightConfig (int4: "
@@ -62,6 +63,7 @@ def quantize_ao(model: torch.nn.Module, config: Any, name: str) -> torch.nn.Modu
         try:
             quantize_(quantized, config, **options)
         except Exception as error:
+            check_stack(error)
             # Configs for GPUs raise ImportError, AssertionError or an error of their kernels.
             raise RuntimeError(
                 f"torchao cannot apply {type(config).__name__} to {name} here: it asks for another "

@@ -9,6 +9,9 @@ import torch
 
 from pytest_edgeq.litert.configs import op_name
 
+OPERATORS = (type(torch.ops.aten.relu.default), type(torch.ops.aten.relu))
+"""torch's classes of an overload and of all overloads of an operator, which have no public name."""
+
 DROPOUTS = (
     *("alpha_dropout", "alpha_dropout_", "dropout", "dropout_", "feature_alpha_dropout"),
     *("feature_alpha_dropout_", "feature_dropout", "feature_dropout_"),

@@ -14,11 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from pytest_edgeq.litert.configs import NODE_METADATA, name_of
 from pytest_edgeq.litert.digest import TRUSTED_OPS, UnhashableError, digest_of
-from pytest_edgeq.litert.exported import checks_shapes
+from pytest_edgeq.litert.exported import OPERATORS, checks_shapes
 from pytest_edgeq.litert.libraries import register_operators
 
 _NAMES = (
@@ -76,7 +75,7 @@ def encode_graph(module: torch.fx.GraphModule) -> dict[str, bytes]:
     assert info.out_spec is not None, "unreachable because torch.export sets both"
     table, raw = encode_tensors({path: tensor for path, (_, tensor) in tensors.items()})
     try:
-        specs = [pytree.treespec_dumps(spec) for spec in (info.in_spec, info.out_spec)]
+        specs = [torch.utils._pytree.treespec_dumps(spec) for spec in (info.in_spec, info.out_spec)]
     except NotImplementedError as error:
         raise UnhashableError(
             f"inputs or outputs of a container without a name: {error}"
@@ -109,7 +108,7 @@ def decode_graph(parts: Mapping[str, bytes]) -> torch.fx.GraphModule:
         node = graph.create_node(each["op"], target, args, kwargs, name=each["name"])
         node.meta.update(_decode_metadata(each["meta"]))
         nodes[each["name"]] = node
-    in_spec, out_spec = map(pytree.treespec_loads, content["specs"])
+    in_spec, out_spec = map(torch.utils._pytree.treespec_loads, content["specs"])
     info = torch.fx.graph._PyTreeInfo(content["names"], in_spec, out_spec)
     graph._codegen = torch.fx.graph._PyTreeCodeGen(info)
     module = torch.fx.GraphModule(root, graph)  # which adopts the modules that it calls
@@ -203,7 +202,7 @@ def _place(root: torch.nn.Module, path: str, kind: str, tensor: torch.Tensor) ->
 
 
 def _encode_target(target: Callable[..., Any]) -> str:
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OPERATORS[0]):
         name = str(target)
         if name.partition(".")[0] in TRUSTED_OPS:
             return name

@@ -88,8 +88,9 @@ def recipe_module(name: str) -> Any:
 
 def load_exporter() -> None:
     """Import the modules that `torch.export.export` imports at its first call."""
-    _imported("torch.export._trace")
-    _imported("torch._dynamo")
+    with contextlib.suppress(ImportError):  # only to be faster
+        _imported("torch.export._trace")
+        _imported("torch._dynamo")
 
 
 def _imported(name: str) -> ModuleType:

@@ -14,6 +14,7 @@ import torch
 from pytest_edgeq.litert.annotations import is_constant, normalize_annotations
 from pytest_edgeq.litert.configs import configs_as_set, replaced
 from pytest_edgeq.litert.exported import (
+    OPERATORS,
     drop_dropouts,
     drop_guards,
     duplicate_shared_weights,
@@ -252,7 +253,7 @@ _LIBRARIES = ("torch", "torchao", "litert_torch")
 
 _ATOMS = (
     *(bool, int, float, str, enum.Enum, torch.dtype, torch.qscheme, torch.layout),
-    *(torch._ops.OpOverload, torch._ops.OpOverloadPacket),
+    *OPERATORS,
 )
 
 

@@ -15,6 +15,7 @@ from pytest_edgeq.litert.configs import replaced
 from pytest_edgeq.litert.libraries import quiet, recipe_module, registered_by_others
 from pytest_edgeq.litert.rules import check_rules
 from pytest_edgeq.names import PRESETS
+from pytest_edgeq.versions import check_stack
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,6 +69,7 @@ def _refusals(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        check_stack(error)
         raise RuntimeError(
             f"ai-edge-quantizer {what}: check the rules' operations, bits and granularity, and "
             "whether the library knows every op of the float .tflite (model.float_tflite)\n"

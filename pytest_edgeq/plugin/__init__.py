@@ -418,7 +418,7 @@ def pytest_runtest_makereport(
     # Refusals of torch, the converter or the kernels, as documented in `Edgeq`.
     is_refused = call.excinfo is not None and issubclass(call.excinfo.type, RuntimeError)
     report = yield
-    is_shown = is_refused or config.get_verbosity() > 0
+    is_shown = is_refused or config.option.verbose > 0
     report.sections = separated(report.sections, is_shown=is_shown)
     if call.excinfo is not None and message is not None:
         report.__dict__["edgeq_message"] = message

@@ -105,7 +105,7 @@ class Controller:
         outcome = Outcome(
             found,
             obsolete_is_error=is_error,
-            shows_not_judged=is_error or prunes or self._config.get_verbosity() > 0,
+            shows_not_judged=is_error or prunes or self._config.option.verbose > 0,
         )
         if prunes:
             kept = prune(found.obsolete)
@@ -131,7 +131,7 @@ class Controller:
         lines: list[Line] = []
         if self._outcome is not None and self._log is not None:
             lines += summarize(memory_of(self._config).layout, self._log, self._outcome)
-        verbosity = self._config.get_verbosity()
+        verbosity = self._config.option.verbose
         lines += [
             Line(f"{kind.capitalize()}: {text}", kind)
             for kind, text in self._cache_messages

@@ -16,7 +16,7 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.errors import CrashedConversionError
 from pytest_edgeq.names import readable
-from pytest_edgeq.versions import producer, untried
+from pytest_edgeq.versions import check_stack, producer, untried
 
 # By library, if its message is unknown.
 _HINTS = {
@@ -135,6 +135,7 @@ def refuse_clearly(
     except CrashedConversionError:
         raise
     except Exception as error:
+        check_stack(error)
         text = refusal(
             name, who, error, tried, is_annotated=is_annotated, strict_export=strict_export
         )

@@ -296,5 +296,16 @@ def _environment() -> Any:
     environment = Environment.create(options=options)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(environment.capsule))
     with destructors_without_stderr():
-        TensorBuffer.create_from_host_memory(np.zeros(1, np.int8)).get_tensor_details()
+        TensorBuffer.create_from_host_memory(_aligned_byte()).get_tensor_details()
     return environment
+
+
+def _aligned_byte() -> npt.NDArray[np.int8]:
+    """
+    Return one byte, at an address that is a multiple of 64.
+
+    ai-edge-litert 2.1 and 2.2 refuse all others: "Failed LiteRtCreateTensorBufferFromHostMemory".
+    """
+    room = np.zeros(64, np.int8)
+    start = -room.ctypes.data % 64
+    return room[start : start + 1]

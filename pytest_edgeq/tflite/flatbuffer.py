@@ -114,8 +114,9 @@ def read_quantization(raw: Any, n_tensors: int) -> dict[str, Any]:
     if raw is None:
         return fields
     kinds = schema.QuantizationDetails
-    if raw.DetailsType() in (kinds.BlockwiseQuantization, kinds.MultiAxisQuantization):
-        by_block = raw.DetailsType() == kinds.BlockwiseQuantization
+    by_block = raw.DetailsType() == kinds.BlockwiseQuantization
+    # ai-edge-litert 2.2 is the first release whose schema has it.
+    if by_block or raw.DetailsType() == getattr(kinds, "MultiAxisQuantization", None):
         details = schema.BlockwiseQuantization() if by_block else schema.MultiAxisQuantization()
         table = raw.Details()
         details.Init(table.Bytes, table.Pos)

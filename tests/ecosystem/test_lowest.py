@@ -16,18 +16,23 @@ from tests.ecosystem.test_plugins_together import assert_recorded, run_project
 # Environments are installed, and parts of this suite run in them.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
+ISOLATED = "tests/runtimes/isolate/test_isolate_crashes.py"
 SUBSET = (
     *("tests/plugin/test_plugin_loading.py", "tests/plugin/test_plugin_options.py"),
     *("tests/plugin/test_plugin_obsolete.py", "tests/plugin/test_plugin_errors.py"),
     *("tests/numerics", "tests/baselines/test_baselines_store.py"),
     *("tests/tflite/test_tflite_schemes.py", "tests/tflite/test_tflite_source.py"),
-    "tests/runtimes/isolate/test_isolate_crashes.py",
+    ISOLATED,
 )
 
 # pytest reads `[tool.pytest]` from 9.0 on.
 SETTINGS = (
     *("-m", "not slow", "--import-mode=importlib", "-p", "no:anyio"),
     *("-W", "error", "-W", "ignore::pytest.PytestUnknownMarkWarning"),
+    # pytest 7 refuses options in a hook that pluggy warns of.
+    *("-W", "ignore::pluggy.PluggyTeardownRaisedWarning"),
+    # ai-edge-litert 2.1 ends the child process where later releases refuse.
+    *("--deselect", f"{ISOLATED}::test_kernels_that_meet_the_bound_on_memory"),
 )
 
 VERSIONS = """
@@ -70,7 +75,7 @@ def test_all_plugins_with_the_oldest_versions(
     told = lowest.run("-c", VERSIONS, *pins, cwd=tmp_path).stdout
     found = {name: version.partition("+")[0] for name, version in json.loads(told).items()}
     assert found == pins
-    assert pins["pytest"].startswith("8.4")
+    assert pins["pytest"].startswith("7.4")
 
     told, record = run_project(
         lowest, tmp_path, "--edgeq-update=new", "--snapshot-update", "--force-regen"

@@ -18,10 +18,28 @@ from torch import nn
 from fixtures.models import ResidualNet, seeded
 from fixtures.tflite import make, stacks
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.compare.executors.pickled import pickled
+from pytest_edgeq.compare.executors.pickled import _installations, _is_users, pickled
 from tests.executors.conftest import AtOnce, Near, figures, forget
 
 Threads = Callable[[int], Executor]
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "src"])
+def test_what_another_environment_installs_travels_by_name(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the packages below an environment of `uv run --with`; those of a working tree do not."""
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "below_this.py").write_text("def double(x):\n    return 2 * x\n")
+    monkeypatch.syspath_prepend(tmp_path / folder)
+    _installations.cache_clear()
+    _is_users.cache_clear()
+    double = importlib.import_module("below_this").double
+    received = pickle.loads(pickled(double, "it", "none"))
+    assert received(2) == 4
+    assert (received is double) is (folder == "site-packages")
+    monkeypatch.delitem(sys.modules, "below_this")
+    _installations.cache_clear()
 
 
 @pytest.mark.parametrize("held", ["file", "lock"])

@@ -116,4 +116,6 @@ def _installations() -> tuple[str, ...]:
     """Return the directories in which installed packages and the standard library lie."""
     paths = {sysconfig.get_paths()[each] for each in ("stdlib", "platstdlib", "purelib", "platlib")}
     paths |= {*site.getsitepackages(), site.getusersitepackages()}
+    # Environments below this one: `uv run --with` adds theirs by a .pth file.
+    paths |= {each for each in sys.path if Path(each).name in ("site-packages", "dist-packages")}
     return tuple({f"{Path(each)}{os.sep}" for each in paths | set(map(os.path.realpath, paths))})

@@ -229,7 +229,9 @@ def add_options(parser: pytest.Parser) -> None:
             **many,
         )
         ini_type: Literal["int", "string", "linelist"]
-        ini_type = "int" if isinstance(option.default, int) else "string"
+        # pytest has integers from 8.4 on; before that `_ini` reads the text.
+        is_integer = isinstance(option.default, int) and pytest.version_tuple >= (8, 4)
+        ini_type = "int" if is_integer else "string"
         default: Any = option.default
         if option.is_lines:
             ini_type, default = "linelist", []
