@@ -26,8 +26,9 @@ def progress_of(config: pytest.Config) -> Progress:
     """Return the progress display of this run; it shows nothing where it would be in the way."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if (
+        reporter is None
         # Public as pytest.TerminalReporter only in later releases than the oldest.
-        type(reporter).__module__ != "_pytest.terminal"
+        or type(reporter).__module__ != "_pytest.terminal"
         # A property in pytest 8, a method in pytest 9.
         or not (reporter.isatty() if callable(reporter.isatty) else reporter.isatty)
         or not os.isatty(1)
