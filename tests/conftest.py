@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import os
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from _pytest import pytester
 
 from pytest_edgeq.compare.parallel import available_cores
+from pytest_edgeq.versions import loaded_torch
 from tests.shared_cache import VARIABLE
 
 pytest_plugins = ["pytester"]
@@ -135,6 +137,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
     yield
     sizes = Counter(item.path for item in items)
     items.sort(key=lambda item: (item.path.name not in LONGEST, -sizes[item.path]))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Seed torch by the name of the test, before its fixtures: in any order it draws the same."""
+    torch = loaded_torch()
+    if torch is not None:
+        torch.manual_seed(zlib.crc32(item.nodeid.encode()))
 
 
 def _mark_sweeps(items: list[pytest.Item]) -> None:

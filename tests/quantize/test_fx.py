@@ -364,7 +364,9 @@ def test_weights_with_zero_points(maker: Edgeq) -> None:
     mapping = ao.QConfigMapping().set_global(
         ao.QConfig(activation=ao.default_observer, weight=affine)
     )
-    model = nn.Sequential(nn.Linear(4, 4)).eval()
+    linear = nn.Linear(4, 4)
+    nn.init.uniform_(linear.weight, 0.5, 1)  # its range, which holds 0, is not symmetric
+    model = nn.Sequential(linear).eval()
     prepared = fx.prepare_fx(model, mapping, (torch.ones(1, 4),))
     prepared(normal(8, 4, seed=0))
     quantizer = quantizer_from_fx(prepared)
