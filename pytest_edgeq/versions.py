@@ -119,7 +119,7 @@ def import_torch() -> bool:
 
 
 def _spec_of(package: str) -> ModuleSpec | None:
-    """Return where an installed package lies; None of stand-ins, and of folders of its name."""
+    """Return the spec of an installed package; None of a stub, or of a folder of its name."""
     try:
         spec = importlib.util.find_spec(package)
     except ValueError:  # somebody has put an object without a spec in its place
@@ -133,7 +133,7 @@ def producer() -> dict[str, str | None]:
 
 
 class Untried(NamedTuple):
-    """A release that pytest-edgeq was not run with, beside the others that are installed."""
+    """A release that pytest-edgeq was not run with, in this stack."""
 
     name: str
     version: str

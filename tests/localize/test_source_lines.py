@@ -20,6 +20,15 @@ HEAD = "logits: Tensor = self.fc(x.mean((2, 3)))"
 STEM = "x = torch.relu(self.stem(image))"
 BLOCK = "return torch.relu(self.bn(self.conv_a(x)) + x)"
 
+FORWARDS = {kind: kind.forward for kind in (ResidualNet, residual.ResidualBlock)}
+
+
+@pytest.fixture(autouse=True)
+def _own_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An executor of this process unpickles classes in place, with code that has no file."""
+    for kind, forward in FORWARDS.items():
+        monkeypatch.setattr(kind, "forward", forward)
+
 
 def line(code: str) -> str:
     """Return the line as the text names it."""
