@@ -38,7 +38,7 @@ def test_what_another_environment_installs_travels_by_name(
     received = pickle.loads(pickled(double, "it", "none"))
     assert received(2) == 4
     assert (received is double) is (folder == "site-packages")
-    monkeypatch.delitem(sys.modules, "below_this")
+    sys.modules.pop("below_this")
     _installations.cache_clear()
 
 
