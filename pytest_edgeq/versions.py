@@ -189,13 +189,18 @@ def requirement(distribution: str) -> str:
     return distribution
 
 
-_PLAIN = frozenset({"ai_edge_litert", "cloudpickle", "filelock", "flatbuffers", "numpy", "scipy"})
+_PLAIN = frozenset(
+    {
+        *("ai_edge_litert", "cloudpickle", "filelock", "flatbuffers", "ml_dtypes", "numpy"),
+        "scipy",
+    }
+)
 """Packages of the plain install; distributions have hyphens in their names instead."""
 
 _CONVERTING = frozenset(
     {
         *("torch", "torchao", "litert_torch", "litert_converter", "ai_edge_quantizer"),
-        *("litert_quantizer", "jax", "jaxlib", "ml_dtypes"),
+        *("litert_quantizer", "jax", "jaxlib"),
     }
 )
 """Packages of the extra `convert`."""
