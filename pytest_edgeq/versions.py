@@ -144,7 +144,7 @@ class Untried(NamedTuple):
 
     @property
     def requirement(self) -> str:
-        """What pip installs in its place; empty if the nearest stack has none."""
+        """The requirement of the nearest stack, for pip; empty if it has none."""
         return "" if self.tried is None else f"'{self.name}=={self.tried}.*'"
 
 

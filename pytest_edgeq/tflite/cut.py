@@ -293,7 +293,7 @@ class _Cutter:
 
 
 class _Facts(NamedTuple):
-    """What decides how ops are cut, whichever are wanted."""
+    """Facts of a subgraph by which any of its ops are cut."""
 
     causes: dict[int, str]  # why ops cannot be isolated, by op index
     fixed: set[int]  # ops that prepare constants

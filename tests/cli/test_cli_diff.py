@@ -146,7 +146,7 @@ ROUNDINGS: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 @pytest.mark.parametrize("case", ROUNDINGS)
 def test_codes_are_compared_with_the_float_values(case: str, tmp_path: Path, run: Run) -> None:
-    """Of weights that are others nothing more is said."""
+    """The text names no channel where most codes differ."""
     change, told = ROUNDINGS[case]
     model = unpack((CONVERTED / "nested.int8.tflite").read_bytes())
     weight = model.subgraphs[0].tensors[_op(model, "FULLY_CONNECTED").inputs[1]]

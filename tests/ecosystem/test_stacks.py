@@ -23,7 +23,7 @@ STACKS = {
         *("ai-edge-litert-nightly", "ai-edge-quantizer-nightly"),
     ),
 }
-"""What pip installs: the versions that each litert-torch pins itself."""
+"""Requirements of each stack: the versions that its litert-torch pins."""
 
 UPSTREAM_BUGS: dict[str, dict[str, str]] = {"litert-torch-0.9.4": {}, "nightly": {}}
 """Cases that fail by a bug of the libraries, `model-quantizer`, and why; one that passes fails."""

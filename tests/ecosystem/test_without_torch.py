@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import re
-import subprocess
 import venv
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,9 +13,8 @@ import tomllib
 from packaging.requirements import Requirement
 
 from fixtures.tflite.make import CONVERTED
-from pytest_edgeq.plugin.options.values import CI_VARIABLES
 from tests.ecosystem.conftest import Provide
-from tests.ecosystem.overlay import PYPROJECT, ROOT
+from tests.ecosystem.overlay import PYPROJECT, ROOT, Overlay
 
 INT8 = CONVERTED / "batch_norms.int8.tflite"
 FLOAT = CONVERTED / "batch_norms.float.tflite"
@@ -40,8 +37,8 @@ def _closure(requirements: Iterable[str]) -> dict[str, importlib.metadata.Distri
 
 
 @pytest.fixture(scope="session")
-def plain(once_a_run: Provide) -> Path:
-    """The Python of an environment of the plain requirements alone, linked from this one."""
+def plain(once_a_run: Provide) -> Overlay:
+    """An environment of the plain requirements alone, linked from this one."""
 
     def make(folder: Path) -> None:
         venv.EnvBuilder(with_pip=False, symlinks=True).create(folder)
@@ -55,25 +52,7 @@ def plain(once_a_run: Provide) -> Path:
                 if top not in ("..", "__pycache__") and not (site / top).exists():
                     (site / top).symlink_to(Path(str(distribution.locate_file(top))))
 
-    return once_a_run("plain", make) / "bin" / "python"
-
-
-def _run(python: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in CI_VARIABLES and not name.startswith(("PYTEST_", "COV_"))
-    }
-    environment["PYTHONPATH"] = str(ROOT)
-    return subprocess.run(
-        [python, *arguments],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    return Overlay(once_a_run("plain", make))
 
 
 TESTS = f"""
@@ -152,13 +131,13 @@ def test_quantize_names_the_command(edgeq):
 """
 
 
-def test_the_file_side_works_without_torch(plain: Path, tmp_path: Path) -> None:
+def test_the_file_side_works_without_torch(plain: Overlay, tmp_path: Path) -> None:
     """By every kind of reference that a machine without torch has, in processes and on a target."""
     (tmp_path / "test_files.py").write_text(TESTS, "utf-8")
     options = ("-m", "pytest", "-p", "pytest_edgeq.plugin", "-q", "--edgeq-update=new")
-    run = _run(plain, *options, cwd=tmp_path)
+    run = plain.run(*options, cwd=tmp_path, imports=ROOT)
     assert "8 passed" in run.stdout, run.stdout + run.stderr
-    stored = _run(plain, *options[:-1], cwd=tmp_path)
+    stored = plain.run(*options[:-1], cwd=tmp_path, imports=ROOT)
     assert "8 passed" in stored.stdout, stored.stdout + stored.stderr
 
 
@@ -172,9 +151,9 @@ def test_the_file_side_works_without_torch(plain: Path, tmp_path: Path) -> None:
     ids=["show", "diff", "docs"],
 )
 def test_commands_work_without_torch(
-    plain: Path, tmp_path: Path, command: tuple[str, ...], code: int, shows: str
+    plain: Overlay, tmp_path: Path, command: tuple[str, ...], code: int, shows: str
 ) -> None:
-    """Of the command line."""
-    run = _run(plain, "-m", "pytest_edgeq", *command, cwd=tmp_path)
+    """They show, compare and explain files."""
+    run = plain.run("-m", "pytest_edgeq", *command, cwd=tmp_path, imports=ROOT)
     assert run.returncode == code, run.stderr
     assert re.search(shows, run.stdout)

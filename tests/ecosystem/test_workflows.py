@@ -1,4 +1,4 @@
-"""What `pip install` of the workflows in README and in the pages resolves to."""
+"""The packages that the workflows of README and the pages install."""
 
 from __future__ import annotations
 

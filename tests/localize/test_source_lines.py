@@ -39,7 +39,7 @@ def line(code: str) -> str:
 
 @pytest.mark.parametrize("flow", [PT2E, STATIC])
 def test_a_failure_names_the_line(build: Build, maker: Edgeq, flow: str) -> None:
-    """That calls the blamed op, in `localize`, `check` and a budget's failure."""
+    """`localize`, `check` and a budget's failure name the line that calls the blamed op."""
     quantized = build(ResidualNet, flow)
     found = defect(quantized.tflite, "channel zeroed")
     assert found is not None
