@@ -32,7 +32,12 @@ CACHE_MODES: tuple[str, ...] = ("on", "off", "refresh")
 
 ISOLATE_MODES: tuple[str, ...] = ("auto", "on", "off")
 
-RUNTIMES: tuple[str, ...] = ("xnnpack", "builtin", "reference", "compiled", "tensorflow")
+#: Kernels of LiteRT's GPU engine, in the precision that it chooses (float16) and in float32.
+GPU_KERNELS: tuple[str, ...] = ("gpu", "gpu_f32")
+RUNTIMES: tuple[str, ...] = (
+    *("xnnpack", "builtin", "reference", "compiled", "tensorflow"),
+    *GPU_KERNELS,
+)
 DEFAULT_RUNTIME = "xnnpack"
 NEEDS_TENSORFLOW = (
     "the runtime 'tensorflow' needs TensorFlow, which is not installed: "

@@ -12,6 +12,8 @@ _KERNELS = re.compile(
 )
 """Instruction sets that are shown; the record has all."""
 
+_OF_GPU = ("adapter", "precision")
+
 
 @dataclass(frozen=True, slots=True)
 class TargetMachine:
@@ -27,6 +29,8 @@ class TargetMachine:
         release: Of the package.
         python: Release of Python.
         numpy: Release of numpy.
+        adapter: The GPU and its driver, as LiteRT's engine names them; empty for a CPU.
+        precision: In which the engine computes floats there, `float16` or `float32`.
     """
 
     target: str
@@ -37,18 +41,23 @@ class TargetMachine:
     release: str
     python: str
     numpy: str
+    adapter: str = ""
+    precision: str = ""
 
     @classmethod
     def of(cls, target: str, facts: Mapping[str, Any]) -> TargetMachine:
         """Make one of the facts that a worker sends."""
         names = ("machine", "cpu", "features", "package", "release", "python", "numpy")
         known: Any = {name: str(facts[name]) for name in names}
+        known |= {name: str(facts.get(name, "")) for name in _OF_GPU}
         return cls(target, **{**known, "features": tuple(map(str, facts["features"]))})
 
     def __str__(self) -> str:
         """Return the machine, its releases and the instruction sets of kernels in one line."""
         cpu = f" ({self.cpu})" if self.cpu else ""
         kernels = " ".join(filter(_KERNELS.fullmatch, self.features)) or "no vector instructions"
+        if self.adapter:
+            kernels = ", ".join(filter(None, (f"GPU {self.adapter}", self.precision)))
         return (
             f"{self.machine}{cpu}, {self.package} {self.release}, Python {self.python}, "
             f"numpy {self.numpy}, {kernels}"
@@ -58,8 +67,10 @@ class TargetMachine:
     def kernels(self) -> dict[str, Any]:
         """Return the fields that identify the kernels, as plain, JSON-able data for a baseline."""
         known = self.to_dict()
-        return {name: known[name] for name in ("machine", "features", "package", "release")}
+        names = ("machine", "features", "package", "release", *_OF_GPU)
+        return {name: known[name] for name in names if name in known}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain, JSON-able data."""
-        return {**asdict(self), "features": list(self.features)}
+        """Return plain, JSON-able data; what only a GPU has is left out for a CPU."""
+        known = {**asdict(self), "features": list(self.features)}
+        return {name: value for name, value in known.items() if value or name not in _OF_GPU}

@@ -6,10 +6,9 @@ import ctypes
 import functools
 import importlib
 import importlib.util
-import math
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.names import NEEDS_TENSORFLOW, printable, readable
-from pytest_edgeq.numerics.arrays import contiguous
 from pytest_edgeq.runtimes.process_state import destructors_without_stderr, paused_collector
-from pytest_edgeq.runtimes.workers.remote_worker import RESOLVERS, OpenInterpreter
+from pytest_edgeq.runtimes.workers.remote_worker import (
+    RESOLVERS,
+    OpenCompiled,
+    OpenInterpreter,
+)
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
@@ -112,9 +114,9 @@ class InterpreterEngine(Engine):
         return value
 
 
-def described(signature: Signature) -> dict[str, Any]:
-    """Describe a signature to `OpenInterpreter`, as plain data."""
-    return {
+def described(signature: Signature, graph: OpGraph | None = None) -> dict[str, Any]:
+    """Describe a signature, as plain data: to `OpenInterpreter`, or to `OpenCompiled`."""
+    head: dict[str, Any] = {
         "signature": signature.key,
         "subgraph": signature.subgraph,
         "inputs": [[each.name, each.tensor.index] for each in signature.inputs],
@@ -122,6 +124,11 @@ def described(signature: Signature) -> dict[str, Any]:
         "shapes": [list(each.tensor.shape) for each in signature.inputs],
         "has_free_shapes": signature.has_free_shapes,
     }
+    if graph is not None:
+        head["position"] = graph.signatures.index(signature)
+        head["dtypes"] = [_dtype_of(each).str for each in signature.outputs]
+        head["free"] = [-1 in each.tensor.shape_signature for each in signature.inputs]
+    return head
 
 
 def _tensorflow() -> Any:
@@ -151,52 +158,32 @@ class CompiledEngine(Engine):
         self._model = make(content, environment=_environment(), options=options)
         self._source, self._threads = source, threads
         self._signature = signature
-        self._index = graph.signatures.index(signature)
-        info = self._model.get_signature_by_index(self._index)
-        # For a file without signatures it makes one up.
-        self._key = info["key"]
-        self._names: list[str] = info["outputs"]
+        info = self._model.get_signature_by_index(graph.signatures.index(signature))
         for side, io_tensors in (("inputs", signature.inputs), ("outputs", signature.outputs)):
             names = [io_tensor.name for io_tensor in io_tensors]
             known = [printable(name) for name in info[side]]
             if len(known) != len(names) or (signature.key is not None and known != names):
                 raise RuntimeError(f"CompiledModel knows the {side} {known}, the file {names}")
-        self._shapes = [io_tensor.tensor.shape for io_tensor in signature.inputs]
-        self._outputs = [_dtype_of(io_tensor) for io_tensor in signature.outputs]
-        self._checked = False
-        try:
-            self._allocate()
-        except RuntimeError:
-            if not signature.has_free_shapes:
-                raise
-            self._shapes = []
+        head = described(signature, graph)
+        head["dtypes"] = [_dtype_of(each) for each in signature.outputs]
+        self._open = OpenCompiled(self._model, head)
+        self._has_room, self._checked = True, False
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
         """Run one sample."""
         arrays = [np.asarray(inputs[io_tensor.name]) for io_tensor in self._signature.inputs]
-        shapes = [array.shape for array in arrays]
-        if shapes != self._shapes:
-            # Not allocated with these shapes, should it refuse them.
-            self._shapes = []
-            for position, shape in enumerate(shapes):
-                if -1 in self._signature.inputs[position].tensor.shape_signature:
-                    self._model.resize_input_tensor(position, shape, self._index)
-            self._allocate()
+        if self._open.fit(arrays):
+            self._has_room = self._checked = False
+        if not self._has_room:
             self._check_room(inputs)
-            self._shapes = shapes
-        for buffer, array in zip(self._ins, arrays, strict=True):
-            # As bytes, because it knows few dtypes by name, and not int16 or int64.
-            buffer.write(contiguous(array).reshape(-1).view(np.int8))
-        self._model.run_by_index(self._index, self._ins, self._outs)
+            self._has_room = True
+        outputs = self._open.run(arrays)
         if not self._checked:
             # It notices that a shape depends on values only after the first run.
-            if self._shapes_now() != self._sizes:
+            if self._open.output_shapes() != self._open.sizes:
                 raise RuntimeError(_SHAPE_BY_VALUES)
             self._checked = True
-        return [
-            buffer.read(n_bytes, np.int8).view(dtype).reshape(shape)
-            for buffer, n_bytes, dtype, shape in self._reads
-        ]
+        return outputs
 
     @functools.cached_property
     def _interpreter(self) -> InterpreterEngine:
@@ -210,28 +197,12 @@ class CompiledEngine(Engine):
         its memory, and the process crashes sooner or later (ai-edge-litert 2.3.0).
         """
         arrays, outputs = self._interpreter.run(inputs), self._signature.outputs
-        for io_tensor, array, size in zip(outputs, arrays, self._sizes, strict=True):
+        for io_tensor, array, size in zip(outputs, arrays, self._open.sizes, strict=True):
             if array.shape != size:
                 raise RuntimeError(
                     f"Failed to register output: {io_tensor.name!r} has room for {list(size)}, and "
                     f"becomes {list(array.shape)}"
                 )
-
-    def _allocate(self) -> None:
-        # First, because reading shapes allocates the tensors, which refuses files that cannot run.
-        self._shapes_now()
-        self._ins: Sequence[Any] = self._model.create_input_buffers(self._index)
-        self._outs: Sequence[Any] = self._model.create_output_buffers(self._index)
-        self._sizes = [tuple(buffer.get_tensor_details()["shape"]) for buffer in self._outs]
-        self._reads = [
-            (buffer, math.prod(shape) * dtype.itemsize, dtype, shape)
-            for buffer, shape, dtype in zip(self._outs, self._sizes, self._outputs, strict=True)
-        ]
-        self._checked = False
-
-    def _shapes_now(self) -> list[tuple[int, ...]]:
-        details = self._model.get_output_tensor_details(self._key)
-        return [tuple(details[name]["shape"]) for name in self._names]
 
 
 _SHAPE_BY_VALUES = "Failed to register output: its shape is another after the run"

@@ -9,12 +9,14 @@ from __future__ import annotations
 import copy
 import functools
 import re
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pytest_edgeq.names import RUNTIMES, nearest
+from pytest_edgeq.runtimes.workers.settings import DEFAULT_SECONDS
 from pytest_edgeq.runtimes.workers.target_spec import KERNELS, split_runtime
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class Runtimes:
         *,
         targets: Mapping[str, Target] = MappingProxyType({}),
         check_targets: Sequence[str] = (),
+        seconds: float = DEFAULT_SECONDS,
         hint: str = _WHERE_TO_REGISTER,
     ) -> None:
         if not isinstance(own, Mapping):
@@ -67,6 +70,8 @@ class Runtimes:
             if name in self.own:
                 raise ValueError(f"runtimes: {name!r} is a runtime and a target")
         self.targets = dict(targets)
+        self._seconds = seconds  # of the GPU of this machine
+        self._here: list[Target] = []  # that GPU, once it was asked for
         self.isolation: Isolation | None = None
         self._hint = hint
         self._opened: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -102,17 +107,25 @@ class Runtimes:
     def target_of(self, runtime: str) -> Target | None:
         """Return the target of a runtime; None for a runtime of this machine."""
         found = split_runtime(runtime, self.targets)
-        return None if found is None else self.targets[found[0]]
+        if found is None or found[0] in self.targets:
+            return None if found is None else self.targets[found[0]]
+        if not self._here:
+            # Only now, as it imports what this module is too cheap for.
+            from pytest_edgeq.runtimes.workers.target import Target
+
+            self._here.append(Target(found[0], [sys.executable], self._seconds, path=sys.path))
+        return self._here[0]
 
     def machine_of(self, runtime: str) -> TargetMachine | None:
         """Return the machine of a target's runtime, starting it if necessary; else None."""
         target = self.target_of(runtime)
-        return None if target is None else target.machine or target.start()
+        return None if target is None else target.machine_for(self.kernels_of(runtime))
 
     @property
     def machines(self) -> tuple[TargetMachine, ...]:
         """The machines of the targets that were started."""
-        return tuple(each.machine for each in self.targets.values() if each.machine is not None)
+        targets = (*self.targets.values(), *self._here)
+        return tuple(each.machine for each in targets if each.machine is not None)
 
     def kernels_of(self, runtime: str) -> str:
         """Return the built-in runtime of a target's kernels, else the name itself."""
@@ -139,7 +152,7 @@ class Runtimes:
     def close(self) -> None:
         """Close all open sessions of a user's own runtimes, and end the targets."""
         errors = []
-        for target in self.targets.values():
+        for target in (*self.targets.values(), *self._here):
             target.close()
         for runner in list(self._opened):
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import tempfile
 import weakref
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.errors import CopyError, CrashedError, UnreadableError, UnrunnableError
+from pytest_edgeq.names import GPU_KERNELS
 from pytest_edgeq.runtimes.engines import (
     Arrays,
     CompiledEngine,
@@ -22,6 +24,7 @@ from pytest_edgeq.runtimes.engines import (
     Opening,
     Source,
 )
+from pytest_edgeq.runtimes.gpu_refusals import gpu_refusal
 from pytest_edgeq.runtimes.refusals import refusal
 from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.unsafe import unsafe_ops
@@ -115,6 +118,9 @@ class Runner:
             refused = error
         elif isinstance(error, _OwnError):
             refused = UnrunnableError(runtime, f"cannot {what}{error}")
+        elif self._opening.kernels in GPU_KERNELS:
+            load = functools.partial(self._load, kernels=self._opening.kernels)
+            refused = gpu_refusal(what, str(error), graph, runtime, self._where, load)
         else:
             message = (runtime == "compiled" and self._interpreter_error(inputs)) or str(error)
             refused = refusal(what, message, graph, runtime, self._where, self._load)

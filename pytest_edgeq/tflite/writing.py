@@ -30,6 +30,27 @@ def packed(model: Any, n_bytes: int = 1024) -> bytes:
     return bytes(memoryview(builder.Bytes)[builder.Head() :])
 
 
+def one_op(name: str, *operands: str) -> bytes:
+    """Return a file of one op on operands of one float, whose result is `result`."""
+    from ai_edge_litert import schema_py_generated
+
+    schema: Any = schema_py_generated
+    model, graph = schema.ModelT(), schema.SubGraphT()
+    op, code = schema.OperatorT(), schema.OperatorCodeT()
+    graph.tensors = []
+    for each in (*operands, "result"):
+        tensor = schema.TensorT()
+        tensor.name, tensor.shape = each, [1]
+        graph.tensors.append(tensor)
+    # Readers of before 2020 look at the second field.
+    code.builtinCode = code.deprecatedBuiltinCode = getattr(schema.BuiltinOperator, name)
+    op.inputs, op.outputs = list(range(len(operands))), [len(operands)]
+    graph.inputs, graph.outputs, graph.operators = op.inputs, op.outputs, [op]
+    model.version, model.operatorCodes, model.subgraphs = 3, [code], [graph]
+    model.buffers = [schema.BufferT()]
+    return packed(model)
+
+
 def aligned_buffer(content: npt.NDArray[Any]) -> Any:
     """Return a buffer whose data is aligned to 16 bytes, as the schema demands."""
     from ai_edge_litert import schema_py_generated as schema

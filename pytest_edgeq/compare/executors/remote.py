@@ -18,9 +18,11 @@ from pytest_edgeq.compare.quantized import QuantizedModel, SignatureReference
 from pytest_edgeq.compare.reference import call_reference, graph_module, torch_module, undisturbed
 from pytest_edgeq.compare.samples import Sample, SampleSource
 from pytest_edgeq.errors import warn_user
+from pytest_edgeq.names import GPU_KERNELS
 from pytest_edgeq.progress import Step
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.registry import Runtimes
+from pytest_edgeq.runtimes.workers.settings import DEFAULT_SECONDS
 from pytest_edgeq.runtimes.workers.target import Target
 
 # A reference as a pickle, or a torch graph in the format of the conversion cache.
@@ -42,7 +44,10 @@ def _opened(
 ) -> QuantizedModel:
     """Return a pickled model with new interpreters."""
     owns = {} if own is None else {runtime: pickle.loads(own)}
-    runtimes = Runtimes(owns, targets={} if target is None else {target[0]: Target(*target)})
+    seconds = DEFAULT_SECONDS if target is None else target[2]
+    is_named = target is not None and runtime not in GPU_KERNELS
+    targets = {target[0]: Target(*target)} if target is not None and is_named else {}
+    runtimes = Runtimes(owns, targets=targets, seconds=seconds)
 
     def edge_of(content: bytes) -> EdgeFile:
         edge = EdgeFile(content, runtimes=runtimes, **settings)

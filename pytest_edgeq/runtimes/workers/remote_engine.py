@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.errors import CrashedError, UnrunnableError
+from pytest_edgeq.names import GPU_KERNELS
 from pytest_edgeq.runtimes.engines import Arrays, Engine, Opening, Source, described
 from pytest_edgeq.runtimes.runner import on_disk, open_here
 from pytest_edgeq.runtimes.workers.child import OpenFile, source_file
@@ -67,6 +68,7 @@ class RemoteFile:
         self.source = source
         self.key = next(_keys)  # names it in requests
         self.link: Link | None = None  # to the worker in which it is open; None before it is opened
+        self.printed = ""  # by a GPU engine, as it compiled the file
         self.lock = threading.Lock()  # held while it is opened
 
 
@@ -277,8 +279,9 @@ class TargetEngine(RemoteEngine):
     def _open_in(self, link: Link, file: RemoteFile) -> None:
         opening = self._opening
         content = file.source if isinstance(file.source, bytes) else file.source.read_bytes()
+        is_on_gpu = opening.kernels in GPU_KERNELS
         head = {
-            **described(opening.signature),
+            **described(opening.signature, opening.graph if is_on_gpu else None),
             "what": "open",
             "digest": hashlib.sha256(content).hexdigest(),
             "key": file.key,
@@ -287,9 +290,10 @@ class TargetEngine(RemoteEngine):
             "keep": opening.keep,
         }
         try:
-            link.ask(head, (), self._seconds)
+            printed = link.ask(head, (), self._seconds)
         except KeyError:  # it does not have the file
-            link.ask(head, [content], self._seconds)
+            printed = link.ask(head, [content], self._seconds)
+        file.printed = b"".join(printed).decode(errors="replace")
 
     def _trial(self, opening: Opening) -> TargetEngine:
         return TargetEngine(opening, self._target, is_trial=True)

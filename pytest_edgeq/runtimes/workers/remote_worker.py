@@ -25,6 +25,7 @@ import platform
 import signal
 import struct
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -217,7 +218,9 @@ def _features() -> list[str]:
     return sorted(name for name, is_there in found.items() if is_there)
 
 
-def _opened(content: bytes, head: Head) -> OpenInterpreter:
+def _opened(content: bytes, head: Head) -> OpenInterpreter | OpenOnGpu:
+    if head["kernels"] not in RESOLVERS:
+        return OpenOnGpu(content, head)
     module = _litert()[0]
     options: dict[str, Any] = {"num_threads": head["threads"]}
     if head["kernels"] != "xnnpack":
@@ -274,6 +277,146 @@ class OpenInterpreter:
     def close(self) -> None:
         """Do nothing: an interpreter is memory alone."""
 
+
+class OpenCompiled:
+    """A CompiledModel that runs the signature which a head describes, with its own buffers."""
+
+    def __init__(self, model: Any, head: Head) -> None:
+        self._model, self._signature = model, head["position"]
+        self._dtypes, self._free = head["dtypes"], head["free"]
+        info = model.get_signature_by_index(self._signature)
+        # For a file without signatures it makes one up.
+        self._key, self._names = info["key"], info["outputs"]
+        self._shapes: Any = [tuple(shape) for shape in head["shapes"]]
+        try:
+            self._allocate()
+        except RuntimeError:
+            if not head["has_free_shapes"]:
+                raise
+            self._shapes = None
+
+    def fit(self, arrays: list[Any]) -> bool:
+        """Allocate buffers for the shapes of a sample; return whether they are new."""
+        shapes = [array.shape for array in arrays]
+        if shapes == self._shapes:
+            return False
+        self._shapes = None  # should it refuse them
+        for position, shape in enumerate(shapes):
+            if self._free[position]:
+                self._model.resize_input_tensor(position, shape, self._signature)
+        self._allocate()
+        self._shapes = shapes
+        return True
+
+    def run(self, arrays: list[Any]) -> list[Any]:
+        """Run one sample; arrays and outputs have the order of the head that opened the file."""
+        import numpy as np
+
+        self.fit(arrays)
+        for buffer, array in zip(self._ins, arrays):
+            # As bytes, because it knows few dtypes by name, and not int16 or int64.
+            buffer.write(np.asarray(array, order="C").reshape(-1).view(np.int8))
+        self._model.run_by_index(self._signature, self._ins, self._outs)
+        return [
+            buffer.read(n_bytes, np.int8).view(dtype).reshape(shape)
+            for buffer, n_bytes, dtype, shape in self._reads
+        ]
+
+    def _allocate(self) -> None:
+        import numpy as np
+
+        # First, because reading shapes allocates the tensors, which refuses files that cannot run.
+        self.output_shapes()
+        self._ins = self._model.create_input_buffers(self._signature)
+        self._outs = self._model.create_output_buffers(self._signature)
+        self.sizes = [tuple(buffer.get_tensor_details()["shape"]) for buffer in self._outs]
+        self._reads = [
+            (buffer, int(np.prod(shape)) * np.dtype(dtype).itemsize, dtype, shape)
+            for buffer, shape, dtype in zip(self._outs, self.sizes, self._dtypes)
+        ]
+
+    def output_shapes(self) -> list[Any]:
+        """Return the shapes of the outputs as the model has them now."""
+        details = self._model.get_output_tensor_details(self._key)
+        return [tuple(details[name]["shape"]) for name in self._names]
+
+
+class OpenOnGpu:
+    """
+    A file compiled for the GPU; every answer ends with the text that the engine printed.
+
+    What the engine does not support runs on the CPU, as in an app that asks for both: the engine
+    says on stderr how many ops these are. Errors of its shaders stand nowhere else, either.
+    """
+
+    def __init__(self, content: bytes, head: Head) -> None:
+        from ai_edge_litert import compiled_model
+        from ai_edge_litert.hardware_accelerator import HardwareAccelerator
+        from ai_edge_litert.options import CpuOptions, GpuOptions, Options
+
+        def compiled(accelerators: Any) -> Any:
+            options = Options(
+                hardware_accelerators=accelerators,
+                gpu_options=GpuOptions(enforce_f32=head["kernels"] == "gpu_f32"),
+                cpu_options=CpuOptions(num_threads=head["threads"]),
+            )
+            return compiled_model.CompiledModel.from_buffer(content, options=options)
+
+        gpu = HardwareAccelerator.GPU
+        with _Printed() as self.printed:
+            try:
+                model = compiled(gpu)
+            except RuntimeError as error:
+                # Asked for both at once, it also runs files on the CPU where there is no GPU.
+                if "not accelerated" not in str(error):
+                    raise
+                self.printed.restart()
+                model = compiled(gpu | HardwareAccelerator.CPU)
+            self._model = OpenCompiled(model, head)
+
+    def run(self, arrays: list[Any]) -> list[Any]:
+        """Run one sample; the printed text follows the outputs."""
+        with _Printed() as printed:
+            outputs = self._model.run(arrays)
+        return [*outputs, printed.text]
+
+    def close(self) -> None:
+        """Do nothing: a compiled model is memory alone."""
+
+
+class _Printed:
+    """
+    What is written to stderr meanwhile, by native code, too; it is written there afterwards.
+
+    The text of an error that is raised ends with it.
+    """
+
+    def __enter__(self) -> _Printed:  # noqa: PYI034 # Self came with Python 3.11
+        self.text = b""
+        self._file = tempfile.TemporaryFile()
+        self._stderr = os.dup(2)
+        os.dup2(self._file.fileno(), 2)
+        return self
+
+    def restart(self) -> None:
+        """Forget what was printed until now."""
+        self._file.truncate(0)
+        self._file.seek(0)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        sys.stderr.flush()
+        os.dup2(self._stderr, 2)
+        os.close(self._stderr)
+        with self._file as file:
+            file.seek(0)
+            self.text = file.read()[-_MOST_PRINTED:]
+        os.write(2, self.text)
+        if isinstance(error, RuntimeError):
+            error.args = (f"{error}\n{self.text.decode(errors='replace')}",)
+
+
+_MOST_PRINTED = 1 << 16
+"""Bytes of what the GPU engine prints that are sent, the last: its errors stand behind its chat."""
 
 _DUMPED_AT = 0.95
 """Share of the time limit after which a worker of the host's machine writes its Python stack."""
@@ -339,8 +482,8 @@ class _Server:
         if what == "forget":
             return []
         if what == "open":
-            self._open[key] = _opened(self._content(head["digest"], parts), head)
-            return []
+            file = self._open[key] = _opened(self._content(head["digest"], parts), head)
+            return [file.printed.text] if isinstance(file, OpenOnGpu) else []
         if what == "call":
             assert self._is_local, "a pickle runs code: only the process that started this one may"
             function, args, kwargs = parts.pop()

@@ -7,9 +7,11 @@ import shlex
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from pytest_edgeq.errors import CrashedError, UnrunnableError
+from pytest_edgeq.names import GPU_KERNELS
 from pytest_edgeq.numerics.target_machine import TargetMachine
 from pytest_edgeq.runtimes.workers.link import Link, LinkError, printed_lines
 from pytest_edgeq.runtimes.workers.target_spec import checked_command
@@ -22,10 +24,20 @@ if TYPE_CHECKING:
 class Target:
     """A command that starts a Python with numpy and ai_edge_litert elsewhere."""
 
-    def __init__(self, name: str, command: Sequence[str], seconds: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        seconds: float,
+        *,
+        path: Sequence[str] | None = None,
+    ) -> None:
         self.name = name
         self.command = checked_command(name, command)
         self.seconds = seconds
+        self._path = path  # of its imports; None for those of its own
+        self.adapter = ""  # the GPU there, once a file has run on it
+        self.proven: set[str] = set()  # kernels of the GPU that compute what their name says
         self.machine: TargetMachine | None = None  # that answers; None before the first use
         self.files: weakref.WeakValueDictionary[object, RemoteFile] = weakref.WeakValueDictionary()
         self._lock = threading.RLock()
@@ -42,12 +54,25 @@ class Target:
         assert self.machine is not None, "unreachable because `link` has set it"
         return self.machine
 
+    def machine_for(self, kernels: str) -> TargetMachine:
+        """Return the machine with the precision of kernels, or raise an UnrunnableError."""
+        machine = self.machine or self.start()
+        if kernels not in GPU_KERNELS:
+            return machine
+        from pytest_edgeq.runtimes.workers.gpu_engine import prove_gpu
+
+        prove_gpu(self, kernels)
+        precision = "float16" if kernels == "gpu" else "float32"
+        return replace(machine, adapter=self.adapter, precision=precision)
+
     def open(self, opening: Opening) -> Engine:
         """Open a file there, or raise an UnrunnableError."""
-        # Only now, as it imports numpy.
+        # Only now, as they import numpy.
+        from pytest_edgeq.runtimes.workers.gpu_engine import GpuEngine
         from pytest_edgeq.runtimes.workers.remote_engine import TargetEngine
 
-        return TargetEngine(opening, self)
+        kind = GpuEngine if opening.kernels in GPU_KERNELS else TargetEngine
+        return kind(opening, self)
 
     def link(self) -> Link:
         """Return the link of now, which is started where there is none, or raise a LinkError."""
@@ -58,13 +83,13 @@ class Target:
                 return self._links[0]
             self.close()
             try:
-                link = Link(self.command, self.seconds)
+                link = Link(self.command, self.seconds, path=self._path)
             except LinkError as error:
                 if self.machine is None:
                     # Each test would wait for it again, by ssh for minutes.
                     self._refused = error
                 raise
-            self.machine = TargetMachine.of(self.name, link.facts)
+            self.machine = TargetMachine.of(self.name, link.facts | {"adapter": self.adapter})
             self._links.append(link)
             return link
 

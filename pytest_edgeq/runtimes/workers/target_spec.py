@@ -11,7 +11,9 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-KERNELS: tuple[str, ...] = ("xnnpack", "builtin", "reference")
+from pytest_edgeq.names import GPU_KERNELS
+
+KERNELS: tuple[str, ...] = ("xnnpack", "builtin", "reference", *GPU_KERNELS)
 """What a target can run a file on."""
 
 DEFAULT_KERNELS = "xnnpack"
@@ -58,7 +60,13 @@ def checked_command(name: str, command: object) -> tuple[str, ...]:
 
 
 def split_runtime(runtime: str, targets: Mapping[str, object]) -> tuple[str, str] | None:
-    """Split the name of a runtime."""
+    """
+    Return the target and the kernels of a runtime; None for one of the session's own process.
+
+    The GPU of this machine is the target `gpu`: its driver may crash, and runs in a process.
+    """
+    if runtime in GPU_KERNELS:
+        return GPU_KERNELS[0], runtime
     name, colon, kernels = runtime.partition(":")
     if name not in targets or (colon and kernels not in KERNELS):
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from pytest_edgeq.numerics.target_machine import TargetMachine
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.workers.target import Target
-from pytest_edgeq.tflite.writing import packed
+from pytest_edgeq.tflite.writing import one_op
 
 _KERNELS = ("xnnpack", "builtin")
 
@@ -31,7 +30,7 @@ def try_target(target: Target) -> Trial:
     began = time.perf_counter()
     machine = target.start()
     start = time.perf_counter() - began
-    edge = EdgeFile(_negation(), runtimes=Runtimes(targets={target.name: target}))
+    edge = EdgeFile(one_op("NEG", "x"), runtimes=Runtimes(targets={target.name: target}))
     inputs = {"x": np.array([3], np.float32)}
     runs = {}
     for kernels in _KERNELS:
@@ -45,22 +44,3 @@ def try_target(target: Target) -> Trial:
                 f"NEG of 3, got {result.tolist()}"
             )
     return Trial(machine, start * 1e3, runs)
-
-
-def _negation() -> bytes:
-    """Return a file that computes −x."""
-    from ai_edge_litert import schema_py_generated
-
-    schema: Any = schema_py_generated
-    model, graph = schema.ModelT(), schema.SubGraphT()
-    op, code = schema.OperatorT(), schema.OperatorCodeT()
-    for name in ("x", "y"):
-        tensor = schema.TensorT()
-        tensor.name, tensor.shape = name, [1]
-        graph.tensors = [*(graph.tensors or ()), tensor]
-    code.builtinCode = schema.BuiltinOperator.NEG
-    op.inputs, op.outputs = [0], [1]
-    graph.inputs, graph.outputs, graph.operators = [0], [1], [op]
-    model.version, model.operatorCodes, model.subgraphs = 3, [code], [graph]
-    model.buffers = [schema.BufferT()]
-    return packed(model)

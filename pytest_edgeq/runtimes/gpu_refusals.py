@@ -1,0 +1,90 @@
+"""Explain why LiteRT's GPU engine refuses a file: its words, the op, the cause, the fix."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from pytest_edgeq.errors import UnrunnableError
+from pytest_edgeq.names import printable
+from pytest_edgeq.tflite.cut import Cut, first_op_that
+from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.subgraph import Op
+
+NO_SHADER: Final = "a shader does not compile"
+
+_CHATTER: Final = re.compile(
+    r"(INFO|Warning: max|WARNING: Logging|I0000|W0000|=== Source|third_party|\W*$|└ Could not load)"
+    r"|.*(npu_registry|compiler_plugin\.cc|litert_compiled_model\.h|compiled_model\.cc)"
+)
+"""Lines that the engine prints of every file, and places in its own source."""
+
+_PREFIX: Final = re.compile(r"^(E0000 \S+ +\d+ \S+ |ERROR: (\[\S+\] )?)")
+
+_MOST_LINES: Final = 8
+
+_CAUSES: Final = {
+    re.escape(NO_SHADER): (
+        "the engine writes a shader for this op that does not compile, and answers all the same, "
+        "with what stood in its memory: so does the app on a phone",
+        "keep the op off the GPU: compute that part in float or otherwise, or run the file on the "
+        "CPU (runtime='xnnpack'); report the file to LiteRT",
+    ),
+    r"Shape mismatch": (
+        "the engine holds every tensor as batch, height, width and channels, and gives two "
+        "operands of this op shapes that do not agree. It refuses the file as a whole: an app that "
+        "asks for GPU and CPU cannot load it, either",
+        "give the operands the rank of the result in the model, such as by unsqueeze, or leave the "
+        "weights of the op in float",
+    ),
+    r"takes no op": (
+        "all of it would run on the CPU: nothing would be measured of the GPU",
+        "see edgeq show FILE --runtime gpu for the words of each op, or run the file by "
+        "runtime='xnnpack'",
+    ),
+}
+
+
+def is_shader_error(printed: str) -> bool:
+    """Whether the engine says that a shader does not compile, or a pipeline of one is used."""
+    return "Validation error" in printed or "Error while parsing WGSL" in printed
+
+
+def said(printed: str) -> list[str]:
+    """Return the engine's own words, without what it prints of every file."""
+    lines = [line for line in printed.splitlines() if not _CHATTER.match(line)]
+    shown = [printable(_PREFIX.sub("", line).rstrip()) for line in lines[:_MOST_LINES]]
+    more = [f"… and {len(lines) - _MOST_LINES} more lines"] if len(lines) > _MOST_LINES else []
+    return [f"the engine said: {shown[0]}", *(f"  {each}" for each in (*shown[1:], *more))][
+        : len(shown) + len(more)
+    ]
+
+
+def gpu_refusal(
+    what: str,
+    error: str,
+    graph: OpGraph,
+    runtime: str,
+    where: Callable[[Op], str],
+    load: Callable[[bytes], object],
+) -> UnrunnableError:
+    """Return the error of a GPU that refuses a file, with the op that it refuses alone, too."""
+    symptom = next((each for each in _CAUSES if re.search(each, error)), "")
+
+    def refuses(cut: Cut) -> bool:
+        try:
+            load(cut.content)
+        except (RuntimeError, ValueError) as caught:
+            return re.search(symptom, str(caught)) is not None
+        return False
+
+    is_of_an_op = symptom and "takes no op" not in symptom
+    op = first_op_that(graph, 0, refuses) if is_of_an_op else None
+    lines = [f"cannot {what}{'' if op is None else f': {where(op)}'}"]
+    if symptom:
+        cause, fix = _CAUSES[symptom]
+        lines += [f"cause: {cause}", f"fix: {fix}"]
+    first = error.splitlines()[0]
+    words = said(error) or [f"the engine said: {printable(first)}"]
+    return UnrunnableError(runtime, "\n".join((*lines, *words)), is_lacking=bool(symptom))
