@@ -52,8 +52,10 @@ class Edgeq:
             the built-in ones. Inside pytest they come from the hook `pytest_edgeq_runtimes`.
         targets: Machines and CPUs elsewhere by name: the words of a command that starts a Python
             with numpy and ai_edge_litert there. Each is a runtime by `NAME` and by `NAME:KERNELS`
-            (`xnnpack`, `builtin`, `reference`). Inside pytest they come from `edgeq_targets`.
-        check_targets: Runtimes of targets that `check` runs beside those of this machine.
+            (`xnnpack`, `builtin`, `reference`, `gpu`, `gpu_f32`). Inside pytest they come from
+            `edgeq_targets`.
+        check_targets: Runtimes of targets, `gpu` or `gpu_f32`, that `check` runs beside those of
+            this machine.
         target_timeout: Seconds without an answer after which a target has failed.
         localize_timeout: When a check of a comparison fails, the layer to blame is looked for on
             its worst samples; after so many seconds no further sample is begun. 0 for not at all.
@@ -141,6 +143,7 @@ class Edgeq:
                 {} if runtimes is None else runtimes,
                 targets=make_targets(commands, target_timeout),
                 check_targets=check_targets,
+                seconds=target_timeout,
             )
         if isinstance(runtime, str):
             fixed = runtimes.check(runtime)
@@ -347,8 +350,8 @@ class Edgeq:
             quantized: From `quantize` or `load`.
             inputs: Any iterable of samples; read once, in order, one held at a time and core.
             runtime: What runs the file: `xnnpack`, `builtin`, `reference`, `compiled`,
-                `tensorflow`, `TARGET` or `TARGET:KERNELS`, or one of your own; the session's own by
-                default.
+                `tensorflow`, `gpu`, `gpu_f32`, `TARGET` or `TARGET:KERNELS`, or one of your own;
+                the session's own by default.
             executor: Any `concurrent.futures.Executor`, whose workers measure the samples to the
                 same figures; the session's own by default. A model whose samples depend on those
                 before them is measured in this process, which a warning tells.

@@ -25,6 +25,7 @@ from pytest_edgeq.check.op_pairs import (
     make_pair,
     problem_together,
 )
+from pytest_edgeq.compare.file_health import runtime_findings
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.samples import Sample
 from pytest_edgeq.errors import CopyError, CrashedError, UnrunnableError, grouped
@@ -138,6 +139,8 @@ class Agreement:
             differences += self._repeat()
             for results in self._opened.values():
                 self._compare_ops_again(results)
+                if results.name != self._quantized.runtime:  # whose comparison tells it
+                    differences += runtime_findings(self._edge, results.name)
         self._note_kernels()
         for results in self._opened.values():
             found = results.findings()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.compare.file_health import static_findings
+from pytest_edgeq.compare.file_health import runtime_findings, static_findings
 from pytest_edgeq.compare.measurement import Measurement, SampleOutputs
 from pytest_edgeq.compare.reference import in_file_order
 from pytest_edgeq.names import nearest
@@ -51,7 +51,11 @@ def compare_files(
         flow="prebuilt",
         runtime=runtime,
         total=measurement.stages()["total"],
-        health=(*measurement.findings(), *static_findings(edge)),
+        health=(
+            *measurement.findings(),
+            *static_findings(edge),
+            *runtime_findings(edge, runtime),
+        ),
         worst_samples=measurement.worst.result(),
     )
 

@@ -35,7 +35,8 @@ def project_runtimes(name: str) -> Iterator[Runtimes]:
     from pytest_edgeq.runtimes.registry import Runtimes
 
     if name in RUNTIMES:
-        yield Runtimes()
+        with contextlib.closing(Runtimes()) as built_in:
+            yield built_in
         return
     # The ini is read only for a name that it may define, as it starts pytest.
     from pytest_edgeq.plugin.project_targets import project_targets

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.compare.build_facts import build_of
 from pytest_edgeq.compare.executors.remote import Reading
-from pytest_edgeq.compare.file_health import static_findings
+from pytest_edgeq.compare.file_health import runtime_findings, static_findings
 from pytest_edgeq.compare.measurement import Arrays, Measurement, SampleOutputs, SampleRunner
 from pytest_edgeq.compare.parallel import AtOnce, begin, in_order, on_one_thread
 from pytest_edgeq.compare.quantized import QuantizedModel
@@ -179,7 +179,11 @@ class Comparer:
             name=quantized.name,
             flow=quantized.flow,
             runtime=self._runtime,
-            health=(*findings, *static_findings(quantized.edge)),
+            health=(
+                *findings,
+                *static_findings(quantized.edge),
+                *runtime_findings(quantized.edge, self._runtime),
+            ),
             worst_samples=measurement.worst.result(),
             evaluated=measurement.evaluated.result(),
             fingerprint=fingerprint,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from pytest_edgeq.errors import UnmatchedError
-from pytest_edgeq.names import nearest
+from pytest_edgeq.names import GPU_KERNELS, nearest
 from pytest_edgeq.numerics.checks import (
     check_bias,
     check_scales,
@@ -16,6 +16,7 @@ from pytest_edgeq.numerics.checks import (
 )
 from pytest_edgeq.numerics.findings import (
     BLOCKING,
+    PARTLY_ON_CPU,
     STATE_MISMATCH,
     UNSAFE_OP,
     USELESS,
@@ -52,6 +53,30 @@ def static_findings(edge: EdgeFile) -> tuple[Finding, ...]:
         findings += _uncalibrated(edge.graph, op, entry)
     findings += [*conformance_findings(edge), *state_findings(edge)]
     return tuple(dict.fromkeys(findings))
+
+
+def runtime_findings(edge: EdgeFile, runtime: str) -> tuple[Finding, ...]:
+    """
+    Return a finding if a runtime on the GPU leaves ops of a file to the CPU.
+
+    Raises:
+        UnrunnableError: The runtime refuses the file.
+    """
+    if edge.runtimes.kernels_of(runtime) not in GPU_KERNELS:
+        return ()
+    n_on_cpu = edge.runner(runtime).n_on_cpu
+    if not n_on_cpu:
+        return ()
+    n_ops = len(edge.graph.ops)
+    return (
+        Finding(
+            kind=PARTLY_ON_CPU,
+            place=Place("runtime", f"runtime {runtime!r}"),
+            expected=f"all {n_ops} ops on the GPU",
+            got=f"{n_on_cpu} that run on the CPU, as the engine does not take them",
+            fix=f"edgeq show FILE --runtime {runtime} lists them with the engine's words",
+        ),
+    )
 
 
 def conformance_findings(edge: EdgeFile, *, warnings: bool = False) -> tuple[Finding, ...]:

@@ -363,7 +363,8 @@ class QuantizedModel:
         Args:
             *args: Tensors or arrays, as the model's positional inputs.
             runtime: Runtime to use: `xnnpack`, `builtin`, `reference`, `compiled`, `tensorflow`,
-                `TARGET` or `TARGET:KERNELS`, or one of your own; the session's own by default.
+                `gpu`, `gpu_f32`, `TARGET` or `TARGET:KERNELS`, or one of your own; the session's
+                own by default.
             **kwargs: Keyword inputs.
 
         Returns:

@@ -29,6 +29,7 @@ CALIBRATION_REPEATED = "calibration_repeated"
 # Of a calibration by other inputs: it spoils all that comes behind, and explains it.
 INPUT_KINDS = (CALIBRATION_REPEATED, CLIPPED_INPUT, COARSE_INPUT, UNCALIBRATED_ACTIVATION)
 UNSAFE_OP = "unsafe_op"
+PARTLY_ON_CPU: Final = "partly_on_cpu"
 STATEFUL_REFERENCE = "stateful_reference"
 OTHER_FILE: Final = "other_file"
 MISFIT: Final = "misfit"

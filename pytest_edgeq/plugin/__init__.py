@@ -97,11 +97,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
     runtimes = config.stash[runtimes_key] = _registered(config)
     settings = config.stash[settings_key] = resolve(config, runtimes)
-    if runtimes.targets:
-        runtimes = config.stash[runtimes_key] = Runtimes(
-            runtimes.own, targets=runtimes.targets, check_targets=settings.check_targets
-        )
-        config.add_cleanup(runtimes.close)
+    runtimes.check_targets = settings.check_targets
+    config.add_cleanup(runtimes.close)
     config.stash[running_key] = None
     cache_dir = config.stash[cache_dir_key] = _cache_dir(config, settings)
     memory = settings.isolate_memory
@@ -155,11 +152,11 @@ def _registered(config: pytest.Config) -> Runtimes:
         ) from None
     commands, seconds = target_options(config)
     if not commands:
-        return Runtimes(merged)
+        return Runtimes(merged, seconds=seconds)
     from pytest_edgeq.runtimes.workers.target import make_targets
 
     try:
-        return Runtimes(merged, targets=make_targets(commands, seconds))
+        return Runtimes(merged, targets=make_targets(commands, seconds), seconds=seconds)
     except ValueError as error:
         raise pytest.UsageError(f"edgeq_targets: {error}") from None
 

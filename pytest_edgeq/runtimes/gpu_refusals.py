@@ -52,7 +52,7 @@ def is_shader_error(printed: str) -> bool:
 
 
 def said(printed: str) -> list[str]:
-    """Return the engine's own words, without what it prints of every file."""
+    """Return the lines that the engine printed, without those of every file."""
     lines = [line for line in printed.splitlines() if not _CHATTER.match(line)]
     shown = [printable(_PREFIX.sub("", line).rstrip()) for line in lines[:_MOST_LINES]]
     more = [f"… and {len(lines) - _MOST_LINES} more lines"] if len(lines) > _MOST_LINES else []

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from pytest_edgeq.names import RUNTIMES, nearest
+from pytest_edgeq.names import GPU_KERNELS, RUNTIMES, nearest
 from pytest_edgeq.runtimes.workers.settings import DEFAULT_SECONDS
 from pytest_edgeq.runtimes.workers.target_spec import KERNELS, split_runtime
 
@@ -77,9 +77,9 @@ class Runtimes:
         self._opened: weakref.WeakSet[Engine] = weakref.WeakSet()
         for name in check_targets:
             if split_runtime(name, self.targets) is None:
+                known = (*GPU_KERNELS, *self._target_names)
                 raise ValueError(
-                    f"{name!r} names no target{nearest(name, self._target_names)}; "
-                    f"targets: {', '.join(self._target_names) or 'none'}"
+                    f"{name!r} names no target{nearest(name, known)}; targets: {', '.join(known)}"
                 )
         self.check_targets = tuple(check_targets)
 

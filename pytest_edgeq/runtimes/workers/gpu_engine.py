@@ -53,8 +53,8 @@ class GpuEngine(TargetEngine):
             raise RuntimeError(f"no adapter\n{printed}")
         _check(printed)
         shared = _SHARED.findall(printed)
-        self.n_on_cpu = int(shared[-1][1]) if shared else 0
-        if shared and shared[-1][0] == "0":
+        n_on_gpu, self.n_on_cpu = map(int, shared[-1]) if shared else (1, 0)
+        if not n_on_gpu:
             raise RuntimeError(f"the GPU takes no op of the file\n{printed}")
 
     def _ask(

@@ -386,9 +386,9 @@ class OpenOnGpu:
 
 class _Printed:
     """
-    What is written to stderr meanwhile, by native code, too; it is written there afterwards.
+    Text that Python or native code writes to stderr in a block, and that stderr gets behind it.
 
-    The text of an error that is raised ends with it.
+    The text of an error that is raised in the block ends with it.
     """
 
     def __enter__(self) -> _Printed:  # noqa: PYI034 # Self came with Python 3.11
@@ -399,7 +399,7 @@ class _Printed:
         return self
 
     def restart(self) -> None:
-        """Forget what was printed until now."""
+        """Drop the text so far."""
         self._file.truncate(0)
         self._file.seek(0)
 

@@ -17,9 +17,8 @@ from fixtures.tflite.writer import chain, one_op, pack, unpack
 from pytest_edgeq import Edgeq, assert_accuracy_drop, assert_runtimes_agree
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.registry import Runtimes
-from pytest_edgeq.runtimes.workers.remote_worker import facts
+from pytest_edgeq.runtimes.workers.remote_worker import RESOLVERS, facts
 from pytest_edgeq.runtimes.workers.target import Target
-from pytest_edgeq.runtimes.workers.target_spec import KERNELS
 from pytest_edgeq.tflite.graph import OpGraph
 from tests.bench.speed.kernels_of_arm import drawn as inputs_of
 from tests.processes import left_after, target_workers
@@ -47,7 +46,7 @@ def _bits(outputs: list[Array]) -> list[object]:
     return [(each.dtype, each.shape, each.tobytes()) for each in outputs]
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", RESOLVERS)
 def test_a_target_gives_what_this_process_gives(targets: Runtimes, kernels: str) -> None:
     """All files of the fixtures, on the same kernels, in two samples."""
     for path in sorted(make.CONVERTED.glob("*.tflite")):
