@@ -9,6 +9,7 @@ tie (`op_pairs`).
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import math
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.check.gpu_ops import HALF_UNIT
 from pytest_edgeq.check.op_pairs import (
     GREATEST,
     Pair,
@@ -32,6 +34,7 @@ from pytest_edgeq.errors import CopyError, CrashedError, UnrunnableError, groupe
 from pytest_edgeq.localize.single_ops import SingleOps
 from pytest_edgeq.numerics.arrays import contiguous
 from pytest_edgeq.numerics.findings import NO_HARM, RUNTIMES_DIFFER, Finding, Harm, Place, text_of
+from pytest_edgeq.runtimes.bounds.floats import reduction_length
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.runner import KEEPING
 from pytest_edgeq.tflite.boundary import qparams
@@ -343,14 +346,14 @@ class RuntimeResults:
                 step = _FLOAT_UNIT * distance.greatest
             else:
                 continue  # the distance of classes or indices means nothing
-            limit = _ERROR_RATIO * distance.likely_error + step
+            limit = _ERROR_RATIO * distance.likely_error * self._precision + step
             if not distance.difference <= limit:
                 text = (
                     f"output {border.name!r}: expected at most {limit:.3g} between them (rms: "
                     f"{_ERROR_RATIO} times what {self._base} is off torch, up to chance, and one "
                     f"step), got {distance.difference:.3g}"
                 )
-                found.append(self._differs(text, _BETWEEN))
+                found.append(self._differs(text, self._why_apart))
         return found
 
     def not_compared(self) -> list[str]:
@@ -365,6 +368,37 @@ class RuntimeResults:
 
     def _where(self, op: Op) -> str:
         return entry_of(self._edge.graph, op, self._edge.modules).where
+
+    @property
+    def _why_apart(self) -> str:
+        """Why outputs differ though no op by itself does: of float16, the op that it costs most."""
+        if self._edge.runtimes.kernels_of(self.name) != "gpu":
+            return _BETWEEN
+        text = "float16 rounds every value and every sum to 11 bits"
+        worst = min(self._pairs.values(), key=lambda pair: pair.sqnr_db, default=None)
+        if worst is None or worst.sqnr_db == math.inf:
+            return text
+        n_terms = reduction_length(worst.graph, worst.op)
+        sums = f", which sums {n_terms:,} terms," if n_terms > 1 else ""
+        return (
+            f"{text}; {self._where(worst.op)}{sums} has {worst.sqnr_db:.1f} dB by itself, the "
+            "least of all ops"
+        )
+
+    @functools.cached_property
+    def _precision(self) -> float:
+        """
+        How much farther from the reference the runtime may be than the base, by its precision.
+
+        Float16 makes of each rounding of a float32 file one 2^13 times as large, and so of their
+        sum. Of a quantized file the base has the errors of the quantization, beside which
+        float16's are small.
+        """
+        graph = self._edge.graph
+        tensors = (tensor for each in graph.subgraphs for tensor in each.tensors)
+        is_half = self._edge.runtimes.kernels_of(self.name) == "gpu"
+        is_quantized = any(tensor.is_quantized for tensor in tensors)
+        return HALF_UNIT if is_half and not is_quantized else 1.0
 
     @property
     def _compare(self) -> str:
@@ -383,7 +417,7 @@ class RuntimeResults:
             )
             return self._differs(text, cause, self._compare)
         more = [f"  … and {len(others) - 4} more"] if len(others) > 4 else []
-        cause = (
+        cause = wrong[0].cause or (
             "each op was run alone on both, on the same inputs, so that nothing before it explains "
             "this: one of the two computes something else"
         )

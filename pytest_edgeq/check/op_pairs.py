@@ -10,8 +10,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.check.gpu_ops import (
+    BY_EXPONENTIALS,
+    GREATEST_HALF,
+    HALF_UNIT,
+    OVERFLOWN,
+    STEPS,
+    beyond_float16,
+    float_error,
+)
 from pytest_edgeq.errors import CopyError, UnrunnableError
 from pytest_edgeq.localize.single_ops import OpGroup, SingleOps
+from pytest_edgeq.names import GPU_KERNELS
 from pytest_edgeq.numerics.target_machine import TargetMachine
 from pytest_edgeq.runtimes.bounds import (
     float_bound,
@@ -21,6 +31,7 @@ from pytest_edgeq.runtimes.bounds import (
     rounding_bound,
 )
 from pytest_edgeq.runtimes.bounds.floats import reduction_length
+from pytest_edgeq.runtimes.gpu_known import known_defect
 from pytest_edgeq.runtimes.workers.remote_worker import facts
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.constants import read_constant
@@ -50,6 +61,8 @@ class Pair:
     is_float: bool  # whether differences are counted in units of float tolerance
     bound: float  # greatest difference of two sound kernels
     share: float = 1.0  # share of the codes within the range that may differ
+    is_on_gpu: bool = False
+    unit: float = 1.0  # half a unit in the last place, as a multiple of float32's
     ends: tuple[int, int] | None = None
     worst: float = 0.0  # the greatest difference so far, in the unit of `bound`; `at` is its place
     at: str = ""
@@ -60,7 +73,9 @@ class Pair:
     n_inside: int = 0
     n_moved: list[int] = field(default_factory=lambda: [0, 0])
     is_undefined: bool = False
+    squares: list[float] = field(default_factory=lambda: [0.0, 0.0])  # signal, and its error
     factors: tuple[float, float, float] | None = None
+    cause: str = ""  # of a difference, where it is known
 
     def update(self, sample: int, base: Array, actual: Array, values: Mapping[int, Array]) -> None:
         """Compare one sample; `values` are the op's tensors by index, for floats only."""
@@ -71,6 +86,8 @@ class Pair:
             return
         if self.is_float and np.array_equal(base, actual, equal_nan=True):
             return  # NaN on both sides agrees; equal codes are still counted below
+        if self.unit > 1 and not self.cause:
+            self.cause = beyond_float16(values.values())
         data = hybrid_position(self.graph, self.op) if self.is_float else None
         if data is not None and not np.isfinite(values[self.op.inputs[data]]).all():
             self.is_undefined = True
@@ -86,7 +103,14 @@ class Pair:
         if self.is_float:
             noise, allowed = self._float_allowance(values)
             beyond_noise = ~(steps <= noise)
-            steps = steps / allowed if allowed > 0 else np.where(steps > 0, math.inf, 0.0)
+            limit: float | Array = allowed
+            if self.unit > 1:
+                self.squares[0] += float(np.square(one).sum())
+                self.squares[1] += float(np.square(steps).sum())
+                # Rounding does not explain what float16 cannot hold.
+                limit = np.where(np.abs(one) > GREATEST_HALF, OVERFLOWN * np.abs(one), allowed)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                steps = np.where(steps > 0, steps / limit, 0.0)
         else:
             beyond_noise = ~same
             # Integers beyond 2^53 may differ although their float64 values are equal.
@@ -113,17 +137,28 @@ class Pair:
         data = hybrid_position(graph, op)
         if self.factors is None:
             weights = 0.0 if data is None else _weight_sum(graph, op)
-            self.factors = 2 * float_bound(graph, op), float_reach(graph, op), weights
+            bound = float_bound(graph, op) + float_bound(graph, op, half=self.unit > 1)
+            reach = float_reach(graph, op)
+            if self.is_on_gpu and op.name in BY_EXPONENTIALS:
+                reach = 1.0
+            self.factors = bound, reach, weights
         bound, reach, weights = self.factors
         floats = [np.abs(v) for v in values.values() if np.issubdtype(v.dtype, np.floating)]
         greatest = max((float(v[v < GREATEST].max(initial=0.0)) for v in floats), default=0.0)
         given = [values[place] for place in op.inputs if place in values]
-        noise = (bound + 2 * float_conditioning(op, given)) * max(greatest, reach)
+        conditioning = (1 + self.unit) * float_conditioning(op, given)
+        noise = (bound + conditioning) * max(greatest, reach)
         if data is None:
             return noise, noise
         # Each kernel rounds its input to codes by its own rule, by half a code at most.
         code = float(np.abs(values[op.inputs[data]]).max(initial=0.0)) / 127
         return noise, noise + code * weights
+
+    @property
+    def sqnr_db(self) -> float:
+        """SQNR of the op by itself, in float16; infinite of all other ops."""
+        signal, error = self.squares
+        return 10 * math.log10(signal / error) if signal and error else math.inf
 
     def problem(self) -> str:
         """Return a text on the defect; empty if rounding explains it."""
@@ -186,13 +221,20 @@ def make_pair(
 ) -> Pair:
     """Return an empty comparison with the tolerance of two sound kernels."""
     info = graph.tensor(op, tensor)
+    is_on_gpu = kernels in GPU_KERNELS
+    unit = HALF_UNIT if kernels == "gpu" else 1.0
+    cause = known_defect(graph, op) if is_on_gpu else ""
     if info.is_floating_point:
         # The rounding of a quantized input has random signs, except those that the values of one
         # input share (59 % measured); errors of approximated functions may have one sign.
         share = 1.0 if hybrid_position(graph, op) is None else 0.75
-        return Pair(op, graph, tensor, names, True, 1.0, share)
+        # In float16 an operand may lie on the other side of a step.
+        bound = math.inf if unit > 1 and op.name in STEPS else 1.0
+        return Pair(op, graph, tensor, names, True, bound, share, is_on_gpu, unit, cause=cause)
     if not info.is_quantized:
-        return Pair(op, graph, tensor, names, False, 0.0)
+        # In float16 a choice between near ties, and what is compared with it, may be another.
+        bound = math.inf if unit > 1 and _has_float(graph, op) else 0.0
+        return Pair(op, graph, tensor, names, False, bound, cause=cause)
     # CompiledModel and TensorFlow run XNNPACK's kernels, too; a user's own may be the worst kind.
     kinds = ["reference", "xnnpack"] if kernels is None else []
     kinds += [kernels if kernels in ("builtin", "reference") else "xnnpack", names[1]]
@@ -202,12 +244,19 @@ def make_pair(
     known = [0.5 if bound is None else bound for bound in bounds]
     low_high = code_range(info.dtype)
     off = max(known[:-1]) + known[-1]
+    if is_on_gpu:
+        off += float_error(graph, op, tensor, half=unit > 1)
     if off == 0:
         return Pair(op, graph, tensor, names, False, 0.0, ends=low_high)
     # Each code is within ½ LSB and its bound of the real value. Codes differ if that is nearer to a
     # tie than a bound, or on it: on the coarsest grid with ties, half of all values are on one.
     bound = float(math.floor(1 + off))
-    return Pair(op, graph, tensor, names, False, bound, min(1.0, 0.5 + off), low_high)
+    share = 1.0 if unit > 1 else min(1.0, 0.5 + off)
+    return Pair(op, graph, tensor, names, False, bound, share, ends=low_high, cause=cause)
+
+
+def _has_float(graph: OpGraph, op: Op) -> bool:
+    return any(graph.tensor(op, i).is_floating_point for i in op.inputs if i >= 0)
 
 
 def _weight_sum(graph: OpGraph, op: Op) -> float:

@@ -73,7 +73,7 @@ def runtime_findings(edge: EdgeFile, runtime: str) -> tuple[Finding, ...]:
             kind=PARTLY_ON_CPU,
             place=Place("runtime", f"runtime {runtime!r}"),
             expected=f"all {n_ops} ops on the GPU",
-            got=f"{n_on_cpu} that run on the CPU, as the engine does not take them",
+            got=f"{n_on_cpu} that run on the CPU",
             fix=f"edgeq show FILE --runtime {runtime} lists them with the engine's words",
         ),
     )

@@ -8,26 +8,30 @@ from typing import Final
 
 from pytest_edgeq.errors import UnrunnableError
 from pytest_edgeq.names import printable
+from pytest_edgeq.runtimes.gpu_known import known_defect
 from pytest_edgeq.tflite.cut import Cut, first_op_that
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op
 
-NO_SHADER: Final = "a shader does not compile"
+NO_SHADER: Final = "a shader is wrong"
+
+# Errors, of which the engine computes on; and a warning of shapes, behind which it does so, too.
+_WRONG: Final = re.compile(r"^E0000 |^W0000 .*Shape mismatch|Validation error", re.MULTILINE)
 
 _CHATTER: Final = re.compile(
-    r"(INFO|Warning: max|WARNING: Logging|I0000|W0000|=== Source|third_party|\W*$|└ Could not load)"
+    r"(INFO|Warning: max|WARNING: Logging|I0000|=== Source|third_party|\W*$|└ Could not load)"
     r"|.*(npu_registry|compiler_plugin\.cc|litert_compiled_model\.h|compiled_model\.cc)"
 )
 """Lines that the engine prints of every file, and places in its own source."""
 
-_PREFIX: Final = re.compile(r"^(E0000 \S+ +\d+ \S+ |ERROR: (\[\S+\] )?)")
+_PREFIX: Final = re.compile(r"^([EW]0000 \S+ +\d+ \S+ |ERROR: (\[\S+\] )?)")
 
 _MOST_LINES: Final = 8
 
 _CAUSES: Final = {
     re.escape(NO_SHADER): (
-        "the engine writes a shader for this op that does not compile, and answers all the same, "
-        "with what stood in its memory: so does the app on a phone",
+        "the engine writes a wrong shader for this op, such as one that does not compile, and "
+        "answers all the same, with what stood in its memory: so does the app on a phone",
         "keep the op off the GPU: compute that part in float or otherwise, or run the file on the "
         "CPU (runtime='xnnpack'); report the file to LiteRT",
     ),
@@ -47,8 +51,8 @@ _CAUSES: Final = {
 
 
 def is_shader_error(printed: str) -> bool:
-    """Whether the engine says that a shader does not compile, or a pipeline of one is used."""
-    return "Validation error" in printed or "Error while parsing WGSL" in printed
+    """Whether the engine prints an error of a file that it compiles or runs all the same."""
+    return _WRONG.search(printed) is not None
 
 
 def said(printed: str) -> list[str]:
@@ -84,6 +88,7 @@ def gpu_refusal(
     lines = [f"cannot {what}{'' if op is None else f': {where(op)}'}"]
     if symptom:
         cause, fix = _CAUSES[symptom]
+        cause = "; ".join(filter(None, (cause, "" if op is None else known_defect(graph, op))))
         lines += [f"cause: {cause}", f"fix: {fix}"]
     first = error.splitlines()[0]
     words = said(error) or [f"the engine said: {printable(first)}"]

@@ -20,6 +20,9 @@ from pytest_edgeq.tflite.subgraph import Op, Tensor
 #: rational approximations of tanh and the logistic function are within 6, measured; twice that.
 _FUNCTION = 12
 
+#: Terms of one size that float16 sums before the sum stops growing.
+_HALF_TERMS = 2**11
+
 #: XNNPACK computes eˣ as 2 to the power of x · log₂e (`f32-vexp`): the product, rounded to float32,
 #: is off by 2^−24 of itself, and the constant by a quarter of that; measured 0.8 in all.
 _EXPONENT = 1.25
@@ -49,7 +52,7 @@ def reduction_length(graph: OpGraph, op: Op) -> int:
     return len(op.inputs) if op.name == "ADD_N" else 1
 
 
-def float_bound(graph: OpGraph, op: Op, *, exact: bool = False) -> float:
+def float_bound(graph: OpGraph, op: Op, *, exact: bool = False, half: bool = False) -> float:
     """
     Return the error bound of a sound float kernel, relative to its greatest value.
 
@@ -58,6 +61,9 @@ def float_bound(graph: OpGraph, op: Op, *, exact: bool = False) -> float:
     Mary, A New Approach to Probabilistic Rounding Error Analysis, 2019). Σ|w·x| is at most the
     greatest input times the greatest row of Σ|w|; for a product of two activations the greatest
     value of both and of the result is used instead.
+
+    With `half` for float16, whose half unit in the last place is 2^−11: a sum of terms of one sign
+    stops growing at 2,048 of them, so that roundings of long sums are not independent.
 
     Kernels that quantize their input sum integers, exactly. Compared with a sum in float64 of the
     quantized input and float32 weights only the weights' own roundings are left, 8 · √Σw².
@@ -69,6 +75,8 @@ def float_bound(graph: OpGraph, op: Op, *, exact: bool = False) -> float:
         # Its own kernel for int4 has codes from 0 to 15, and subtracts 8 · Σx in floats.
         shifted = 2 * 8 * n * float(weights.scales.max()) if is_packed(op, weights) else 0.0
         return (_SIGMAS * roots + shifted + _FUNCTION) * ULP
+    if half:
+        return (min(n, _HALF_TERMS) + 2 * _FUNCTION) / _HALF_TERMS * max(1.0, sums)
     return (min(n, _SIGMAS * math.sqrt(n)) + _FUNCTION) * ULP * max(1.0, sums)
 
 
