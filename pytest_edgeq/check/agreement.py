@@ -35,6 +35,7 @@ from pytest_edgeq.localize.single_ops import SingleOps
 from pytest_edgeq.numerics.arrays import contiguous
 from pytest_edgeq.numerics.findings import NO_HARM, RUNTIMES_DIFFER, Finding, Harm, Place, text_of
 from pytest_edgeq.runtimes.bounds.floats import reduction_length
+from pytest_edgeq.runtimes.bounds.site import ULP
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.runner import KEEPING
 from pytest_edgeq.tflite.boundary import qparams
@@ -346,7 +347,8 @@ class RuntimeResults:
                 step = _FLOAT_UNIT * distance.greatest
             else:
                 continue  # the distance of classes or indices means nothing
-            limit = _ERROR_RATIO * distance.likely_error * self._precision + step
+            error = max(distance.likely_error, ULP * distance.greatest)
+            limit = _ERROR_RATIO * error * self._precision + step
             if not distance.difference <= limit:
                 text = (
                     f"output {border.name!r}: expected at most {limit:.3g} between them (rms: "

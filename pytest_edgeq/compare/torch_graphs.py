@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,9 @@ from pytest_edgeq.compare.reference import as_tensor, call_reference, torch_modu
 from pytest_edgeq.compare.samples import Sample
 
 Array = npt.NDArray[Any]
+
+
+_exporting = threading.Lock()  # torch.export is not safe to run in two threads at once
 
 
 def exported_graph(
@@ -31,7 +35,7 @@ def exported(module: torch.nn.Module, sample: Sample) -> torch.fx.GraphModule | 
     """Export a module or graph; None where torch cannot."""
     args, kwargs = _inputs_of(sample)
     try:
-        with litert.quiet(), torch.no_grad(), warnings.catch_warnings():
+        with _exporting, litert.quiet(), torch.no_grad(), warnings.catch_warnings():
             # Recurrent layers warn of weights that they look up; the parameters are exported.
             warnings.filterwarnings("ignore", "The tensor attributes? .*_flat_weights", UserWarning)
             graph = torch.export.export(module, args, kwargs, strict=False).module()
