@@ -242,18 +242,20 @@ def _limits(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[_RowKey, _Ro
 
 
 def _kernels(data: Mapping[str, Any]) -> tuple[object, ...]:
-    """Return the identity of the kernels: the runtime, and machine and features of a target."""
+    """Return the identity of the kernels: the runtime, and machine and GPU of a target."""
     target = data.get("target", {})
-    return data["runtime"], *(target.get(name) for name in ("machine", "features", "package"))
+    return data["runtime"], *(target.get(n) for n in ("machine", "features", "package", "adapter"))
 
 
 def _runtimes(*sides: Mapping[str, Any]) -> list[str]:
-    """Name the runtimes, with targets' machines, or their features where only these differ."""
+    """Name the runtimes, with targets' machines, or their GPUs or features where these differ."""
     targets = [data.get("target") or {} for data in sides]
     named = [[each.get(n) for n in ("machine", "package", "release")] for each in targets]
     notes = ["{}, {} {}".format(*each) if each[0] else "" for each in named]
     if named[0] == named[-1]:
-        notes = [" ".join(map(str, each.get("features") or [])) for each in targets]
+        adapters = [str(each.get("adapter", "")) for each in targets]
+        features = [" ".join(map(str, each.get("features") or [])) for each in targets]
+        notes = features if adapters[0] == adapters[-1] else adapters
     pairs = zip((str(data["runtime"]) for data in sides), notes, strict=True)
     return [f"{name} ({note})" if note else name for name, note in pairs]
 

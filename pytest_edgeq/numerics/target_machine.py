@@ -14,6 +14,9 @@ _KERNELS = re.compile(
 
 _OF_GPU = ("adapter", "precision")
 
+PRECISIONS = {"gpu": "float16", "gpu_f32": "float32"}
+"""In which kernels of the GPU compute."""
+
 
 @dataclass(frozen=True, slots=True)
 class TargetMachine:

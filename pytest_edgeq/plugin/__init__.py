@@ -187,16 +187,14 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def _target_headers(config: pytest.Config) -> list[str]:
     """Describe the targets; start the one that all tests run on."""
     runtimes, settings = config.stash[runtimes_key], config.stash[settings_key]
-    lines = []
-    for name, target in runtimes.targets.items():
-        state = shlex.join(target.command)
-        if runtimes.target_of(settings.runtime) is target and not config.option.collectonly:
-            try:
-                state = str(target.start())
-            except RuntimeError as error:
-                state = str(error).splitlines()[0]
-        lines.append(f"target {name}: {state}")
-    return lines
+    states = {name: shlex.join(target.command) for name, target in runtimes.targets.items()}
+    used = runtimes.target_of(settings.runtime)
+    if used is not None and not config.option.collectonly:
+        try:
+            states[used.name] = str(runtimes.machine_of(settings.runtime))
+        except RuntimeError as error:
+            states[used.name] = str(error).splitlines()[0]
+    return [f"target {name}: {state}" for name, state in states.items()]
 
 
 def _cores(config: pytest.Config) -> int:

@@ -13,16 +13,19 @@ from pytest_edgeq.tflite.cut import Cut, first_op_that
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op
 
+NO_ADAPTER: Final = "no adapter was selected"
 NO_SHADER: Final = "a shader is wrong"
+NO_OP: Final = "the GPU takes no op of the file"
 
 # Errors, of which the engine computes on; and a warning of shapes, behind which it does so, too.
 _WRONG: Final = re.compile(r"^E0000 |^W0000 .*Shape mismatch|Validation error", re.MULTILINE)
 
 _CHATTER: Final = re.compile(
-    r"(INFO|Warning: max|WARNING: Logging|I0000|=== Source|third_party|\W*$|└ Could not load)"
+    rf"({NO_ADAPTER}|{NO_SHADER}|{NO_OP}|INFO|I0000|WARNING: Logging|Warning: max)"
+    r"|\W*$|=== Source|(\s*at \w+ \()?third_party|└ Could not load"
     r"|.*(npu_registry|compiler_plugin\.cc|litert_compiled_model\.h|compiled_model\.cc)"
 )
-"""Lines that the engine prints of every file, and places in its own source."""
+"""Lines that the engine prints of every file, places in its own source, and texts of ours."""
 
 _PREFIX: Final = re.compile(r"^([EW]0000 \S+ +\d+ \S+ |ERROR: (\[\S+\] )?)")
 
@@ -42,10 +45,10 @@ _CAUSES: Final = {
         "give the operands the rank of the result in the model, such as by unsqueeze, or leave the "
         "weights of the op in float",
     ),
-    r"takes no op": (
+    re.escape(NO_OP): (
         "all of it would run on the CPU: nothing would be measured of the GPU",
-        "see edgeq show FILE --runtime gpu for the words of each op, or run the file by "
-        "runtime='xnnpack'",
+        "run the file by runtime='xnnpack'; edgeq show FILE --runtime {runtime} lists its ops with "
+        "the engine's words",
     ),
 }
 
@@ -83,13 +86,14 @@ def gpu_refusal(
             return re.search(symptom, str(caught)) is not None
         return False
 
-    is_of_an_op = symptom and "takes no op" not in symptom
-    op = first_op_that(graph, 0, refuses) if is_of_an_op else None
+    is_of_an_op = symptom and symptom != re.escape(NO_OP)
+    found = (first_op_that(graph, each, refuses) for each in range(len(graph.subgraphs)))
+    op = next((each for each in found if each is not None), None) if is_of_an_op else None
     lines = [f"cannot {what}{'' if op is None else f': {where(op)}'}"]
     if symptom:
         cause, fix = _CAUSES[symptom]
         cause = "; ".join(filter(None, (cause, "" if op is None else known_defect(graph, op))))
-        lines += [f"cause: {cause}", f"fix: {fix}"]
+        lines += [f"cause: {cause}", f"fix: {fix.format(runtime=runtime)}"]
     first = error.splitlines()[0]
     words = said(error) or [f"the engine said: {printable(first)}"]
     return UnrunnableError(runtime, "\n".join((*lines, *words)), is_lacking=bool(symptom))

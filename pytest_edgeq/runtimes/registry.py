@@ -124,8 +124,8 @@ class Runtimes:
     @property
     def machines(self) -> tuple[TargetMachine, ...]:
         """The machines of the targets that were started."""
-        targets = (*self.targets.values(), *self._here)
-        return tuple(each.machine for each in targets if each.machine is not None)
+        used = (each.used for each in (*self.targets.values(), *self._here))
+        return tuple(each for each in used if each is not None)
 
     def kernels_of(self, runtime: str) -> str:
         """Return the built-in runtime of a target's kernels, else the name itself."""

@@ -245,7 +245,10 @@ def test_files_and_budgets_that_do_not_fit(saved: Callable[..., Path], run: Run)
         ((nested, nested, "--budget", "sqnr_db"), "expected metric=bound, such as sqnr_db=30"),
         ((nested, nested, "--budget", "sqnr_db=x"), "sqnr_db: expected a number, got 'x'"),
         ((nested, nested, "--budget", "sqnr_db=-1"), "a bound of 0 dB or below"),
-        ((nested, nested, "--runtime", "tpu"), "unknown runtime 'tpu'; valid: xnnpack"),
+        (
+            (nested, nested, "--runtime", "tpu"),
+            "unknown runtime 'tpu' (did you mean gpu?); valid: xnnpack",
+        ),
         ((nested, nested, "--signature", "serve"), "the file has no signature 'serve'"),
     ):
         done = run("compare", *arguments, "--inputs", path)

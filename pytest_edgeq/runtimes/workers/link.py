@@ -405,6 +405,7 @@ def signal_name(number: int) -> str:
 def printed_lines(printed: str) -> list[str]:
     """Return the last lines that a process printed, for a failure text; none if it printed none."""
     lines = [line.rstrip()[:150] for line in printed.splitlines()]
-    # LiteRT prints lines of INFO for each file.
-    lines = [line for line in lines if line and not line.startswith("INFO: ")][-20:]
+    # LiteRT prints these for each file.
+    chatter = ("INFO: ", "I0000 ", "WARNING: [npu_registry.cc")
+    lines = [line for line in lines if line and not line.startswith(chatter)][-20:]
     return ["printed last:", *(f"  | {line}" for line in lines)] if lines else []

@@ -8,11 +8,12 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from pytest_edgeq.errors import CrashedError, UnrunnableError
 from pytest_edgeq.names import GPU_KERNELS
-from pytest_edgeq.numerics.target_machine import TargetMachine
+from pytest_edgeq.numerics.target_machine import PRECISIONS, TargetMachine
 from pytest_edgeq.runtimes.workers.link import Link, LinkError, printed_lines
 from pytest_edgeq.runtimes.workers.target_spec import checked_command
 
@@ -38,6 +39,7 @@ class Target:
         self._path = path  # of its imports; None for those of its own
         self.adapter = ""  # the GPU there, once a file has run on it
         self.proven: set[str] = set()  # kernels of the GPU that compute what their name says
+        self.hung = ""  # how its GPU did not start in time: each test would wait for it again
         self.machine: TargetMachine | None = None  # that answers; None before the first use
         self.files: weakref.WeakValueDictionary[object, RemoteFile] = weakref.WeakValueDictionary()
         self._lock = threading.RLock()
@@ -62,8 +64,15 @@ class Target:
         from pytest_edgeq.runtimes.workers.gpu_engine import prove_gpu
 
         prove_gpu(self, kernels)
-        precision = "float16" if kernels == "gpu" else "float32"
-        return replace(machine, adapter=self.adapter, precision=precision)
+        return replace(machine, adapter=self.adapter, precision=PRECISIONS[kernels])
+
+    @property
+    def used(self) -> TargetMachine | None:
+        """The machine with its GPU, if a file has run there; None before the first use."""
+        if self.machine is None or not self.proven:
+            return self.machine
+        precisions = " and ".join(PRECISIONS[each] for each in sorted(self.proven))
+        return replace(self.machine, adapter=self.adapter, precision=precisions)
 
     def open(self, opening: Opening) -> Engine:
         """Open a file there, or raise an UnrunnableError."""
@@ -89,7 +98,7 @@ class Target:
                     # Each test would wait for it again, by ssh for minutes.
                     self._refused = error
                 raise
-            self.machine = TargetMachine.of(self.name, link.facts | {"adapter": self.adapter})
+            self.machine = TargetMachine.of(self.name, link.facts)
             self._links.append(link)
             return link
 
@@ -114,17 +123,25 @@ _CRASH: Final = re.compile(r"SIG(SEGV|ABRT|BUS|FPE|ILL|TRAP)|exit code (132|133|
 
 
 def link_error(
-    runtime: str, command: Sequence[str], error: LinkError, seconds: float, op: str = ""
+    runtime: str,
+    command: Sequence[str],
+    error: LinkError,
+    seconds: float,
+    op: str = "",
+    texts: Mapping[str, tuple[str, str, str]] = MappingProxyType({}),
 ) -> UnrunnableError:
-    """Return the error for a test: symptom, op, command, output and fix."""
+    """Return the error for a test: symptom, op, command, output and fix; some by other texts."""
     name = runtime.partition(":")[0]
     kind = "crash" if error.kind == "lost" and _CRASH.search(error.what) else error.kind
-    first, cause, fix = _TEXTS[kind]
+    first, cause, fix = texts.get(kind) or _TEXTS[kind]
+    is_here = runtime in GPU_KERNELS
+    check = "" if is_here else f"; then edgeq target check {name}"
+    name = "xnnpack" if is_here else name
     lines = [first.format(what=error.what), *([op] if op else [])]
     lines.append(f"command: {shlex.join(command)}")
     lines += printed_lines(error.printed)
     lines.append(f"cause: {cause}")
-    lines.append(f"fix: {fix.format(name=name, more=2 * round(seconds))}")
+    lines.append(f"fix: {fix.format(name=name, check=check, more=2 * round(seconds))}")
     is_crash = error.kind in ("lost", "time")
     return (CrashedError if is_crash else UnrunnableError)(runtime, "\n".join(lines))
 
@@ -138,19 +155,17 @@ _TEXTS: Final = {
     "start": (
         "did not start: expected a Python that answers, got {what}",
         "the command ended before a Python answered",
-        "run the command in a shell, where it must start a Python; then edgeq target check {name}",
+        "run the command in a shell, where it must start a Python{check}",
     ),
     "missing": (
         "cannot run files: expected a Python with numpy and ai_edge_litert, got {what}",
         "the command starts a Python in which a package cannot be imported",
-        "install it there: python3 -m pip install ai-edge-litert numpy; then "
-        "edgeq target check {name}",
+        "install it there: python3 -m pip install ai-edge-litert numpy{check}",
     ),
     "garbage": (
         "gave something else than an answer: expected frames on stdout, got {what}",
         "the command, a login script or a wrapper prints to stdout, which carries the answers",
-        "have it print to stderr, or nothing (ssh -T, docker run -i without -t); then "
-        "edgeq target check {name}",
+        "have it print to stderr, or nothing (ssh -T, docker run -i without -t){check}",
     ),
     "lost": (
         "lost its target: expected an answer, got {what}",
