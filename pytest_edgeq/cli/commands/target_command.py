@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -11,6 +12,8 @@ import click
 from pytest_edgeq.cli.files import PATH
 from pytest_edgeq.cli.text import json_option, print_json
 from pytest_edgeq.cli.trouble import exit_codes, in_sentences
+
+_ROOT_CODES = exit_codes("the root is there", None, "it cannot be made: one sentence")
 
 
 @click.group(
@@ -20,7 +23,7 @@ def command() -> None:
     """Make targets: commands that start Python with LiteRT on another machine or CPU."""
 
 
-@command.command(epilog=exit_codes("the root is there", None, "it cannot be made: one sentence"))
+@command.command(epilog=_ROOT_CODES)
 @click.argument("directory", metavar="DIR", type=PATH)
 def arm64(directory: Path) -> None:
     """
@@ -30,11 +33,32 @@ def arm64(directory: Path) -> None:
     for any user, where QEMU is installed; as root it is installed, too. Downloads packages from
     the distribution's mirror and wheels from PyPI.
     """
-    from pytest_edgeq.runtimes.workers.emulated_root import make_root
+    from pytest_edgeq.runtimes.workers.arm64_root import make_arm64_root
 
+    _make("arm64", make_arm64_root, directory)
+
+
+@command.command(epilog=_ROOT_CODES)
+@click.argument("directory", metavar="DIR", type=PATH)
+def gpu(directory: Path) -> None:
+    """
+    Make a root in DIR with a GPU that the CPU computes: Mesa's lavapipe.
+
+    LiteRT's GPU engine, which is that of phones, runs on it. It has Python, numpy and the installed
+    release of ai-edge-litert, for x86-64 or 64-bit ARM. Works on Debian 12, Ubuntu 22.04 and later,
+    for any user, and changes nothing of the system. Downloads packages from the distribution's
+    mirror, on Debian 12 those of Debian 13, and wheels from PyPI.
+    """
+    from pytest_edgeq.runtimes.workers.gpu_root import make_gpu_root
+
+    _make("mesa", make_gpu_root, directory)
+
+
+def _make(name: str, make_root: Callable[..., list[str]], directory: Path) -> None:
+    """Make a root, and print the lines that name it as a target."""
     with in_sentences():
         started_by = make_root(directory, say=click.echo)
-    target = json.dumps(f"arm64 = {shlex.join(started_by)}", ensure_ascii=False)
+    target = json.dumps(f"{name} = {shlex.join(started_by)}", ensure_ascii=False)
     click.echo(f"\n[tool.pytest.ini_options]\nedgeq_targets = [{target}]")
 
 

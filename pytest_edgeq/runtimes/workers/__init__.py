@@ -8,5 +8,6 @@ Files and calls in other processes: workers of this machine, and targets.
   ended, `settings` has the limits and the settings of pytest sessions.
 - A target is a command that starts a Python on another machine or CPU: `target_spec` reads targets
   as users write them, `target` is one of them in a session, `trial` tries one by a file of one op,
-  `emulated_root` makes a root for 64-bit ARM, which QEMU runs.
+  `private_root` makes folders with a Python for targets: `arm64_root` for 64-bit ARM, which QEMU
+  runs, `gpu_root` with a GPU in software.
 """

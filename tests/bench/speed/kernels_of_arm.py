@@ -29,7 +29,7 @@ from fixtures.tflite.make import CONVERTED
 from pytest_edgeq.numerics.target_machine import TargetMachine
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.registry import Runtimes
-from pytest_edgeq.runtimes.workers.emulated_root import make_root
+from pytest_edgeq.runtimes.workers.arm64_root import make_arm64_root
 from pytest_edgeq.runtimes.workers.remote_worker import facts
 from pytest_edgeq.runtimes.workers.target import Target
 from pytest_edgeq.tflite.boundary import encode
@@ -173,7 +173,7 @@ def main(say: Callable[[str], None] = print) -> None:
     options = parser.parse_args()
     if options.root is None:
         parser.error("--root DIR of `edgeq target arm64 DIR`, or EDGEQ_TEST_ARM64, is needed")
-    commands = {"arm64": make_root(options.root, say=lambda _: None)}
+    commands = {"arm64": make_arm64_root(options.root, say=lambda _: None)}
     columns = dict(COLUMNS)
     emulator = shutil.which("qemu-x86_64-static")
     if emulator is None:

@@ -1,48 +1,122 @@
-"""The emulated root of the run, and what tests of targets share."""
+"""The private roots of the run, and what tests of targets share."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import ai_edge_litert
 import pytest
 import torch
+from click.testing import CliRunner, Result
 from filelock import FileLock
 
 from fixtures.tflite import stacks
-from pytest_edgeq.runtimes.workers.emulated_root import EmulatedRootError, is_finished, make_root
+from pytest_edgeq.cli import edgeq
+from pytest_edgeq.runtimes.workers.arm64_root import make_arm64_root
+from pytest_edgeq.runtimes.workers.gpu_root import make_gpu_root
+from pytest_edgeq.runtimes.workers.private_root import PrivateRootError, is_finished
 
-VARIABLE = "EDGEQ_TEST_ARM64"
+Program = Callable[[str, str], None]
 
 
 @pytest.fixture(scope="session")
-def arm64_root(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """
-    A root for 64-bit ARM, by `edgeq target arm64`: that of the variable, else one of this run.
+def base(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The temporary folder of the run, of all workers of pytest-xdist."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder if worker_id == "master" else folder.parent
 
-    It needs apt and a network, which no other test does: the tests that use it skip without them.
-    """
-    named = os.environ.get(VARIABLE)
-    if named is not None and is_finished(Path(named)):
-        return Path(named)
-    base = tmp_path_factory.getbasetemp()
-    folder = (base if worker_id == "master" else base.parent) / "arm64"
-    try:
-        # The first worker of pytest-xdist makes it for all.
-        with FileLock(f"{folder}.lock"):
-            make_root(folder, say=lambda _: None)
-    except EmulatedRootError as error:
-        pytest.skip(f"no {VARIABLE}=DIR of `edgeq target arm64 DIR`, and none can be made: {error}")
-    return folder
+
+@pytest.fixture(scope="session")
+def arm64_root(base: Path) -> Path:
+    """A root for 64-bit ARM, by `edgeq target arm64`."""
+    return _root("arm64", make_arm64_root, base)
 
 
 @pytest.fixture(scope="session")
 def arm64_command(arm64_root: Path) -> list[str]:
     """The command that starts the root's Python."""
-    return make_root(arm64_root, say=lambda _: None)
+    return make_arm64_root(arm64_root, say=unheard)
+
+
+@pytest.fixture(scope="session")
+def gpu_root(base: Path) -> Path:
+    """A root with a GPU in software, by `edgeq target gpu`."""
+    return _root("gpu", make_gpu_root, base)
+
+
+def _root(name: str, make_root: Callable[..., list[str]], base: Path) -> Path:
+    """
+    Make a root where the variable says, else one of this run.
+
+    It needs apt and a network, which no other test does: the tests that use it skip without them.
+    """
+    variable = f"EDGEQ_TEST_{name.upper()}"
+    folder = Path(os.environ.get(variable, base / name))
+    try:
+        if not is_finished(folder, has_gpu=name == "gpu"):
+            # The first worker of pytest-xdist makes it for all.
+            with FileLock(f"{folder}.lock"):
+                make_root(folder, say=unheard)
+    except PrivateRootError as error:
+        pytest.skip(f"no {variable}=DIR of `edgeq target {name} DIR`, nor can it be made: {error}")
+    return folder
+
+
+def unheard(_: str) -> None:
+    """Discard a line of progress."""
+
+
+def target(*arguments: object) -> Result:
+    """Run `edgeq target`."""
+    return CliRunner().invoke(edgeq, ["target", *map(str, arguments)], prog_name="edgeq")
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    """Write a program for PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+
+    def write(name: str, script: str) -> None:
+        path = folder / name
+        path.write_text(f"#!/bin/sh\n{script}\n", "utf-8")
+        path.chmod(0o755)
+
+    return write
+
+
+@pytest.fixture
+def _no_programs(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+
+
+@pytest.fixture
+def _no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "apt.conf").write_text('Acquire::Retries "0";', "utf-8")
+    monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
+    for each in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(each, "http://127.0.0.1:9")  # nobody listens there
+
+
+@pytest.fixture
+def parent(tmp_path: Path) -> Path:
+    """An empty folder."""
+    folder = tmp_path / "roots"
+    folder.mkdir()
+    return folder
+
+
+def finished(root: Path, release: str, **others: str) -> Path:
+    """Make a folder that looks as a finished root."""
+    root.mkdir()
+    releases = {"ai-edge-litert": release, **others}
+    (root / "edgeq-root.json").write_text(json.dumps(releases), "utf-8")
+    return root
 
 
 def drawn(name: str, count: int) -> list[Any]:

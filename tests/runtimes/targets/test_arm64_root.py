@@ -8,20 +8,14 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from pytest_edgeq.cli import edgeq
-from pytest_edgeq.runtimes.workers.emulated_root import (
-    EmulatedRootError,
-    is_finished,
-    make_root,
-    ubuntu_sources,
-)
+from pytest_edgeq.runtimes.workers.arm64_root import make_arm64_root, ubuntu_sources
+from pytest_edgeq.runtimes.workers.private_root import PrivateRootError, is_finished
+from tests.runtimes.targets.conftest import Program, finished, target, unheard
 
 # An emulated CPU, and a root that is downloaded for it.
 pytestmark = [
@@ -35,56 +29,10 @@ QEMU = "echo '  cortex-a76'; exit 1"
 """A stand-in for QEMU, for what ends before it runs anything."""
 
 
-def unheard(_: str) -> None:
-    """Discard a line of progress."""
-
-
-def target(*arguments: object) -> Result:
-    """Run `edgeq target`."""
-    return CliRunner().invoke(edgeq, ["target", *map(str, arguments)], prog_name="edgeq")
-
-
-Program = Callable[[str, str], None]
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> Program:
-    """Write a program for PATH."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-
-    def write(name: str, script: str) -> None:
-        path = folder / name
-        path.write_text(f"#!/bin/sh\n{script}\n", "utf-8")
-        path.chmod(0o755)
-
-    return write
-
-
-@pytest.fixture
-def _no_programs(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-
-
 @pytest.fixture
 def _emulator(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program("qemu-aarch64-static", QEMU)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
-
-
-@pytest.fixture
-def parent(tmp_path: Path) -> Path:
-    """An empty folder."""
-    folder = tmp_path / "roots"
-    folder.mkdir()
-    return folder
-
-
-def finished(root: Path, release: str) -> Path:
-    """Make a folder that looks as a finished root."""
-    root.mkdir()
-    (root / "edgeq-root.json").write_text(json.dumps({"ai-edge-litert": release}), "utf-8")
-    return root
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
@@ -97,8 +45,8 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert done.exit_code == 2
     refused = "exists and is no root that edgeq made: name a new folder"
     assert done.stderr == f"Error: {tmp_path} {refused}\n"
-    with pytest.raises(EmulatedRootError, match=refused):
-        make_root(text, say=unheard)
+    with pytest.raises(PrivateRootError, match=refused):
+        make_arm64_root(text, say=unheard)
     assert text.read_text("utf-8") == "years of work"
 
 
@@ -112,8 +60,8 @@ def test_another_distribution_is_told_what_is_needed(program: Program, parent: P
     assert "64-bit ARM Linux that has Python, numpy and ai-edge-litert" in done.stderr
     assert max(map(len, done.stderr.splitlines())) <= 160
     program("qemu-aarch64-static", QEMU)
-    with pytest.raises(EmulatedRootError, match="this machine has no apt-get and dpkg"):
-        make_root(parent / "arm64", say=unheard)
+    with pytest.raises(PrivateRootError, match="this machine has no apt-get and dpkg"):
+        make_arm64_root(parent / "arm64", say=unheard)
     assert not list(parent.iterdir())
 
 
@@ -135,8 +83,8 @@ def test_without_the_emulator(
     program("apt-cache", policy)
     program("apt-get", "[ $2 = update ] || { echo 'E: dpkg was interrupted' >&2; exit 100; }")
 
-    with pytest.raises(EmulatedRootError) as caught:
-        make_root(parent / "arm64", say=unheard)
+    with pytest.raises(PrivateRootError) as caught:
+        make_arm64_root(parent / "arm64", say=unheard)
 
     told = f"there is no {name}, which runs programs of 64-bit ARM: sudo apt-get install {package}"
     if os.geteuid() == 0:
@@ -151,11 +99,11 @@ def test_the_emulator_of_the_machine(program: Program, parent: Path) -> None:
     """Ubuntu 26.04 has no qemu-aarch64-static; QEMU 6.2 of Ubuntu 22.04 lacks the CPU."""
     program("qemu-aarch64", QEMU)
     root = finished(parent / "arm64", metadata.version("ai-edge-litert"))
-    assert make_root(root, say=unheard)[:2] == ["qemu-aarch64", "-cpu"]
+    assert make_arm64_root(root, say=unheard)[:2] == ["qemu-aarch64", "-cpu"]
 
     program("qemu-aarch64-static", "echo '  cortex-a72'; exit 1")
-    with pytest.raises(EmulatedRootError, match=r"the CPU cortex-a76: install QEMU 7\.1 or later"):
-        make_root(parent / "other", say=unheard)
+    with pytest.raises(PrivateRootError, match=r"the CPU cortex-a76: install QEMU 7\.1 or later"):
+        make_arm64_root(parent / "other", say=unheard)
 
 
 def test_on_64_bit_arm_nothing_is_made(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +111,7 @@ def test_on_64_bit_arm_nothing_is_made(parent: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     told: list[str] = []
 
-    assert make_root(parent / "arm64", say=told.append) == [sys.executable]
+    assert make_arm64_root(parent / "arm64", say=told.append) == [sys.executable]
 
     assert "no emulation is needed" in told[-1]
     assert not list(parent.iterdir())
@@ -191,19 +139,13 @@ def test_ubuntu_has_mirrors_of_its_own_for_arm64(fields: str, codename: str | No
 
 
 @pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs apt-get")
-@pytest.mark.usefixtures("_emulator")
-def test_without_a_network_an_older_root_stays(
-    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("_emulator", "_no_network")
+def test_without_a_network_an_older_root_stays(parent: Path) -> None:
     """The last lines of apt-get say why; nothing half made is left beside it."""
-    (tmp_path / "apt.conf").write_text('Acquire::Retries "0";', "utf-8")
-    monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
-    for each in ("http_proxy", "https_proxy"):
-        monkeypatch.setenv(each, "http://127.0.0.1:9")  # nobody listens there
     folder = finished(parent / "arm64", "2.1.0")
 
-    with pytest.raises(EmulatedRootError) as caught:
-        make_root(folder, say=unheard)
+    with pytest.raises(PrivateRootError) as caught:
+        make_arm64_root(folder, say=unheard)
 
     first, *lines = str(caught.value).splitlines()
     assert first == "the apt sources give no package python3 for arm64; apt-get update:"
@@ -221,7 +163,7 @@ def test_an_interrupted_call_leaves_nothing(parent: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make_root(parent / "arm64", say=interrupt)
+        make_arm64_root(parent / "arm64", say=interrupt)
 
     assert not list(parent.iterdir())
 
