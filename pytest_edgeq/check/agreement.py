@@ -382,10 +382,8 @@ class RuntimeResults:
             return text
         n_terms = reduction_length(worst.graph, worst.op)
         sums = f", which sums {n_terms:,} terms," if n_terms > 1 else ""
-        return (
-            f"{text}; {self._where(worst.op)}{sums} has {worst.sqnr_db:.1f} dB by itself, the "
-            "least of all ops"
-        )
+        least = f"{self._where(worst.op)}{sums} has {worst.sqnr_db:.1f} dB by itself, the least"
+        return "; ".join(filter(None, (text, f"{least} of all ops", worst.cause)))
 
     @functools.cached_property
     def _precision(self) -> float:

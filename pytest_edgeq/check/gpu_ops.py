@@ -48,20 +48,40 @@ def float_error(graph: OpGraph, op: Op, tensor: int, *, half: bool) -> float:
     return bound * max(reaches, default=0.0) / scale if scale else 0.0
 
 
-def beyond_float16(values: Iterable[npt.NDArray[Any]]) -> str:
-    """Return which values of an op float16 cannot hold; empty if it can hold all."""
-    floats = [np.abs(each) for each in values if np.issubdtype(each.dtype, np.floating)]
-    finite = [each[np.isfinite(each) & (each > 0)] for each in floats]
-    greatest = max((float(each.max(initial=0.0)) for each in finite), default=0.0)
-    if greatest > GREATEST_HALF:
+def beyond_float16(
+    operands: Iterable[npt.NDArray[Any]], result: npt.NDArray[Any], computed: npt.NDArray[Any]
+) -> str:
+    """
+    Return what float16 cannot hold of an op; empty if it can hold all.
+
+    Args:
+        operands: Of the op.
+        result: In float32.
+        computed: The result in float16.
+    """
+    broken = np.isfinite(result) & ~np.isfinite(computed)
+    for each in (*operands, result):
+        if not np.issubdtype(each.dtype, np.floating):
+            continue
+        is_beside = broken.any() and each.shape == broken.shape
+        sizes = np.abs(each[broken] if is_beside else each)
+        greatest = float(sizes[np.isfinite(sizes)].max(initial=0.0))
+        if greatest > GREATEST_HALF:
+            return (
+                f"overflow: {greatest:,.6g} is beyond float16's greatest value, "
+                f"{GREATEST_HALF:,.0f}: {_SCALE_DOWN}"
+            )
+        if 0 < greatest < _LEAST / 2:
+            return (
+                f"underflow: {greatest:.3g} is below float16's least value, {_LEAST:.3g}, and "
+                "becomes 0: choose a greater epsilon, or scale the operands up in the model"
+            )
+    if broken.any():
         return (
-            f"overflow: {greatest:,.6g} is beyond float16's greatest value, {GREATEST_HALF:,.0f}: "
-            "scale the operands down in the model, or compute the mean in place of the sum"
-        )
-    least = min((float(each.min(initial=1.0)) for each in finite), default=1.0)
-    if least < _LEAST:
-        return (
-            f"underflow: {least:.3g} is below float16's least value, {_LEAST:.3g}, and becomes 0: "
-            "choose a greater epsilon, or scale the operands up in the model"
+            "overflow: a product or a partial sum is beyond float16's greatest value, "
+            f"{GREATEST_HALF:,.0f}, though the result is not: {_SCALE_DOWN}"
         )
     return ""
+
+
+_SCALE_DOWN: Final = "scale the operands down in the model, or compute the mean in place of the sum"

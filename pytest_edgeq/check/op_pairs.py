@@ -62,6 +62,7 @@ class Pair:
     bound: float  # greatest difference of two sound kernels
     share: float = 1.0  # share of the codes within the range that may differ
     is_on_gpu: bool = False
+    chosen: int | None = None  # axis of ARG_MAX and ARG_MIN, whose scores are compared
     unit: float = 1.0  # half a unit in the last place, as a multiple of float32's
     ends: tuple[int, int] | None = None
     worst: float = 0.0  # the greatest difference so far, in the unit of `bound`; `at` is its place
@@ -87,7 +88,12 @@ class Pair:
         if self.is_float and np.array_equal(base, actual, equal_nan=True):
             return  # NaN on both sides agrees; equal codes are still counted below
         if self.unit > 1 and not self.cause:
-            self.cause = beyond_float16(values.values())
+            operands = [values[index] for index in self.op.inputs if index in values]
+            self.cause = beyond_float16(operands, base, actual)
+        if self.chosen is not None:
+            if (base == actual).all():
+                return
+            base, actual = (self._scores(each, values) for each in (base, actual))
         data = hybrid_position(self.graph, self.op) if self.is_float else None
         if data is not None and not np.isfinite(values[self.op.inputs[data]]).all():
             self.is_undefined = True
@@ -130,6 +136,16 @@ class Pair:
             self.worst, self.allowed, self.difference = most, allowed, float(difference[index])
             place = f", index {list(map(int, index))}"
             self.at = self._where(sample, place, actual[index], base[index])
+
+    def _scores(self, indices: Array, values: Mapping[int, Array]) -> Array:
+        """Return the scores at chosen indices; infinity where there is none."""
+        scores, axis = values[self.op.inputs[0]], self.chosen
+        assert axis is not None, "only of a choice"
+        wanted = np.expand_dims(indices.astype(np.int64), axis)
+        length = scores.shape[axis]
+        found = np.take_along_axis(scores, np.clip(wanted, 0, length - 1), axis)
+        is_there = (wanted >= 0) & (wanted < length)
+        return np.squeeze(np.where(is_there, found, np.float32(np.inf)), axis)
 
     def _float_allowance(self, values: Mapping[int, Array]) -> tuple[float, float]:
         """Return the tolerances of sound float kernels: for float32 rounding, and in total."""
@@ -232,7 +248,16 @@ def make_pair(
         bound = math.inf if unit > 1 and op.name in STEPS else 1.0
         return Pair(op, graph, tensor, names, True, bound, share, is_on_gpu, unit, cause=cause)
     if not info.is_quantized:
-        # In float16 a choice between near ties, and what is compared with it, may be another.
+        chosen = _chosen_axis(graph, op) if unit > 1 else None
+        if chosen is not None:
+            return Pair(
+                *(op, graph, tensor, names, True, 1.0),
+                is_on_gpu=True,
+                unit=unit,
+                chosen=chosen,
+                cause=cause,
+            )
+        # In float16 a comparison of near ties may have another result.
         bound = math.inf if unit > 1 and _has_float(graph, op) else 0.0
         return Pair(op, graph, tensor, names, False, bound, cause=cause)
     # CompiledModel and TensorFlow run XNNPACK's kernels, too; a user's own may be the worst kind.
@@ -253,6 +278,14 @@ def make_pair(
     bound = float(math.floor(1 + off))
     share = 1.0 if unit > 1 else min(1.0, 0.5 + off)
     return Pair(op, graph, tensor, names, False, bound, share, ends=low_high, cause=cause)
+
+
+def _chosen_axis(graph: OpGraph, op: Op) -> int | None:
+    """Return the axis along which an op chooses the greatest or least float."""
+    if op.name not in ("ARG_MAX", "ARG_MIN") or not _has_float(graph, op):
+        return None
+    axis = graph.tensor(op, op.inputs[1])
+    return int(graph.constant(axis)[:4].view("<i4")[0]) if axis.is_constant else None
 
 
 def _has_float(graph: OpGraph, op: Op) -> bool:

@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.filterwarnings("ignore:.*outside a test nothing is remembered"),
+    pytest.mark.filterwarnings("ignore:.*the reference quantizes by itself"),
 ]
 
 KERNELS = ("gpu", "gpu_f32")
