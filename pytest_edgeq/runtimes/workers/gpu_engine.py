@@ -24,7 +24,9 @@ from pytest_edgeq.tflite.writing import one_op
 
 _ADAPTER: Final = re.compile(r"Selected adapter: (.+)")
 
-_SHARED: Final = re.compile(r"(\d+) operations will run on the GPU, and the remaining (\d+) op")
+_SHARED: Final = re.compile(
+    r"(\d+|No) operations will run on the GPU, and (?:the remaining|all) (\d+) op"
+)
 
 _FACTOR: Final = 300.0
 """Its square is beyond the greatest float16, 65,504."""
@@ -52,9 +54,9 @@ class GpuEngine(TargetEngine):
         if not target.adapter:
             raise RuntimeError(f"no adapter\n{printed}")
         _check(printed)
-        shared = _SHARED.findall(printed)
-        n_on_gpu, self.n_on_cpu = map(int, shared[-1]) if shared else (1, 0)
-        if not n_on_gpu:
+        self.printed = printed
+        self.n_on_cpu = sum(on_cpu for _, on_cpu in shared_ops(printed))
+        if self.n_on_cpu >= len(opening.graph.ops):
             raise RuntimeError(f"the GPU takes no op of the file\n{printed}")
 
     def _ask(
@@ -67,6 +69,11 @@ class GpuEngine(TargetEngine):
 
     def _trial(self, opening: Opening) -> GpuEngine:
         return GpuEngine(opening, self._target, is_trial=True)
+
+
+def shared_ops(printed: str) -> list[tuple[int, int]]:
+    """Return the numbers of ops on the GPU and on the CPU, of each subgraph that is split."""
+    return [(0 if gpu == "No" else int(gpu), int(cpu)) for gpu, cpu in _SHARED.findall(printed)]
 
 
 def prove_gpu(target: Target, kernels: str, runtime: str = "") -> None:
