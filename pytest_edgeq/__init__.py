@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.check.assertions import (
         assert_accuracy_drop,
         assert_conforms,
+        assert_delegated,
         assert_healthy,
         assert_input_dtypes,
         assert_no_float_ops,
@@ -37,18 +38,21 @@ if TYPE_CHECKING:
     from pytest_edgeq.localize.rows import LayerErrors
     from pytest_edgeq.numerics.budget import Budget
     from pytest_edgeq.numerics.comparison import Comparison
+    from pytest_edgeq.runtimes.delegation import Delegation
     from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 
 
 __all__ = [
     "Budget",
     "Comparison",
+    "Delegation",
     "Edgeq",
     "LayerErrors",
     "OpDtypeMap",
     "QuantizedModel",
     "assert_accuracy_drop",
     "assert_conforms",
+    "assert_delegated",
     "assert_healthy",
     "assert_input_dtypes",
     "assert_no_float_ops",
@@ -66,6 +70,7 @@ __all__ = [
 _HOMES = {
     "Budget": "pytest_edgeq.numerics.budget",
     "Comparison": "pytest_edgeq.numerics.comparison",
+    "Delegation": "pytest_edgeq.runtimes.delegation",
     "Edgeq": "pytest_edgeq.edgeq",
     "LayerErrors": "pytest_edgeq.localize.rows",
     "OpDtypeMap": "pytest_edgeq.tflite.op_dtypes",

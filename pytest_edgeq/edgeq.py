@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.quantize.cache.conversions import ConversionCache
     from pytest_edgeq.quantize.cache.directory import CacheLog
     from pytest_edgeq.report.journal import Journal
+    from pytest_edgeq.runtimes.delegation import Delegation
     from pytest_edgeq.runtimes.registry import Runtimes
     from pytest_edgeq.tflite.runtimes import Runtime
     from pytest_edgeq.tflite.source import TflitePath
@@ -552,30 +553,59 @@ class Edgeq:
 
         return SampleSource(factory, n)
 
-    def check_op_dtypes(self, quantized: QuantizedModel, *, name: str | None = None) -> None:
+    def delegation(self, quantized: QuantizedModel, runtime: str = "gpu") -> Delegation:
+        """
+        Return which ops LiteRT's GPU engine runs, and its words on the others.
+
+        The file is compiled on the runtime; ops that it does not run are compiled alone. Nothing is
+        run.
+
+        Args:
+            quantized: From `quantize` or `load`.
+            runtime: `gpu`, `gpu_f32`, or those of a target (`TARGET:gpu`).
+
+        Raises:
+            ValueError: Unknown runtime, or one that is on no GPU.
+            RuntimeError: There is no GPU, or its process ended.
+        """
+        from pytest_edgeq.runtimes.delegation import delegation_of
+
+        _require_model("delegation", quantized)
+        return delegation_of(quantized.edge, runtime)
+
+    def check_op_dtypes(
+        self,
+        quantized: QuantizedModel,
+        *,
+        name: str | None = None,
+        delegation: bool | str = False,
+    ) -> None:
         """
         Compare the op-dtype map with the baseline of this test.
 
         Args:
             quantized: From `quantize` or `load`.
             name: Of the baseline; needed where a test remembers several models.
+            delegation: Whether the map has which ops the GPU runs, and the engine's words on the
+                others, as `delegation` returns them. True is the runtime `gpu`; or the name of
+                another runtime on a GPU, such as `TARGET:gpu`.
 
         Raises:
             AssertionError: Nothing is remembered yet, or the map has changed.
-            ValueError: The baseline cannot be read.
-            RuntimeError: Not called from the body of a test.
+            ValueError: The baseline cannot be read, or the runtime is on no GPU.
+            RuntimeError: Not called from the body of a test, or there is no GPU.
         """
         _require_model("check_op_dtypes", quantized)
         if self._memory is None:
             raise RuntimeError(
                 "check_op_dtypes remembers by test: call it on the fixture `edgeq` in a test"
             )
-        self._memory.check(
-            "op_dtype_map",
-            name or "op_dtypes",
-            quantized.op_dtypes.to_dict(),
-            options=quantized.options,
-        )
+        data = quantized.op_dtypes.to_dict()
+        if delegation:
+            found = self.delegation(quantized, "gpu" if delegation is True else delegation)
+            for row, op in zip(data["ops"], found.ops, strict=True):
+                row["delegation"] = str(op)
+        self._memory.check("op_dtype_map", name or "op_dtypes", data, options=quantized.options)
 
     def check_errors(self, comparison: Comparison, *, name: str | None = None) -> None:
         """

@@ -45,6 +45,7 @@ _OP = {
     "inputs": [str],
     "outputs": [str],
     "subgraph": int,
+    "delegation?": str,
 }
 _OP_DTYPE_MAP = {"inputs": [_IO], "outputs": [_IO], "ops": [_OP]}
 

@@ -36,6 +36,10 @@ _EFFECT_IO: Final = (
     "effect: the code that calls the model fills and reads these buffers by dtype, shape "
     "and position."
 )
+_EFFECT_GPU: Final = (
+    "effect: tensors between ops on the GPU and on the CPU are copied in every run, and an app "
+    "that asks for the GPU alone loads no file with ops on the CPU."
+)
 _EFFECT: Final = (
     "effect: the file still converts and runs, but not in the way that was accepted; "
     "accuracy, size and the kernels on the target may differ."
@@ -69,7 +73,16 @@ def describe_change(
         for key in sorted({*old, *new} - {"inputs", "outputs", "ops"})
         if key not in old or key not in new or old[key] != new[key]
     ]
-    ops = _OpChanges(old["ops"], new["ops"])
+    before, after = old["ops"], new["ops"]
+    if _has_delegation(before) is not _has_delegation(after):
+        # One change, not one of each op.
+        asked = _has_delegation(after)
+        others.append(f"delegation: {'not in the baseline' if asked else 'no longer asked for'}")
+        before, after = (
+            [{key: row[key] for key in row if key != "delegation"} for row in rows]
+            for rows in (before, after)
+        )
+    ops = _OpChanges(before, after)
     if not (ops.alignment.size or io_changes or others):
         return None
     diff = [*ops.table(sides), *ops.came_and_went(sides[0])]
@@ -78,6 +91,7 @@ def describe_change(
         diff += [_line(f"  {change}", kind="changed") for change in io_changes]
     diff += map(_line, others)
     effect = _EFFECT_FLOAT if ops.to_float else _EFFECT_IO if io_changes else _EFFECT
+    effect = _EFFECT_GPU if effect is _EFFECT and ops.delegated else effect
     return Finding(
         kind=OP_DTYPES_CHANGED,
         place=FILE,
@@ -85,6 +99,10 @@ def describe_change(
         diff=tuple(diff),
         evidence=(effect,),
     )
+
+
+def _has_delegation(rows: Sequence[Row]) -> bool:
+    return any("delegation" in row for row in rows)
 
 
 class _OpChanges:
@@ -110,6 +128,12 @@ class _OpChanges:
         return bool(self._new_floats) or any(
             was != "float" and now == "float" for was, now in pairs
         )
+
+    @property
+    def delegated(self) -> bool:
+        """Whether an op runs elsewhere than before, GPU or CPU."""
+        pairs = ((self.old[a], self.new[b]) for a, b in self.alignment.changed)
+        return any(was.get("delegation") != now.get("delegation") for was, now in pairs)
 
     @property
     def _new_floats(self) -> list[int]:
@@ -218,6 +242,10 @@ def _way(old: Row, new: Row) -> tuple[int, str]:
         if before == after:
             return rank, f": scheme went from {old['scheme']} to {new['scheme']}"
         return rank, f" went from {before} to {after}"
+    if old.get("delegation") != new.get("delegation"):
+        # Supported ops follow others to the CPU.
+        rank = 2 if ": supported, " in new["delegation"] else 1
+        return rank, f": {old['delegation']} → {new['delegation']}"
     for key in ("weight", "granularity"):
         if old[key] != new[key]:
             return 2, f": weight went from {_weight(old)} to {_weight(new)}"

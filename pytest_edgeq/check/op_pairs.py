@@ -246,17 +246,14 @@ def make_pair(
         share = 1.0 if hybrid_position(graph, op) is None else 0.75
         # In float16 an operand may lie on the other side of a step.
         bound = math.inf if unit > 1 and op.name in STEPS else 1.0
-        return Pair(op, graph, tensor, names, True, bound, share, is_on_gpu, unit, cause=cause)
+        pair = Pair(op, graph, tensor, names, True, bound, share, cause=cause)
+        pair.is_on_gpu, pair.unit = is_on_gpu, unit
+        return pair
     if not info.is_quantized:
-        chosen = _chosen_axis(graph, op) if unit > 1 else None
-        if chosen is not None:
-            return Pair(
-                *(op, graph, tensor, names, True, 1.0),
-                is_on_gpu=True,
-                unit=unit,
-                chosen=chosen,
-                cause=cause,
-            )
+        if unit > 1 and (axis := _chosen_axis(graph, op)) is not None:
+            pair = Pair(op, graph, tensor, names, True, 1.0, cause=cause)
+            pair.is_on_gpu, pair.unit, pair.chosen = True, unit, axis
+            return pair
         # In float16 a comparison of near ties may have another result.
         bound = math.inf if unit > 1 and _has_float(graph, op) else 0.0
         return Pair(op, graph, tensor, names, False, bound, cause=cause)

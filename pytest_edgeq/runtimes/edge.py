@@ -118,25 +118,29 @@ class EdgeFile:
     def runner(self, runtime: str, *, keep: bool = False) -> Runner:
         """Return the interpreter for a runtime, allocated at the first call."""
         # Also for an existing one: it still reads the file, which may have been overwritten.
-        source = source_of(self.graph)
+        source_of(self.graph)
         key = (runtime, keep)
         if key not in self._runners:
-            runtimes = self.runtimes
-            opening = Opening(
-                source,
-                self.graph,
-                self.signature,
-                runtimes.check(runtime),
-                self.threads,
-                runtimes.own.get(runtime),
-                runtimes.target_of(runtime),
-                runtimes.kernels_of(runtime),
-                self.modules,
-                keep=keep,
-                foreign=self.foreign,
-            )
-            self._runners[key] = Runner(opening, runtimes, self._copied)
+            opening = self.opening(runtime, keep=keep)
+            self._runners[key] = Runner(opening, self.runtimes, self._copied)
         return self._runners[key]
+
+    def opening(self, runtime: str, *, keep: bool = False) -> Opening:
+        """Return the file as an engine of a runtime opens it."""
+        runtimes = self.runtimes
+        return Opening(
+            source_of(self.graph),
+            self.graph,
+            self.signature,
+            runtimes.check(runtime),
+            self.threads,
+            runtimes.own.get(runtime),
+            runtimes.target_of(runtime),
+            runtimes.kernels_of(runtime),
+            self.modules,
+            keep=keep,
+            foreign=self.foreign,
+        )
 
     def restart(self) -> None:
         """Drop the interpreters of a file that keeps state, to start anew."""

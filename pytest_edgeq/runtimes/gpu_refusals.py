@@ -63,9 +63,11 @@ def said(printed: str) -> list[str]:
     lines = [line for line in printed.splitlines() if not _CHATTER.match(line)]
     shown = [printable(_PREFIX.sub("", line).rstrip()) for line in lines[:_MOST_LINES]]
     more = [f"… and {len(lines) - _MOST_LINES} more lines"] if len(lines) > _MOST_LINES else []
-    return [f"the engine said: {shown[0]}", *(f"  {each}" for each in (*shown[1:], *more))][
-        : len(shown) + len(more)
-    ]
+    return (
+        [f"the engine said: {shown[0]}", *(f"  {each}" for each in (*shown[1:], *more))]
+        if shown
+        else []
+    )
 
 
 def gpu_refusal(

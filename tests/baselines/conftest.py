@@ -25,7 +25,7 @@ def op(name: str, module: str | None = None, scheme: str = "int8", **fields: Any
         "granularity": "per_channel" if weighted and scheme != "float" else None,
         "scheme": scheme,
     }
-    assert set(fields) <= set(row), "a field that rows do not have"
+    assert set(fields) <= {*row, "delegation"}, "a field that rows do not have"
     return {**row, **fields}
 
 

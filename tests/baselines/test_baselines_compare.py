@@ -204,7 +204,24 @@ def _outputs(residual: OpMap, borders: Make) -> OpMap:
     return changed
 
 
+def _on_gpu(residual: OpMap) -> OpMap:
+    """The same map with delegation: all ops on the GPU."""
+    return {**residual, "ops": [{**row, "delegation": "on the GPU"} for row in residual["ops"]]}
+
+
+def _delegation(residual: OpMap, borders: Make) -> OpMap:
+    """A version of ADD that the engine does not support; the op before follows to the CPU."""
+    changed = _on_gpu(residual)
+    words = "Max version supported: 2. Requested version 3."
+    changed["ops"][1]["delegation"] = (
+        "on the CPU: supported, but the engine runs the largest group of supported ops alone"
+    )
+    changed["ops"][2]["delegation"] = f"on the CPU: {words}"
+    return changed
+
+
 CASES = {
+    "delegation": _delegation,
     "add_to_float": _float_add,
     "weights_per_tensor": _per_tensor,
     "convolutions_dynamic": _dynamic,
@@ -222,10 +239,22 @@ CASES = {
 def test_the_text_is_the_golden_one(case: str, residual: Make, borders: Make) -> None:
     """The texts that users read, kept as files so that a change of them is reviewed as one."""
     stored = residual(4 if case == "all_to_float" else 2)
+    stored = _on_gpu(stored) if case == "delegation" else stored
 
     text = told(stored, CASES[case](stored, borders))
 
     assert text + "\n" == (GOLDEN / f"{case}.txt").read_text("utf-8")
+
+
+def test_delegation_is_one_change_where_one_side_has_it(residual: Make) -> None:
+    """A test that asks for it since, or no longer; other changes are reported with it."""
+    stored = residual()
+    assert told(stored, _on_gpu(stored)).startswith("delegation: not in the baseline\n")
+    assert told(_on_gpu(stored), stored).startswith("delegation: no longer asked for\n")
+    changed = copy.deepcopy(stored)
+    changed["ops"][2]["op"] = "SUB"
+    text = told(changed, _on_gpu(stored))
+    assert "became ADD; delegation: not in the baseline" in text.splitlines()[0]
 
 
 def test_ops_of_a_second_subgraph_are_numbered_by_themselves(op: Make, op_map: Make) -> None:

@@ -13,6 +13,7 @@ import pytest
 from fixtures.tflite.writer import FileWriter, one_op
 from tests.cli.conftest import CONVERTED, Check, Run
 from tests.report.runs import event, layers, model, outcome, run_of
+from tests.runtimes.delegation_texts import transposed
 from tests.tflite.one_op_files import layer
 
 SIDE = {"dtype": "int8", "scales": [0.5], "zero_points": [3]}
@@ -216,3 +217,24 @@ def test_rules_of_kernels(tmp_path: Path, run: Run, golden: Check) -> None:
     assert (done.exit_code, warned.exit_code) == (1, 0)
     assert [each["kind"] for each in document["warnings"]] == ["weight_zero_point"]
     assert document["health"] == []
+
+
+def test_ops_on_a_gpu(run: Run, golden: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column of the table, and the engine's words on those that stay on the CPU."""
+    transposed(monkeypatch)
+    path = CONVERTED / "transposed.int8.tflite"
+
+    done, document = (
+        run("show", path, "--runtime=gpu"),
+        run("show", path, "--runtime=gpu", "--json"),
+    )
+
+    golden("show_gpu", done.stdout)
+    found = json.loads(document.stdout)["delegation"]
+    assert (done.exit_code, found["runtime"], found["n_on_gpu"]) == (0, "gpu", 6)
+    assert found["ops"][1] == {
+        "op": "TRANSPOSE_CONV #1",
+        "runs_on": "CPU",
+        "words": "Max version supported: 3. Requested version 4.",
+    }
+    assert run("show", path, "--runtime=xnnpack").exit_code == 2

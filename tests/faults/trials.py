@@ -56,7 +56,7 @@ def _try_tflite(case: Case, stage: Callable[[str], None]) -> str:
     stage("map")
     edge.op_dtypes.to_dict()
     stage("show")
-    _document(Path("x.tflite"), edge, *_findings(edge))
+    _document(Path("x.tflite"), edge, *_findings(edge, None), None)
     told = []
     for signature in edge.graph.signatures:
         view = edge.at(signature.key or "") if signature.key is not None else edge

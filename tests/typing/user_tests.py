@@ -25,6 +25,7 @@ from pytest_edgeq import (
     QuantizedModel,
     assert_accuracy_drop,
     assert_conforms,
+    assert_delegated,
     assert_healthy,
     assert_input_dtypes,
     assert_no_float_ops,
@@ -112,7 +113,9 @@ def test_errors(edgeq: Edgeq, quantized: QuantizedModel, inputs: Iterator[torch.
     assert_within_budget(
         comparison, total={"a": Budget(rmse=0.1), "b": None}, lowering=Budget(sqnr_db=40)
     )
-    edgeq.check_op_dtypes(quantized, name="map")
+    edgeq.check_op_dtypes(quantized, name="map", delegation=True)
+    edgeq.check_op_dtypes(quantized, delegation="mesa:gpu")
+    on_cpu: list[str] = [each.words for each in edgeq.delegation(quantized, "gpu").not_on_gpu]
     edgeq.check_errors(comparison, name="errors")
     edgeq.check(quantized, inputs, name="net")
     edgeq.check(quantized, inputs, states={"cache_out": "cache_in"})
@@ -130,7 +133,7 @@ def test_errors(edgeq: Edgeq, quantized: QuantizedModel, inputs: Iterator[torch.
     assert_healthy(quantized)  # type: ignore[arg-type]
     Budget(0.1)  # type: ignore[call-arg]
     Budget(sqnr_db="30")  # type: ignore[arg-type]
-    del culprit, verdicts, sqnr_db, lsb, bounds
+    del culprit, verdicts, sqnr_db, lsb, bounds, on_cpu
 
 
 def test_kinds_of_model(
@@ -143,6 +146,7 @@ def test_kinds_of_model(
         assert_op_dtypes(model, "CONV_2D", scheme="int8")
         assert_op_counts(model, {"CONV_2D": 4})
         assert_conforms(model)
+        assert_delegated(model, "gpu_f32", allow=("SOFTMAX",))
         assert_no_float_ops(model)
         assert_qparams(model, symmetric=True)
         assert_runtimes_agree(model, inputs, 2)

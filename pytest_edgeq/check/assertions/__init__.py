@@ -9,7 +9,7 @@ which is an AssertionError, too.
 from __future__ import annotations
 
 from pytest_edgeq.check.assertions.accuracy import assert_accuracy_drop
-from pytest_edgeq.check.assertions.defects import assert_conforms, assert_healthy
+from pytest_edgeq.check.assertions.defects import assert_conforms, assert_delegated, assert_healthy
 from pytest_edgeq.check.assertions.dtypes import (
     assert_input_dtypes,
     assert_no_float_ops,
@@ -24,6 +24,7 @@ from pytest_edgeq.check.assertions.same_codes import assert_runtimes_agree
 __all__ = [
     "assert_accuracy_drop",
     "assert_conforms",
+    "assert_delegated",
     "assert_healthy",
     "assert_input_dtypes",
     "assert_no_float_ops",

@@ -1,16 +1,19 @@
-"""Assert that a comparison, or a file, shows no defect."""
+"""Assert that a comparison, or a file, shows no defect, and that a GPU runs all of a file."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from pytest_edgeq.check.assertions.expect import Model, edge_of, known_op, require_comparison, table
 from pytest_edgeq.compare.file_health import conformance_findings
-from pytest_edgeq.errors import UnmatchedError, failure, warn_user
+from pytest_edgeq.errors import UnmatchedError, failure, grouped, warn_user
 from pytest_edgeq.names import nearest
 from pytest_edgeq.numerics.comparison import Comparison
-from pytest_edgeq.numerics.findings import ordered
+from pytest_edgeq.numerics.findings import PARTLY_ON_CPU, Finding, ordered
+from pytest_edgeq.runtimes.delegation import SUPPORTED, delegation_of
 from pytest_edgeq.tflite.conformance import RULE_NAMES
 
 
@@ -90,6 +93,71 @@ def assert_conforms(model: Model, allow: Sequence[str] = ()) -> None:
     rows = [(str(each.place), each.kind, each.symptom) for each in wrong]
     evidence = table(rows, ("op", "rule", "what")) if len(rows) > 1 else ()
     raise failure([replace(first, headline=headline, evidence=evidence)])
+
+
+def assert_delegated(model: Model, runtime: str = "gpu", allow: Sequence[str] = ()) -> None:
+    """
+    Assert that LiteRT's GPU engine runs every op of a file.
+
+    The file is compiled on the runtime; ops that it does not run are compiled alone, to name them
+    with the engine's own words. `edgeq.delegation` returns the same as data.
+
+    Args:
+        model: QuantizedModel, path or bytes.
+        runtime: `gpu`, `gpu_f32`, or those of a target (`TARGET:gpu`), which a QuantizedModel knows
+            alone.
+        allow: Operators that may run on the CPU.
+
+    Raises:
+        AssertionError: An op does not run on the GPU, or it is not known that it does, the engine
+            refuses the file as a whole, or an entry of `allow` was not needed.
+        ValueError, TypeError: No operator of that name in TFLite, or no runtime on a GPU.
+        RuntimeError: There is no GPU, or its process ended.
+    """
+    _require_names(allow)
+    allowed = {known_op(each) for each in allow}
+    found = delegation_of(edge_of(model), runtime)
+    if found.refusal is not None:
+        raise failure(grouped([found.refusal]))
+    kinds = sorted({each.place.name for each in found.not_on_gpu})
+    _require_needed(allow, kinds, "op that stays on the CPU")
+    wrong = [each for each in found.not_on_gpu if each.place.name not in allowed]
+    if not wrong:
+        return
+    # Unsupported ops first: they keep the others from the GPU.
+    wrong.sort(key=lambda each: each.words in SUPPORTED)
+    first = wrong[0]
+    rows = [(str(each.place), str(each)) for each in wrong]
+    fix = next((fix for words, fix in _FIXES.items() if re.search(words, first.words)), "")
+    raise failure(
+        [
+            Finding(
+                kind=PARTLY_ON_CPU,
+                place=first.place,
+                expected=f"on the GPU ({runtime})",
+                got=str(first),
+                headline=f"{first.place}: expected on the GPU ({runtime}), got {first} "
+                f"({len(wrong)} of {len(found.ops)} ops)",
+                causes=(
+                    "the engine runs one group of the ops that it supports; all others run on the "
+                    "CPU, and tensors are copied between both in every run. An app that asks for "
+                    "the GPU alone cannot load the file",
+                ),
+                fix=fix,
+                evidence=table(rows, ("op", "runs")),
+                command=f"allow={tuple(kinds)!r}",
+            )
+        ]
+    )
+
+
+_FIXES: Final = {
+    "Max version": "convert by the release of the converter that wrote a lower version of the op, "
+    "or take another op in the model",
+    "Tensor type": "quantize the op to int8, or leave it in float",
+    "": "take another op in the model, or move the op to an end of it, where it splits off less",
+}
+"""How to bring an op onto the GPU, by the engine's words."""
 
 
 def _require_names(allow: Sequence[str]) -> None:

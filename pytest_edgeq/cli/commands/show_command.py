@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_edgeq.cli.files import PATH, io_document, io_table, open_file
+from pytest_edgeq.cli.files import PATH, io_document, io_table, open_file, project_runtimes
 from pytest_edgeq.cli.text import hanging, indented, json_option, print_json, table
 from pytest_edgeq.cli.trouble import FOUND, TroubleError, exit_codes, in_sentences
 from pytest_edgeq.numerics.findings import counted
 
 if TYPE_CHECKING:
     from pytest_edgeq.numerics.findings import Finding
+    from pytest_edgeq.runtimes.delegation import Delegation
     from pytest_edgeq.runtimes.edge import EdgeFile
     from pytest_edgeq.tflite.op_dtypes import OpDtypes
 
@@ -40,9 +43,20 @@ if TYPE_CHECKING:
     help="With --model-explorer: add SQNR, LSB error and verdict of the ops, as a run measured "
     "them (pytest --edgeq-json).",
 )
+@click.option(
+    "--runtime",
+    metavar="NAME",
+    help="Mark the ops that run on a GPU, with the engine's words on the others: gpu, gpu_f32, or "
+    "TARGET:gpu or TARGET:gpu_f32 of this project. Compiles the file there.",
+)
 @click.pass_context
 def command(
-    ctx: click.Context, model: Path, as_json: bool, model_explorer: Path | None, record: Path | None
+    ctx: click.Context,
+    model: Path,
+    as_json: bool,
+    model_explorer: Path | None,
+    record: Path | None,
+    runtime: str | None,
 ) -> None:
     """
     Show inputs, outputs, op dtypes, sizes and health of a .tflite file.
@@ -55,12 +69,14 @@ def command(
     """
     if record is not None and model_explorer is None:
         raise click.UsageError("--record is of --model-explorer: name the folder by it, too")
-    with in_sentences():
-        edge = open_file(model)
+    runtimes = contextlib.nullcontext() if runtime is None else project_runtimes(runtime)
+    with in_sentences(), runtimes as known:
+        edge = open_file(model, known)
+        delegation = None if runtime is None else _delegation(edge, runtime)
         written = [] if model_explorer is None else _node_data(edge, model_explorer, record)
-        findings, warnings = _findings(edge)
-        document = _document(model, edge, findings, warnings) if as_json else {}
-        lines = [] if as_json else _lines(model, edge, findings, warnings)
+        findings, warnings = _findings(edge, delegation)
+        document = _document(model, edge, findings, warnings, delegation) if as_json else {}
+        lines = [] if as_json else _lines(model, edge, findings, warnings, delegation)
     if as_json:
         print_json(document)
     else:
@@ -87,26 +103,43 @@ def _node_data(edge: EdgeFile, folder: Path, record: Path | None) -> list[Path]:
     )
 
 
-def _findings(edge: EdgeFile) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+def _delegation(edge: EdgeFile, runtime: str) -> Delegation:
+    from pytest_edgeq.runtimes.delegation import delegation_of
+
+    return delegation_of(edge, runtime)
+
+
+def _findings(
+    edge: EdgeFile, delegation: Delegation | None
+) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
     """Return the findings, and the warnings."""
     from pytest_edgeq.compare.file_health import (
         conformance_findings,
         static_findings,
         unsafe_findings,
     )
+    from pytest_edgeq.errors import grouped
 
     findings = (*static_findings(edge), *unsafe_findings(edge))
+    if delegation is not None and delegation.refusal is not None:
+        first = delegation.refusal.text.splitlines()[0]
+        findings += (replace(*grouped([delegation.refusal]), symptom=first),)
     return findings, conformance_findings(edge, warnings=True)
 
 
 def _document(
-    path: Path, edge: EdgeFile, findings: Sequence[Finding], warnings: Sequence[Finding]
+    path: Path,
+    edge: EdgeFile,
+    findings: Sequence[Finding],
+    warnings: Sequence[Finding],
+    delegation: Delegation | None,
 ) -> dict[str, Any]:
     return {
         "constants": [
             {"bytes": size, "count": number, "dtype": dtype}
             for dtype, number, size in _constants(edge)
         ],
+        "delegation": delegation and delegation.to_dict(),
         "file": str(path),
         "health": [finding.to_dict() for finding in findings],
         "ops": [{"index": entry.index, **entry.to_dict()} for entry in edge.op_dtypes],
@@ -125,7 +158,11 @@ def _document(
 
 
 def _lines(
-    path: Path, edge: EdgeFile, findings: Sequence[Finding], warnings: Sequence[Finding]
+    path: Path,
+    edge: EdgeFile,
+    findings: Sequence[Finding],
+    warnings: Sequence[Finding],
+    delegation: Delegation | None,
 ) -> list[str]:
     lines = [f"{path.name}: {counted(len(edge.graph.buffer), 'byte')}"]
     for signature in edge.signatures:
@@ -137,7 +174,10 @@ def _lines(
     counts = ", ".join(f"{number} {scheme}" for scheme, number in schemes.items())
     total = len(edge.op_dtypes)
     lines += ["", f"ops: {schemes.get('float', 0)} of {total} in float ({counts})"]
-    lines += indented(_op_table(list(edge.op_dtypes)))
+    lines += indented(_op_table(list(edge.op_dtypes), delegation))
+    if delegation is not None:
+        summary, *reasons = delegation.reasons
+        lines += ["", summary, *(line for text in reasons for line in hanging(text))]
     lines += ["", "constants:", *indented(_constant_table(edge)), ""]
     health = [line for each in findings for line in hanging(str(each))]
     lines += [f"health: {counted(len(findings), 'finding')}" if health else "health: nothing found"]
@@ -152,9 +192,10 @@ def _schemes(edge: EdgeFile) -> dict[str, int]:
     return dict(Counter(sorted(entry.scheme for entry in edge.op_dtypes)).most_common())
 
 
-def _op_table(entries: Sequence[OpDtypes]) -> list[str]:
+def _op_table(entries: Sequence[OpDtypes], delegation: Delegation | None) -> list[str]:
+    runs = [""] * len(entries) if delegation is None else [each.runs_on for each in delegation.ops]
     return table(
-        ("#", "op", "inputs", "weight", "bias", "outputs", "granularity", "scheme"),
+        ("#", "op", "inputs", "weight", "bias", "outputs", "granularity", "scheme", "runs on"),
         [
             (
                 f"{entry.subgraph}:{entry.index}" if entry.subgraph else str(entry.index),
@@ -165,8 +206,9 @@ def _op_table(entries: Sequence[OpDtypes]) -> list[str]:
                 _dtypes(entry.outputs),
                 entry.granularity or "",
                 entry.scheme,
+                runs_on,
             )
-            for entry in entries
+            for entry, runs_on in zip(entries, runs, strict=True)
         ],
         numbers=("#",),
     )

@@ -66,12 +66,13 @@ class GpuEngine(TargetEngine):
         assert self._file is not None, "it was opened just now"
         printed = self._file.printed
         _check(printed)
-        if (found := _ADAPTER.search(printed)) is None:  # as where all of it runs on the CPU
-            raise RuntimeError(f"{NO_ADAPTER}\n{printed}")
-        target.adapter = found[1].strip()
+        self.printed = printed
         self.n_on_cpu = sum(on_cpu for _, on_cpu in shared_ops(printed))
         if self.n_on_cpu >= len(opening.graph.ops):
             raise RuntimeError(f"{NO_OP}\n{printed}")
+        if (found := _ADAPTER.search(printed)) is None:  # it may run on the CPU without a word
+            raise RuntimeError(f"{NO_ADAPTER}\n{printed}")
+        target.adapter = found[1].strip()
 
     def _ask(
         self, step: str, head: Any = None, parts: Sequence[Any] = (), **more: Any

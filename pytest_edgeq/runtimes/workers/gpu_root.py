@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import json
 import platform
-import re
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from pytest_edgeq.runtimes.workers.link import printed_lines, signal_name
 from pytest_edgeq.runtimes.workers.private_root import (
     NO_APT,
     Apt,
@@ -22,11 +19,13 @@ from pytest_edgeq.runtimes.workers.private_root import (
     is_finished,
     new_root,
 )
-from pytest_edgeq.runtimes.workers.trial import _negation
+from pytest_edgeq.runtimes.workers.target import Target
 from pytest_edgeq.versions import version_of
 
 # Debian's names of the CPUs that wheels of ai-edge-litert have the GPU engine for.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+_SECONDS = 60  # of one answer; it takes 3 s
 
 _MESA = "mesa-vulkan-drivers"
 _LAVAPIPE = "libvulkan_lvp.so"
@@ -53,17 +52,6 @@ export VK_DRIVER_FILES="$root/lavapipe.json" VK_ICD_FILENAMES="$root/lavapipe.js
 export VK_LOADER_LAYERS_DISABLE='~all~'
 exec "$root/{loader}" --library-path "$root/usr/lib/{triplet}:$root/lib/{triplet}" \\
   "$root/usr/bin/python3" -I "$@"
-"""
-
-_ONE_OP = """\
-import sys, numpy
-from ai_edge_litert.compiled_model import CompiledModel, HardwareAccelerator
-content = sys.stdin.buffer.read()
-model = CompiledModel.from_buffer(content, hardware_accel=HardwareAccelerator.GPU)
-(x,), (y,) = model.create_input_buffers(0), model.create_output_buffers(0)
-x.write(numpy.array([3], numpy.float32))
-model.run_by_index(0, [x], [y])
-print(y.read(1, numpy.float32).tolist())
 """
 
 
@@ -142,18 +130,11 @@ def _add_launcher(root: Path) -> None:
 
 
 def try_gpu(command: Sequence[str]) -> str:
-    """Run a model of one op on the GPU, and return the adapter's name."""
-    run = [*command, "-c", _ONE_OP]
+    """Run a product of float16 on the GPU, and return the adapter's name."""
+    target = Target("mesa", command, _SECONDS)
     try:
-        done = subprocess.run(run, input=_negation(), capture_output=True, check=False, timeout=60)
-    except subprocess.TimeoutExpired:
-        raise PrivateRootError("the root's GPU did not run a model of one op in 60 s") from None
-    printed = done.stderr.decode(errors="replace")
-    adapter = re.search(r"Selected adapter: (.+)", printed)
-    # LiteRT prints to both.
-    if done.returncode or adapter is None or not done.stdout.endswith(b"[-3.0]\n"):
-        code = done.returncode
-        ended = f"got {signal_name(-code)}" if code < 0 else f"got exit code {code}"
-        lines = [f"the root's GPU does not run a model of one op: {ended}", *printed_lines(printed)]
-        raise PrivateRootError("\n".join(lines))
-    return adapter[1]
+        return target.machine_for("gpu").adapter
+    except RuntimeError as error:
+        raise PrivateRootError(f"the root's GPU does not run a model: {error}") from None
+    finally:
+        target.close()

@@ -415,7 +415,7 @@ class _Printed:
             error.args = (f"{error}\n{self.text.decode(errors='replace')}",)
 
 
-_MOST_PRINTED = 1 << 16
+_MOST_PRINTED = 1 << 20
 """Bytes of what the GPU engine prints that are sent, the last: its errors stand behind its chat."""
 
 _DUMPED_AT = 0.95
