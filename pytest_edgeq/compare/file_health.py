@@ -23,6 +23,7 @@ from pytest_edgeq.numerics.findings import (
     Finding,
     Place,
 )
+from pytest_edgeq.runtimes.delegation import delegation_of
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.unsafe import unsafe_ops
 from pytest_edgeq.tflite.boundary import qparams
@@ -67,14 +68,16 @@ def runtime_findings(edge: EdgeFile, runtime: str) -> tuple[Finding, ...]:
     n_on_cpu = edge.runner(runtime).n_on_cpu
     if not n_on_cpu:
         return ()
-    n_ops = len(edge.graph.ops)
+    _, *reasons = delegation_of(edge, runtime).reasons
     return (
         Finding(
             kind=PARTLY_ON_CPU,
             place=Place("runtime", f"runtime {runtime!r}"),
-            expected=f"all {n_ops} ops on the GPU",
+            expected=f"all {len(edge.graph.ops)} ops on the GPU",
             got=f"{n_on_cpu} that run on the CPU",
-            fix=f"edgeq show FILE --runtime {runtime} lists them with the engine's words",
+            evidence=tuple(f"  {each}" for each in reasons),
+            fix="convert the model with versions and kinds of ops that the engine has, or accept "
+            "them on the CPU: assert_delegated(model, allow=…)",
         ),
     )
 
