@@ -13,7 +13,7 @@ from pytest_edgeq import assert_delegated
 from pytest_edgeq.errors import UnmatchedError, UnrunnableError
 from pytest_edgeq.runtimes import delegation
 from pytest_edgeq.runtimes.runner import Runner
-from tests.runtimes.delegation_texts import printed, transposed, use_words
+from tests.runtimes.gpu.delegation_texts import printed, transposed, use_words
 
 FILE = CONVERTED / "transposed.int8.tflite"
 

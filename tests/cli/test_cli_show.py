@@ -13,7 +13,7 @@ import pytest
 from fixtures.tflite.writer import FileWriter, one_op
 from tests.cli.conftest import CONVERTED, Check, Run
 from tests.report.runs import event, layers, model, outcome, run_of
-from tests.runtimes.delegation_texts import transposed
+from tests.runtimes.gpu.delegation_texts import transposed
 from tests.tflite.one_op_files import layer
 
 SIDE = {"dtype": "int8", "scales": [0.5], "zero_points": [3]}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -29,12 +27,9 @@ KERNELS = ("gpu", "gpu_f32")
 
 
 @pytest.fixture(scope="module")
-def checking() -> Iterator[Callable[..., str]]:
+def checking(gpu_command: list[str]) -> Iterator[Callable[..., str]]:
     """Return a function that checks a file on both kernels of a GPU, and returns the failure."""
-    command = os.environ["EDGEQ_TEST_GPU"]
-    edgeq = Edgeq(
-        targets={"mesa": shlex.split(command)}, check_targets=[f"mesa:{each}" for each in KERNELS]
-    )
+    edgeq = Edgeq(targets={"mesa": gpu_command}, check_targets=[f"mesa:{each}" for each in KERNELS])
 
     def checked(content: bytes, inputs: Sequence[Any]) -> str:
         model = edgeq.load(content, reference=_computed_on_the_cpu(content))

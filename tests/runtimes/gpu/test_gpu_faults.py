@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shlex
 import shutil
@@ -31,7 +30,6 @@ from tests.waiting import SECONDS
 
 pytestmark = pytest.mark.slow
 
-VARIABLE = "EDGEQ_TEST_GPU"
 NESTED = make.CONVERTED / "nested.int8.tflite"
 
 _DRIVER = """
@@ -49,15 +47,6 @@ int vk_icdNegotiateLoaderICDInterfaceVersion(unsigned *version) {
 }
 void *vk_icdGetInstanceProcAddr(void *instance, const char *name) { return 0; }
 """
-
-
-@pytest.fixture(scope="session")
-def gpu_command() -> list[str]:
-    """The command of a Python on whose GPU LiteRT computes in float16."""
-    named = os.environ.get(VARIABLE)
-    if not named:
-        pytest.skip(f"no {VARIABLE}=COMMAND of a Python with a GPU: edgeq target gpu DIR makes one")
-    return shlex.split(named)
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from pytest_edgeq.runtimes.engines import Opening
 from pytest_edgeq.runtimes.runner import Runner
 from pytest_edgeq.runtimes.workers.gpu_engine import shared_ops
 from pytest_edgeq.tflite.graph import OpGraph
-from tests.runtimes.delegation_texts import VERSION, printed, split, transposed, use_words
+from tests.runtimes.gpu.delegation_texts import VERSION, printed, split, transposed, use_words
 
 NONE = "RELU_0_TO_1"
 """An op that the engine does not support."""

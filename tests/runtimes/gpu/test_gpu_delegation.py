@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,17 +16,13 @@ from pytest_edgeq.runtimes.edge import EdgeFile
 
 pytestmark = pytest.mark.slow
 
-VARIABLE = "EDGEQ_TEST_GPU"
 NONE = "RELU_0_TO_1"
 
 
 @pytest.fixture(scope="module")
-def maker() -> Iterator[Edgeq]:
+def maker(gpu_command: list[str]) -> Iterator[Edgeq]:
     """A session with the target `mesa`."""
-    command = os.environ.get(VARIABLE)
-    if command is None:
-        pytest.skip(f"no {VARIABLE}, the command of a Python with a GPU: edgeq target gpu DIR")
-    made = Edgeq(targets={"mesa": shlex.split(command)})
+    made = Edgeq(targets={"mesa": gpu_command})
     yield made
     made.close()
 
