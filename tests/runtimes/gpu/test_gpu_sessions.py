@@ -313,6 +313,6 @@ def test_an_option_has_check_run_the_gpu(
     broken = fake_target(tmp_path / "broken_pi", shader="CONV_2D")
     shows = [
         f"E *the {name} runtime cannot load the .tflite file: CONV_2D #*",
-        "E *a shader*",
+        "E *a wrong shader*",
     ]
     project.run(*options, f"--edgeq-targets=pi = {' '.join(broken)}", failed=1, shows=shows)
