@@ -116,7 +116,7 @@ class Pair:
                 # Rounding does not explain what float16 cannot hold.
                 limit = np.where(np.abs(one) > GREATEST_HALF, OVERFLOWN * np.abs(one), allowed)
             with np.errstate(divide="ignore", invalid="ignore"):
-                steps = np.where(steps > 0, steps / limit, 0.0)
+                steps = np.where(steps == 0, 0.0, steps / limit)
         else:
             beyond_noise = ~same
             # Integers beyond 2^53 may differ although their float64 values are equal.
