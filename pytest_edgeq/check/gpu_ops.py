@@ -49,7 +49,10 @@ def float_error(graph: OpGraph, op: Op, tensor: int, *, half: bool) -> float:
 
 
 def beyond_float16(
-    operands: Iterable[npt.NDArray[Any]], result: npt.NDArray[Any], computed: npt.NDArray[Any]
+    operands: Iterable[npt.NDArray[Any]],
+    result: npt.NDArray[Any],
+    computed: npt.NDArray[Any],
+    n_terms: int,
 ) -> str:
     """
     Return what float16 cannot hold of an op; empty if it can hold all.
@@ -58,6 +61,7 @@ def beyond_float16(
         operands: Of the op.
         result: In float32.
         computed: The result in float16.
+        n_terms: Number of terms that one value of the result sums.
     """
     broken = np.isfinite(result) & ~np.isfinite(computed)
     for each in (*operands, result):
@@ -67,10 +71,11 @@ def beyond_float16(
         sizes = np.abs(each[broken] if is_beside else each)
         greatest = float(sizes[np.isfinite(sizes)].max(initial=0.0))
         if greatest > GREATEST_HALF:
-            return (
-                f"overflow: {greatest:,.6g} is beyond float16's greatest value, "
-                f"{GREATEST_HALF:,.0f}: {_SCALE_DOWN}"
-            )
+            limit = f"{greatest:,.6g} is beyond float16's greatest value, {GREATEST_HALF:,.0f}"
+            if each is result and n_terms > 1:
+                most = int(n_terms * GREATEST_HALF / greatest)
+                limit += f", as is each sum of more than {most:,} terms of this size"
+            return f"overflow: {limit}: {_SCALE_DOWN}"
         if 0 < greatest < _LEAST / 2:
             return (
                 f"underflow: {greatest:.3g} is below float16's least value, {_LEAST:.3g}, and "

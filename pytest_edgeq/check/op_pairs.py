@@ -89,7 +89,8 @@ class Pair:
             return  # NaN on both sides agrees; equal codes are still counted below
         if self.unit > 1 and not self.cause:
             operands = [values[index] for index in self.op.inputs if index in values]
-            self.cause = beyond_float16(operands, base, actual)
+            n_terms = reduction_length(self.graph, self.op)
+            self.cause = beyond_float16(operands, base, actual, n_terms)
         if self.chosen is not None:
             if (base == actual).all():
                 return
