@@ -26,6 +26,8 @@ def known_defect(graph: OpGraph, op: Op) -> str:
             return ""
         if _ranks_differ(graph, op):
             return _RANKS
+        if any(graph.tensor(op, index).dtype == "int16" for index in op.inputs):
+            return _INT16
     return sentence if predicate(graph, op) else ""
 
 
@@ -63,6 +65,13 @@ def _pads_other_axes(graph: OpGraph, op: Op) -> bool:
     return bool(rows[0].any())
 
 
+def _strides_pointwise(graph: OpGraph, op: Op) -> bool:
+    _, height, width, _ = _shape(graph, op, 1)
+    strides = (graph.option(op, each, 1) for each in ("StrideH", "StrideW"))
+    is_quantized = graph.tensor(op, op.inputs[0]).is_quantized
+    return is_quantized and (height, width) == (1, 1) and {*strides} != {1}
+
+
 def _is_pointwise(graph: OpGraph, op: Op) -> bool:
     _, height, width, made = _shape(graph, op, 1)
     given = _shape(graph, op, 0)[-1]
@@ -85,6 +94,10 @@ _RANKS = (
     "the engine adds tensors of one rank: of int8 tensors of two ranks it writes a shader that "
     "does not compile. Keep the batch axis in the model, by unsqueeze or view"
 )
+_INT16 = (
+    "the engine takes sums and products of int16 without an error, and computes them wrong: keep "
+    "this part in int8 or float"
+)
 _PAD = (
     "the engine pads height, width and channels of images: pad a tensor of rank 4 in the model, "
     "and no batch axis"
@@ -104,6 +117,11 @@ _KNOWN: Final[dict[str, tuple[Callable[[OpGraph, Op], bool], str]]] = {
     "PAD": (_pads_other_axes, _PAD),
     "PADV2": (_pads_other_axes, _PAD),
     "MIRROR_PAD": (_pads_other_axes, _PAD),
+    "CONV_2D": (
+        _strides_pointwise,
+        "the engine ignores the strides of a quantized convolution of 1×1: take every second value "
+        "in the model before it, by slicing, or use a kernel of 3×3",
+    ),
     "DEPTHWISE_CONV_2D": (
         _is_pointwise,
         "the engine computes a depthwise convolution of 1×1 with several outputs a channel wrong: "
