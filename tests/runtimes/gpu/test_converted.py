@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from fixtures.tflite.make import CONVERTED
-from pytest_edgeq import Edgeq
+from pytest_edgeq import Edgeq, assert_runtimes_agree
 from pytest_edgeq.names import GPU_KERNELS
 from pytest_edgeq.runtimes.edge import EdgeFile
 from tests.runtimes.gpu.cases import CASES, DEFECT_DB, SOUND_DB
@@ -95,3 +95,12 @@ def test_a_sum_overflows_float16(gpu_session: Edgeq, checking: Callable[..., str
     found = re.search(r"'mesa:gpu'.*: SUM #0.*\ncause: overflow: (.*) is beyond", text)
     assert found is not None, text
     assert float(found[1].replace(",", "")) == pytest.approx(125_440, rel=0.01)
+
+
+def test_codes_that_differ_name_the_gpu(gpu_session: Edgeq) -> None:
+    """With the precision in which it computes, and not the machine's processor."""
+    edge = (model := gpu_session.load(CONVERTED / "functional_convs.int8.tflite")).edge
+    inputs = [[each.astype("float32") / 100 for each in one.values()] for one in samples(edge)]
+    said = r"\n  LiteRT's GPU engine computes this op in float16, then rounds to codes"
+    with pytest.raises(AssertionError, match=said):
+        assert_runtimes_agree(model, inputs, 0, ("xnnpack", "mesa:gpu"))
