@@ -383,7 +383,8 @@ class RuntimeResults:
         n_terms = reduction_length(worst.graph, worst.op)
         sums = f", which sums {n_terms:,} terms," if n_terms > 1 else ""
         least = f"{self._where(worst.op)}{sums} has {worst.sqnr_db:.1f} dB by itself, the least"
-        return "; ".join(filter(None, (text, f"{least} of all ops", worst.cause)))
+        known = worst.explanation.cause if worst.explanation else ""
+        return "; ".join(filter(None, (text, f"{least} of all ops", known)))
 
     @functools.cached_property
     def _precision(self) -> float:
@@ -417,12 +418,13 @@ class RuntimeResults:
             )
             return self._differs(text, cause, self._compare)
         more = [f"  … and {len(others) - 4} more"] if len(others) > 4 else []
-        cause = wrong[0].cause or (
+        cause, fix = wrong[0].explanation or (
             "each op was run alone on both, on the same inputs, so that nothing before it explains "
-            "this: one of the two computes something else"
+            "this: one of the two computes something else",
+            self._compare,
         )
         text = f"{first} [{len(wrong)} of {len(self._pairs)} ops]"
-        found = self._differs(text, cause, self._compare)
+        found = self._differs(text, cause, fix)
         return replace(
             found,
             place=found.place._replace(op=wrong[0].op.index),
