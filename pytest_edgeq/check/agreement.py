@@ -69,6 +69,8 @@ _BETWEEN = (
     "not read anew, inputs that are not written, memory that two tensors share"
 )
 
+_STALE = "has the outputs of sample 0: the runtime may return the memory of an earlier run"
+
 # Half a unit in the last place of float16, relative: kernels may compute in half precision.
 _FLOAT_UNIT = 2.0**-11
 
@@ -231,6 +233,9 @@ class Agreement:
         for name, made in codes.items():
             results = self._opened[name]
             results.first = results.first if index else made
+            base = self._opened[self._base]
+            if index and _equal(made, results.first) and not _equal(expected, base.first):
+                results.stale_sample = index
             if reference is not None and name != self._base:
                 results.add_distances(expected, made, reference)
             # Of runtimes with equal results, the ops of one are compared.
@@ -284,6 +289,7 @@ class RuntimeResults:
         self._base, self._edge = base, edge
         self.first: Sequence[Array] = ()
         self.ops_sample: int | None = None
+        self.stale_sample: int | None = None  # that has sample 0's outputs, which the base has not
         self.notes: list[str] = []
         self._runs_ops = True
         self._pairs: dict[tuple[int, int], Pair] = {}
@@ -355,7 +361,8 @@ class RuntimeResults:
                     f"{_ERROR_RATIO} times what {self._base} is off torch, up to chance, and one "
                     f"step), got {distance.difference:.3g}"
                 )
-                found.append(self._differs(text, self._why_apart))
+                stale = f"; sample {self.stale_sample} {_STALE}" if self.stale_sample else ""
+                found.append(self._differs(text, self._why_apart + stale))
         return found
 
     def not_compared(self) -> list[str]:

@@ -49,7 +49,10 @@ def float_error(graph: OpGraph, op: Op, tensor: int, *, half: bool) -> float:
 
 
 def beyond_float16(
-    operands: Iterable[npt.NDArray[Any]], result: npt.NDArray[Any], computed: npt.NDArray[Any]
+    operands: Iterable[npt.NDArray[Any]],
+    result: npt.NDArray[Any],
+    computed: npt.NDArray[Any],
+    n_terms: int,
 ) -> Explanation | None:
     """
     Explain which values of an op overflow or underflow float16, if any do.
@@ -58,6 +61,7 @@ def beyond_float16(
         operands: Of the op.
         result: In float32.
         computed: The result in float16.
+        n_terms: Number of terms that one value of the result sums.
     """
     broken = np.isfinite(result) & ~np.isfinite(computed)
     for each in (*operands, result):
@@ -67,11 +71,11 @@ def beyond_float16(
         sizes = np.abs(each[broken] if is_beside else each)
         greatest = float(sizes[np.isfinite(sizes)].max(initial=0.0))
         if greatest > GREATEST_HALF:
-            return Explanation(
-                f"overflow: {greatest:,.6g} is above the greatest value of float16, "
-                f"{GREATEST_HALF:,.0f}",
-                _SCALE_DOWN,
-            )
+            text = f"{greatest:,.6g} is above the greatest value of float16, {GREATEST_HALF:,.0f}"
+            if each is result and n_terms > 1:
+                most = int(n_terms * GREATEST_HALF / greatest)
+                text += f"; sums of more than {most:,} terms of this size overflow"
+            return Explanation(f"overflow: {text}", _SCALE_DOWN)
         if 0 < greatest < _LEAST / 2:
             return Explanation(
                 f"underflow: {greatest:.3g} is below the least value of float16, {_LEAST:.3g}, and "

@@ -89,7 +89,8 @@ class Pair:
             return  # NaN on both sides agrees; equal codes are still counted below
         if self.unit > 1 and self.explanation is None:
             operands = [values[index] for index in self.op.inputs if index in values]
-            self.explanation = beyond_float16(operands, base, actual)
+            n_terms = reduction_length(self.graph, self.op)
+            self.explanation = beyond_float16(operands, base, actual, n_terms)
         if self.chosen is not None:
             if (base == actual).all():
                 return
@@ -107,7 +108,7 @@ class Pair:
             steps = np.where(same, 0.0, np.abs(one - two))
         difference, limit = steps, np.zeros(steps.shape)
         if self.is_float:
-            difference = np.where(np.isfinite(actual) | same, steps, math.inf)
+            difference = np.where(np.isinf(actual) & ~same, math.inf, steps)
             noise, allowed = self._float_allowance(values)
             beyond_noise = ~(steps <= noise)
             limit += allowed
@@ -117,7 +118,7 @@ class Pair:
                 # Rounding does not explain values that are too large for float16.
                 limit = np.where(np.abs(one) > GREATEST_HALF, OVERFLOWN * np.abs(one), limit)
             with np.errstate(divide="ignore", invalid="ignore"):
-                steps = np.where(steps > 0, steps / limit, 0.0)
+                steps = np.where(steps == 0, 0.0, steps / limit)
         else:
             beyond_noise = ~same
             # Integers beyond 2^53 may differ although their float64 values are equal.

@@ -19,6 +19,7 @@ import torch
 from pytest_edgeq import (
     Budget,
     Comparison,
+    Delegation,
     Edgeq,
     LayerErrors,
     OpDtypeMap,
@@ -115,7 +116,8 @@ def test_errors(edgeq: Edgeq, quantized: QuantizedModel, inputs: Iterator[torch.
     )
     edgeq.check_op_dtypes(quantized, name="map", delegation=True)
     edgeq.check_op_dtypes(quantized, delegation="mesa:gpu")
-    on_cpu: list[str] = [each.words for each in edgeq.delegation(quantized, "gpu").not_on_gpu]
+    found: Delegation = edgeq.delegation(quantized, "gpu")
+    on_cpu: list[str] = [each.words for each in found.not_on_gpu]
     edgeq.check_errors(comparison, name="errors")
     edgeq.check(quantized, inputs, name="net")
     edgeq.check(quantized, inputs, states={"cache_out": "cache_in"})

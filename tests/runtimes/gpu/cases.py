@@ -312,6 +312,14 @@ def _flattening(*, reshapes: bool) -> bytes:
     )
 
 
+def _selection(*, expands: bool) -> bytes:
+    condition = np.array([True, False, False, True, False])
+    if expands:
+        condition = np.tile(condition, (4, 1))
+    sides = [_float(4, 5), _float(4, 5)]
+    return one_op("SELECT_V2", [constant(condition, "bool"), *sides], sides[:1], "SelectV2Options")
+
+
 def _batch_matmul(*, repeats: bool) -> bytes:
     """Write x @ y with one y for all batches; the sound file repeats it."""
     tile = [("TILE", "k times", "whole", "TileOptions")] if repeats else []
@@ -709,6 +717,16 @@ CASES: tuple[Case, ...] = (
         "wrong",
         "a constant with a batch axis is stored without it: its first row is used for all",
         "ADD",
+    ),
+    Case(
+        "broadcast_condition",
+        partial(_selection, expands=False),
+        partial(_selection, expands=True),
+        [(4, 5), (4, 5)],
+        BOTH,
+        "wrong",
+        "a condition that broadcasts is not repeated over the rows",
+        "SELECT_V2",
     ),
     Case(
         "flattening_fully_connected",
