@@ -555,17 +555,17 @@ class Edgeq:
 
     def delegation(self, quantized: QuantizedModel, runtime: str = "gpu") -> Delegation:
         """
-        Return which ops LiteRT's GPU engine runs, and its words on the others.
+        Return which ops LiteRT's GPU engine runs, and its reasons for the others.
 
-        The file is compiled on the runtime; ops that it does not run are compiled alone. Nothing is
-        run.
+        The file is compiled on the runtime. Ops that it does not run are also compiled one by one.
+        No sample is run.
 
         Args:
             quantized: From `quantize` or `load`.
             runtime: `gpu`, `gpu_f32`, or those of a target (`TARGET:gpu`).
 
         Raises:
-            ValueError: Unknown runtime, or one that is on no GPU.
+            ValueError: Unknown runtime, or one that does not use a GPU.
             RuntimeError: There is no GPU, or its process ended.
         """
         from pytest_edgeq.runtimes.delegation import delegation_of
@@ -586,13 +586,13 @@ class Edgeq:
         Args:
             quantized: From `quantize` or `load`.
             name: Of the baseline; needed where a test remembers several models.
-            delegation: Whether the map has which ops the GPU runs, and the engine's words on the
+            delegation: Whether the map also holds which ops run on the GPU, and the reasons for the
                 others, as `delegation` returns them. True is the runtime `gpu`; or the name of
                 another runtime on a GPU, such as `TARGET:gpu`.
 
         Raises:
             AssertionError: Nothing is remembered yet, or the map has changed.
-            ValueError: The baseline cannot be read, or the runtime is on no GPU.
+            ValueError: The baseline cannot be read, or the runtime does not use a GPU.
             RuntimeError: Not called from the body of a test, or there is no GPU.
         """
         _require_model("check_op_dtypes", quantized)

@@ -69,7 +69,7 @@ _BETWEEN = (
     "not read anew, inputs that are not written, memory that two tensors share"
 )
 
-_STALE = "has the outputs of sample 0, the memory of an earlier run where it is not by chance"
+_STALE = "has the outputs of sample 0: the runtime may return the memory of an earlier run"
 
 # Half a unit in the last place of float16, relative: kernels may compute in half precision.
 _FLOAT_UNIT = 2.0**-11
@@ -390,7 +390,8 @@ class RuntimeResults:
         n_terms = reduction_length(worst.graph, worst.op)
         sums = f", which sums {n_terms:,} terms," if n_terms > 1 else ""
         least = f"{self._where(worst.op)}{sums} has {worst.sqnr_db:.1f} dB by itself, the least"
-        return "; ".join(filter(None, (text, f"{least} of all ops", worst.cause)))
+        known = worst.explanation.cause if worst.explanation else ""
+        return "; ".join(filter(None, (text, f"{least} of all ops", known)))
 
     @functools.cached_property
     def _precision(self) -> float:
@@ -424,12 +425,13 @@ class RuntimeResults:
             )
             return self._differs(text, cause, self._compare)
         more = [f"  … and {len(others) - 4} more"] if len(others) > 4 else []
-        cause = wrong[0].cause or (
+        cause, fix = wrong[0].explanation or (
             "each op was run alone on both, on the same inputs, so that nothing before it explains "
-            "this: one of the two computes something else"
+            "this: one of the two computes something else",
+            self._compare,
         )
         text = f"{first} [{len(wrong)} of {len(self._pairs)} ops]"
-        found = self._differs(text, cause, self._compare)
+        found = self._differs(text, cause, fix)
         return replace(
             found,
             place=found.place._replace(op=wrong[0].op.index),

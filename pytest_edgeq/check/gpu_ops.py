@@ -1,4 +1,4 @@
-"""Rounding of single ops on LiteRT's GPU engine, and what float16 cannot hold."""
+"""Rounding of single ops on LiteRT's GPU engine, and values beyond the range of float16."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ import numpy.typing as npt
 
 from pytest_edgeq.runtimes.bounds import float_bound
 from pytest_edgeq.runtimes.bounds.site import reach_of, scale_of
+from pytest_edgeq.runtimes.gpu_known import Explanation
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op
 
 HALF_UNIT: Final = 2.0**13
-"""Half a unit in the last place of float16, 2^-11, in those of float32."""
+"""Half a unit in the last place of float16, 2^-11, as a multiple of float32's."""
 
 GREATEST_HALF: Final = float(np.finfo(np.float16).max)
 
 OVERFLOWN: Final = 2.0**-8
-"""Error of a value beyond float16's range, relative, of an engine that holds it all the same."""
+"""Relative error allowed of a value that is too large for float16."""
 
 _LEAST: Final = float(np.finfo(np.float16).smallest_subnormal)
-
 
 BY_EXPONENTIALS: Final = ("TANH", "ELU")
 """Ops that the engine computes from e^x: near 0 its error is that of 1."""
 
 STEPS: Final = ("CEIL", "FLOOR", "FLOOR_DIV", "FLOOR_MOD", "ROUND", "SIGN")
-"""Ops whose result jumps."""
+"""Ops with a discontinuous result."""
 
 
 def float_error(graph: OpGraph, op: Op, tensor: int, *, half: bool) -> float:
@@ -53,9 +53,9 @@ def beyond_float16(
     result: npt.NDArray[Any],
     computed: npt.NDArray[Any],
     n_terms: int,
-) -> str:
+) -> Explanation | None:
     """
-    Return what float16 cannot hold of an op; empty if it can hold all.
+    Explain which values of an op overflow or underflow float16, if any do.
 
     Args:
         operands: Of the op.
@@ -71,22 +71,24 @@ def beyond_float16(
         sizes = np.abs(each[broken] if is_beside else each)
         greatest = float(sizes[np.isfinite(sizes)].max(initial=0.0))
         if greatest > GREATEST_HALF:
-            limit = f"{greatest:,.6g} is beyond float16's greatest value, {GREATEST_HALF:,.0f}"
+            text = f"{greatest:,.6g} is above the greatest value of float16, {GREATEST_HALF:,.0f}"
             if each is result and n_terms > 1:
                 most = int(n_terms * GREATEST_HALF / greatest)
-                limit += f", as is each sum of more than {most:,} terms of this size"
-            return f"overflow: {limit}: {_SCALE_DOWN}"
+                text += f"; sums of more than {most:,} terms of this size overflow"
+            return Explanation(f"overflow: {text}", _SCALE_DOWN)
         if 0 < greatest < _LEAST / 2:
-            return (
-                f"underflow: {greatest:.3g} is below float16's least value, {_LEAST:.3g}, and "
-                "becomes 0: choose a greater epsilon, or scale the operands up in the model"
+            return Explanation(
+                f"underflow: {greatest:.3g} is below the least value of float16, {_LEAST:.3g}, and "
+                "becomes 0",
+                "use a larger epsilon, or scale the operands up in the model",
             )
     if broken.any():
-        return (
-            "overflow: a product or a partial sum is beyond float16's greatest value, "
-            f"{GREATEST_HALF:,.0f}, though the result is not: {_SCALE_DOWN}"
+        return Explanation(
+            "overflow: a product or a partial sum is above the greatest value of float16, "
+            f"{GREATEST_HALF:,.0f}, although the result is not",
+            _SCALE_DOWN,
         )
-    return ""
+    return None
 
 
-_SCALE_DOWN: Final = "scale the operands down in the model, or compute the mean in place of the sum"
+_SCALE_DOWN: Final = "scale the operands down in the model, or use a mean in place of a sum"

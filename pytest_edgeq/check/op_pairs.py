@@ -31,7 +31,7 @@ from pytest_edgeq.runtimes.bounds import (
     rounding_bound,
 )
 from pytest_edgeq.runtimes.bounds.floats import reduction_length
-from pytest_edgeq.runtimes.gpu_known import known_defect
+from pytest_edgeq.runtimes.gpu_known import Explanation, known_defect
 from pytest_edgeq.runtimes.workers.remote_worker import facts
 from pytest_edgeq.tflite.boundary import code_range
 from pytest_edgeq.tflite.constants import read_constant
@@ -76,7 +76,7 @@ class Pair:
     is_undefined: bool = False
     squares: list[float] = field(default_factory=lambda: [0.0, 0.0])  # signal, and its error
     factors: tuple[float, float, float] | None = None
-    cause: str = ""  # of a difference, where it is known
+    explanation: Explanation | None = None  # of a difference, where it is known
 
     def update(self, sample: int, base: Array, actual: Array, values: Mapping[int, Array]) -> None:
         """Compare one sample; `values` are the op's tensors by index, for floats only."""
@@ -87,10 +87,10 @@ class Pair:
             return
         if self.is_float and np.array_equal(base, actual, equal_nan=True):
             return  # NaN on both sides agrees; equal codes are still counted below
-        if self.unit > 1 and not self.cause:
+        if self.unit > 1 and self.explanation is None:
             operands = [values[index] for index in self.op.inputs if index in values]
             n_terms = reduction_length(self.graph, self.op)
-            self.cause = beyond_float16(operands, base, actual, n_terms)
+            self.explanation = beyond_float16(operands, base, actual, n_terms)
         if self.chosen is not None:
             if (base == actual).all():
                 return
@@ -106,16 +106,17 @@ class Pair:
             same |= one == two
         with np.errstate(invalid="ignore"):
             steps = np.where(same, 0.0, np.abs(one - two))
-        difference, allowed = steps, 0.0
+        difference, limit = steps, np.zeros(steps.shape)
         if self.is_float:
+            difference = np.where(np.isinf(actual) & ~same, math.inf, steps)
             noise, allowed = self._float_allowance(values)
             beyond_noise = ~(steps <= noise)
-            limit: float | Array = allowed
+            limit += allowed
             if self.unit > 1:
                 self.squares[0] += float(np.square(one).sum())
                 self.squares[1] += float(np.square(steps).sum())
-                # Rounding does not explain what float16 cannot hold.
-                limit = np.where(np.abs(one) > GREATEST_HALF, OVERFLOWN * np.abs(one), allowed)
+                # Rounding does not explain values that are too large for float16.
+                limit = np.where(np.abs(one) > GREATEST_HALF, OVERFLOWN * np.abs(one), limit)
             with np.errstate(divide="ignore", invalid="ignore"):
                 steps = np.where(steps == 0, 0.0, steps / limit)
         else:
@@ -134,7 +135,8 @@ class Pair:
         most = float(steps.max(initial=0.0))
         if most > self.worst:
             index = np.unravel_index(int(steps.argmax()), steps.shape)
-            self.worst, self.allowed, self.difference = most, allowed, float(difference[index])
+            self.worst, self.difference = most, float(difference[index])
+            self.allowed = float(limit[index])
             place = f", index {list(map(int, index))}"
             self.at = self._where(sample, place, actual[index], base[index])
 
@@ -240,24 +242,24 @@ def make_pair(
     info = graph.tensor(op, tensor)
     is_on_gpu = kernels in GPU_KERNELS
     unit = HALF_UNIT if kernels == "gpu" else 1.0
-    cause = known_defect(graph, op) if is_on_gpu else ""
+    explained = known_defect(graph, op) if is_on_gpu else None
     if info.is_floating_point:
         # The rounding of a quantized input has random signs, except those that the values of one
         # input share (59 % measured); errors of approximated functions may have one sign.
         share = 1.0 if hybrid_position(graph, op) is None else 0.75
         # In float16 an operand may lie on the other side of a step.
         bound = math.inf if unit > 1 and op.name in STEPS else 1.0
-        pair = Pair(op, graph, tensor, names, True, bound, share, cause=cause)
+        pair = Pair(op, graph, tensor, names, True, bound, share, explanation=explained)
         pair.is_on_gpu, pair.unit = is_on_gpu, unit
         return pair
     if not info.is_quantized:
         if unit > 1 and (axis := _chosen_axis(graph, op)) is not None:
-            pair = Pair(op, graph, tensor, names, True, 1.0, cause=cause)
+            pair = Pair(op, graph, tensor, names, True, 1.0, explanation=explained)
             pair.is_on_gpu, pair.unit, pair.chosen = True, unit, axis
             return pair
         # In float16 a comparison of near ties may have another result.
         bound = math.inf if unit > 1 and _has_float(graph, op) else 0.0
-        return Pair(op, graph, tensor, names, False, bound, cause=cause)
+        return Pair(op, graph, tensor, names, False, bound, explanation=explained)
     # CompiledModel and TensorFlow run XNNPACK's kernels, too; a user's own may be the worst kind.
     kinds = ["reference", "xnnpack"] if kernels is None else []
     kinds += [kernels if kernels in ("builtin", "reference") else "xnnpack", names[1]]
@@ -275,7 +277,7 @@ def make_pair(
     # tie than a bound, or on it: on the coarsest grid with ties, half of all values are on one.
     bound = float(math.floor(1 + off))
     share = 1.0 if unit > 1 else min(1.0, 0.5 + off)
-    return Pair(op, graph, tensor, names, False, bound, share, ends=low_high, cause=cause)
+    return Pair(op, graph, tensor, names, False, bound, share, ends=low_high, explanation=explained)
 
 
 def _chosen_axis(graph: OpGraph, op: Op) -> int | None:

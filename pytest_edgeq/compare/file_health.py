@@ -58,7 +58,7 @@ def static_findings(edge: EdgeFile) -> tuple[Finding, ...]:
 
 def runtime_findings(edge: EdgeFile, runtime: str) -> tuple[Finding, ...]:
     """
-    Return a finding if a runtime on the GPU leaves ops of a file to the CPU.
+    Return a finding if some ops of a file run on the CPU in a runtime on the GPU.
 
     Raises:
         UnrunnableError: The runtime refuses the file.
@@ -74,10 +74,12 @@ def runtime_findings(edge: EdgeFile, runtime: str) -> tuple[Finding, ...]:
             kind=PARTLY_ON_CPU,
             place=Place("runtime", f"runtime {runtime!r}"),
             expected=f"all {len(edge.graph.ops)} ops on the GPU",
-            got=f"{n_on_cpu} that run on the CPU",
+            got=f"{n_on_cpu} on the CPU",
             evidence=tuple(f"  {each}" for each in reasons),
-            fix="convert the model with versions and kinds of ops that the engine has, or accept "
-            "them on the CPU: assert_delegated(model, allow=…)",
+            fix="replace the ops that LiteRT does not support on the GPU, or convert with a "
+            "release that writes lower versions of them; "
+            f"assert_delegated(model, {runtime!r}, allow=…) accepts ops on the CPU, edgeq.check "
+            "does not",
         ),
     )
 

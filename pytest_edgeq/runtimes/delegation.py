@@ -1,9 +1,9 @@
 """
-Which ops of a file run on the GPU, found by compiling the file, and ops of it alone.
+Which ops of a file run on the GPU, found by compiling the file, and single ops of it.
 
-The engine prints the ops that it does not support by name and reason, and how many ops it runs. Of
-the supported ops it runs one group alone, as TFLite splits a graph: which one is computed here, and
-stated only if the number of ops agrees with the engine's.
+The engine prints the ops that it does not support by name and reason, and how many ops it runs. It
+runs only one group of connected supported ops, as TFLite partitions a graph. Which one is computed
+here, and stated only if its size agrees with the engine's number.
 """
 
 from __future__ import annotations
@@ -28,14 +28,19 @@ RunsOn = Literal["GPU", "CPU", "unknown", "nothing"]
 
 _TEXTS: Final = {"GPU": "on the GPU", "CPU": "on the CPU", "unknown": "not known"}
 
-_REFUSED: Final = "the engine refuses the file as a whole"
-_NO_REASON: Final = "the engine does not support it, and says no reason"
-_SMALLER: Final = "supported, but the engine runs the largest group of supported ops alone"
-_EQUAL: Final = "supported, in one of several groups of the same size, of which the engine runs one"
+_REFUSED: Final = "the engine rejects the whole file"
+_NO_REASON: Final = "the engine does not support it and gives no reason"
+_SMALLER: Final = (
+    "supported, but unsupported ops split the graph, and only the largest part runs on the GPU"
+)
+_EQUAL: Final = (
+    "supported, but unsupported ops split the graph into parts of equal size, and only one of them "
+    "runs on the GPU"
+)
 _UNCLEAR: Final = "supported, but the engine does not say which of the supported ops it runs"
 
 SUPPORTED: Final = (_SMALLER, _EQUAL, _UNCLEAR)
-"""Words on ops that the engine supports, and does not run, or may not run."""
+"""Reasons of ops that the engine supports, and does not run, or may not run."""
 
 _UNSUPPORTED: Final = re.compile(
     r"not supported by GPU delegate:\n(.*?)\n[^\n]* operations will", re.S
@@ -52,8 +57,8 @@ class OpDelegation:
 
     Attributes:
         place: The op, with its torch module where known.
-        runs_on: `GPU`, `CPU`, `unknown`, or `nothing` in a file that the engine refuses.
-        words: Why it does not run on the GPU: the engine's own words if it does not support the op.
+        runs_on: `GPU`, `CPU`, `unknown`, or `nothing` in a file that the engine rejects.
+        words: Why it does not run on the GPU: the engine's message if it does not support the op.
     """
 
     place: Place
@@ -74,7 +79,7 @@ class Delegation:
         runtime: The runtime that compiled the file.
         ops: All ops, in the order of the op-dtype map.
         n_on_gpu: How many ops run on the GPU, by the engine's own count.
-        refusal: Why the engine refuses the file as a whole; None if it does not.
+        refusal: Why the engine rejects the whole file; None if it does not.
     """
 
     runtime: str
@@ -84,12 +89,12 @@ class Delegation:
 
     @property
     def not_on_gpu(self) -> tuple[OpDelegation, ...]:
-        """The ops that do not run on the GPU, and those of which it is not known."""
+        """The ops that do not run on the GPU, or may not."""
         return tuple(each for each in self.ops if each.runs_on != "GPU")
 
     @property
     def reasons(self) -> list[str]:
-        """How many ops run on the GPU, and each reason why others do not; or the refusal."""
+        """The number of ops on the GPU, and the reasons of the others; or the refusal."""
         if self.refusal is not None:
             return str(self.refusal).splitlines()
         ops: dict[str, list[str]] = {}
@@ -131,7 +136,7 @@ def delegation_of(edge: EdgeFile, runtime: str) -> Delegation:
     """
     if edge.runtimes.kernels_of(edge.runtimes.check(runtime)) not in GPU_KERNELS:
         known = [each for each in edge.runtimes.names if each.endswith(GPU_KERNELS)]
-        raise ValueError(f"the {runtime} runtime is on no GPU; these are: {', '.join(known)}")
+        raise ValueError(f"the {runtime} runtime does not use a GPU; these do: {', '.join(known)}")
     edge = edge.at(edge.signatures[0].key)
     opening = edge.opening(runtime)
     places = [entry.place for entry in edge.op_dtypes]
@@ -162,7 +167,7 @@ def _compile(opening: Opening) -> tuple[str, bool]:
 
 
 def _unsupported_ops(opening: Opening, words: Mapping[str, str]) -> tuple[dict[Op, str], bool]:
-    """Return the unsupported ops, with the engine's words, and whether these are surely all."""
+    """Return the unsupported ops with the engine's messages, and whether all are known."""
     graph = opening.graph
     found: dict[Op, str] = {}
     is_clear = True
@@ -178,7 +183,7 @@ def _unsupported_ops(opening: Opening, words: Mapping[str, str]) -> tuple[dict[O
             own = replace(opening, source=source, graph=alone, signature=signature)
             said = unsupported(_compile(own)[0])
             refused |= {op: said[name]} if name in said else {}
-        # Ops that cannot be isolated, if there are no others to explain the words.
+        # Ops that cannot be isolated, if the message can be about no others.
         if rest and not refused and len({_dtypes(subgraph, op) for op in rest}) == 1:
             refused = dict.fromkeys(rest, words[name])
         elif rest:
@@ -192,7 +197,7 @@ def _dtypes(subgraph: Subgraph, op: Op) -> tuple[str, ...]:
 
 
 def unsupported(printed: str) -> dict[str, str]:
-    """Return the engine's words, by the names of the ops that it does not support."""
+    """Return the engine's messages, by the names of the ops that it does not support."""
     found: dict[str, dict[str, None]] = {}
     for lines in _UNSUPPORTED.findall(printed):
         for line in lines.splitlines():
@@ -212,7 +217,7 @@ def delegated(
 
     Args:
         subgraphs: All of the file.
-        refused: Unsupported ops, with the engine's words.
+        refused: Unsupported ops, with the engine's messages.
         shared: Numbers of ops on the GPU and on the CPU, of each subgraph with unsupported ops;
             None where not all unsupported ops are known.
     """

@@ -1,15 +1,15 @@
 """
-Ops that LiteRT's GPU engine computes wrong, without a word (ai-edge-litert 2.3.0).
+Ops that LiteRT's GPU engine computes wrongly without a message (ai-edge-litert 2.3.0).
 
-Measured on files of one op against XNNPACK and the reference kernels, which agree. Most are of one
-kind: the engine holds every tensor as batch, height, width and channels, and other ranks lose an
-axis. `tests/runtimes/gpu` has a file of each, and fails when the engine computes it right.
+Measured on files of one op against XNNPACK and the reference kernels, which agree. Most have one
+reason: the engine stores every tensor as batch × height × width × channels, and other ranks lose an
+axis. `tests/runtimes/gpu` has a file of each, and fails once the engine computes it correctly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op
@@ -17,18 +17,23 @@ from pytest_edgeq.tflite.subgraph import Op
 _Shape = tuple[int, ...]
 
 
-def known_defect(graph: OpGraph, op: Op) -> str:
-    """Return what the GPU engine is known to compute wrong at an op; empty if nothing is known."""
-    predicate, sentence = _KNOWN.get(op.name, (None, ""))
-    if predicate is None:
-        predicate, sentence = (_has_batch_in_constant, _CONSTANT_BATCH)
-        if op.name not in _ELEMENTWISE:
-            return ""
+class Explanation(NamedTuple):
+    """Why the GPU computes an op wrongly, and how to avoid it in the model."""
+
+    cause: str
+    fix: str
+
+
+def known_defect(graph: OpGraph, op: Op) -> Explanation | None:
+    """Return the known defect of the GPU engine at an op, if there is one."""
+    if op.name in _ELEMENTWISE:
         if _ranks_differ(graph, op):
             return _RANKS
         if any(graph.tensor(op, index).dtype == "int16" for index in op.inputs):
             return _INT16
-    return sentence if predicate(graph, op) else ""
+        return _CONSTANT_BATCH if _has_batch_in_constant(graph, op) else None
+    predicate, explanation = _KNOWN.get(op.name, (None, None))
+    return explanation if predicate is not None and predicate(graph, op) else None
 
 
 def _shape(graph: OpGraph, op: Op, position: int) -> _Shape:
@@ -36,15 +41,20 @@ def _shape(graph: OpGraph, op: Op, position: int) -> _Shape:
 
 
 def _ranks_differ(graph: OpGraph, op: Op) -> bool:
-    """Whether both operands are quantized activations, of several ranks."""
+    """Whether all operands are quantized activations, and their ranks differ."""
     both = [graph.tensor(op, index) for index in op.inputs]
     is_computed = all(each.is_quantized and not each.is_constant for each in both)
     return is_computed and len({len(each.shape) for each in both}) > 1
 
 
 def _has_batch_in_constant(graph: OpGraph, op: Op) -> bool:
-    constants = (graph.tensor(op, index) for index in op.inputs)
-    return any(each.is_constant and each.shape[:1] not in ((), (1,)) for each in constants)
+    """Whether a constant has a first axis that is not 1, or more axes than the other operand."""
+    both = [graph.tensor(op, index) for index in op.inputs]
+    least = min(len(each.shape) for each in both)
+    return any(
+        each.is_constant and (each.shape[:1] not in ((), (1,)) or len(each.shape) > least)
+        for each in both
+    )
 
 
 def _flattens(graph: OpGraph, op: Op) -> bool:
@@ -78,6 +88,14 @@ def _is_pointwise(graph: OpGraph, op: Op) -> bool:
     return (height, width) == (1, 1) and made > given > 1
 
 
+def _broadcasts_condition(graph: OpGraph, op: Op) -> bool:
+    return _shape(graph, op, 0) != graph.tensor(op, op.outputs[0]).shape
+
+
+def _is_no_multiple(graph: OpGraph, op: Op) -> bool:
+    return _shape(graph, op, 0)[-1:] != () and _shape(graph, op, 0)[-1] % 4 != 0
+
+
 def _always(graph: OpGraph, op: Op) -> bool:
     return True
 
@@ -86,60 +104,84 @@ _ELEMENTWISE: Final = (
     *("ADD", "SUB", "MUL", "DIV", "POW", "MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE"),
     *("FLOOR_DIV", "FLOOR_MOD"),
 )
-_CONSTANT_BATCH = (
-    "the engine keeps no batch axis of a constant, and reads another part of it: give the constant "
-    "a first axis of 1 in the model, or make it an input"
+_CONSTANT_BATCH: Final = Explanation(
+    "LiteRT's GPU engine drops the first axis of a constant operand and reads wrong elements of it",
+    "give the constant a first axis of 1 in the model, or make it an input",
 )
-_RANKS = (
-    "the engine adds tensors of one rank: of int8 tensors of two ranks it writes a shader that "
-    "does not compile. Keep the batch axis in the model, by unsqueeze or view"
+_RANKS: Final = Explanation(
+    "LiteRT's GPU engine cannot compute int8 operands of different ranks",
+    "give both operands the same rank in the model, by unsqueeze or view",
 )
-_INT16 = (
-    "the engine takes sums and products of int16 without an error, and computes them wrong: keep "
-    "this part in int8 or float"
+_INT16: Final = Explanation(
+    "LiteRT's GPU engine accepts sums and products of int16, and computes them wrongly",
+    "keep this part in int8 or float",
 )
-_PAD = (
-    "the engine pads height, width and channels of images: pad a tensor of rank 4 in the model, "
-    "and no batch axis"
+_PAD: Final = Explanation(
+    "LiteRT's GPU engine pads only height, width and channels of a tensor of rank 4",
+    "pad a tensor of rank 4 in the model, and not along its first axis",
 )
 
-_KNOWN: Final[dict[str, tuple[Callable[[OpGraph, Op], bool], str]]] = {
+_KNOWN: Final[dict[str, tuple[Callable[[OpGraph, Op], bool], Explanation]]] = {
     "FULLY_CONNECTED": (
         _flattens,
-        "the engine does not flatten the input of this op as TFLite does: reshape it to rank 2 in "
-        "the model, by flatten or view",
+        Explanation(
+            "LiteRT's GPU engine does not flatten the input of this op as the CPU kernels do",
+            "reshape the input to rank 2 in the model, by flatten or view",
+        ),
     ),
     "BATCH_MATMUL": (
         _broadcasts_batch,
-        "the engine does not broadcast the batch axes of a product: expand the operand in the "
-        "model, or give both the same batch axes",
+        Explanation(
+            "LiteRT's GPU engine does not broadcast the batch axes of a matrix product",
+            "expand the operand in the model, so that both have the same batch axes",
+        ),
     ),
     "PAD": (_pads_other_axes, _PAD),
     "PADV2": (_pads_other_axes, _PAD),
     "MIRROR_PAD": (_pads_other_axes, _PAD),
     "CONV_2D": (
         _strides_pointwise,
-        "the engine ignores the strides of a quantized convolution of 1×1: take every second value "
-        "in the model before it, by slicing, or use a kernel of 3×3",
+        Explanation(
+            "LiteRT's GPU engine ignores the strides of a quantized 1×1 convolution",
+            "slice its input in the model, or use a kernel of 3×3",
+        ),
     ),
     "DEPTHWISE_CONV_2D": (
         _is_pointwise,
-        "the engine computes a depthwise convolution of 1×1 with several outputs a channel wrong: "
-        "write it as a product with a constant, or as a grouped convolution",
+        Explanation(
+            "LiteRT's GPU engine computes a 1×1 depthwise convolution with several outputs per "
+            "channel wrongly",
+            "write it as a product with a constant, or as a grouped convolution",
+        ),
     ),
     "CUMSUM": (
         _always,
-        "the engine sums along other axes, and ignores exclusive and reverse: multiply by a "
-        "constant triangular matrix in the model",
+        Explanation(
+            "LiteRT's GPU engine sums along another axis, or ignores the options exclusive and "
+            "reverse",
+            "multiply by a constant triangular matrix in the model",
+        ),
     ),
-    "REVERSE_V2": (_always, "the engine does not reverse the last axis: reverse another one"),
-    "ARG_MAX": (
+    "REVERSE_V2": (
         _always,
-        "the engine's argmax of the last axis is wrong where its length is no multiple of 4: "
-        "return the scores, and choose in the app",
+        Explanation(
+            "LiteRT's GPU engine does not reverse the last axis",
+            "reverse another axis, or index by a constant",
+        ),
+    ),
+    "ARG_MAX": (
+        _is_no_multiple,
+        Explanation(
+            "LiteRT's GPU engine computes the argmax of the last axis wrongly if its length is not "
+            "a multiple of 4",
+            "return the scores, and choose in the app",
+        ),
     ),
     "SELECT_V2": (
-        _always,
-        "the engine does not broadcast a condition: expand it to the shape of the result",
+        _broadcasts_condition,
+        Explanation(
+            "LiteRT's GPU engine does not broadcast a condition",
+            "expand the condition to the shape of the result in the model",
+        ),
     ),
 }

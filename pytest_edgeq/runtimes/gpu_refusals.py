@@ -1,4 +1,4 @@
-"""Explain why LiteRT's GPU engine refuses a file: its words, the op, the cause, the fix."""
+"""Explain why LiteRT's GPU engine rejects a file: the op, the cause, the fix, its messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_ADAPTER: Final = "no adapter was selected"
 NO_SHADER: Final = "a shader is wrong"
 NO_OP: Final = "the GPU takes no op of the file"
 
-# Errors, of which the engine computes on; and a warning of shapes, behind which it does so, too.
+# Errors after which the engine still computes, and a warning of shapes that is as bad.
 _WRONG: Final = re.compile(r"^E0000 |^W0000 .*Shape mismatch|Validation error", re.MULTILINE)
 
 _CHATTER: Final = re.compile(
@@ -25,7 +25,7 @@ _CHATTER: Final = re.compile(
     r"|\W*$|=== Source|(\s*at \w+ \()?third_party|└ (Could not load|Failed to modify)"
     r"|.*(npu_registry|compiler_plugin\.cc|litert_compiled_model\.h|compiled_model\.cc)"
 )
-"""Lines that the engine prints of every file, places in its own source, and texts of ours."""
+"""Lines that the engine prints for every file, positions in its source, and texts of ours."""
 
 _PREFIX: Final = re.compile(r"^([EW]0000 \S+ +\d+ \S+ |ERROR: (\[\S+\] )?)")
 
@@ -33,33 +33,33 @@ _MOST_LINES: Final = 8
 
 _CAUSES: Final = {
     re.escape(NO_SHADER): (
-        "the engine writes a wrong shader for this op, such as one that does not compile, and "
-        "answers all the same, with what stood in its memory: so does the app on a phone",
-        "keep the op off the GPU: compute that part in float or otherwise, or run the file on the "
-        "CPU (runtime='xnnpack'); report the file to LiteRT",
+        "LiteRT logs an error for this op, mostly that its shader (the program for the GPU) does "
+        "not compile, and still returns outputs, with arbitrary values. An app gets no error",
+        "keep this part of the model in float, write it with other ops, or run the file on the CPU "
+        "(runtime='xnnpack'); report the file to LiteRT",
     ),
     r"Shape mismatch": (
-        "the engine holds every tensor as batch, height, width and channels, and gives two "
-        "operands of this op shapes that do not agree. It refuses the file as a whole: an app that "
-        "asks for GPU and CPU cannot load it, either",
-        "give the operands the rank of the result in the model, such as by unsqueeze, or leave the "
-        "weights of the op in float",
+        "LiteRT's GPU engine stores every tensor as batch × height × width × channels, and two "
+        "operands of this op get shapes that do not match. It rejects the whole file: an app that "
+        "asks for GPU and CPU cannot load it either",
+        "give the operands the rank of the result in the model, for example by unsqueeze, or keep "
+        "the weights of the op in float",
     ),
     re.escape(NO_OP): (
-        "all of it would run on the CPU: nothing would be measured of the GPU",
-        "run the file by runtime='xnnpack'; edgeq show FILE --runtime {runtime} lists its ops with "
-        "the engine's words",
+        "LiteRT would run every op of the file on the CPU, so this would not test the GPU",
+        "run the file with runtime='xnnpack'; edgeq show FILE --runtime {runtime} lists the ops "
+        "with LiteRT's reasons",
     ),
 }
 
 
 def is_shader_error(printed: str) -> bool:
-    """Whether the engine prints an error of a file that it compiles or runs all the same."""
+    """Whether the engine logs an error for a file that it still compiles or runs."""
     return _WRONG.search(printed) is not None
 
 
 def said(printed: str) -> list[str]:
-    """Return the lines that the engine printed, without those of every file."""
+    """Return what the engine printed for this file, as lines of a failure."""
     lines = [line for line in printed.splitlines() if not _CHATTER.match(line)]
     shown = [printable(_PREFIX.sub("", line).rstrip()) for line in lines[:_MOST_LINES]]
     more = [f"… and {len(lines) - _MOST_LINES} more lines"] if len(lines) > _MOST_LINES else []
@@ -78,7 +78,7 @@ def gpu_refusal(
     where: Callable[[Op], str],
     load: Callable[[bytes], object],
 ) -> UnrunnableError:
-    """Return the error of a GPU that refuses a file, with the op that it refuses alone, too."""
+    """Return the error for a file that the GPU engine rejects, with the op that is to blame."""
     symptom = next((each for each in _CAUSES if re.search(each, error)), "")
 
     def refuses(cut: Cut) -> bool:
@@ -94,7 +94,9 @@ def gpu_refusal(
     lines = [f"cannot {what}{'' if op is None else f': {where(op)}'}"]
     if symptom:
         cause, fix = _CAUSES[symptom]
-        cause = "; ".join(filter(None, (cause, "" if op is None else known_defect(graph, op))))
+        known = None if op is None else known_defect(graph, op)
+        if known is not None:
+            cause, fix = f"{cause}. {known.cause}", f"{known.fix}; or {fix}"
         lines += [f"cause: {cause}", f"fix: {fix.format(runtime=runtime)}"]
     first = error.splitlines()[0]
     words = said(error) or [f"the engine said: {printable(first)}"]

@@ -36,7 +36,7 @@ def test_entries_of_allow_are_needed_and_known(monkeypatch: pytest.MonkeyPatch) 
     """One that matches nothing would hide the next op."""
     transposed(monkeypatch)
     with pytest.raises(
-        UnmatchedError, match=r"^allow='CONV_2D' matches no op that stays on the CPU"
+        UnmatchedError, match=r"^allow='CONV_2D' matches no op that runs on the CPU"
     ):
         assert_delegated(FILE, allow=("CONV_2D",))
     with pytest.raises(ValueError, match="TFLite has no operator 'TRANSPOSE_CONF'"):

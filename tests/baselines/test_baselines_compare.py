@@ -214,7 +214,8 @@ def _delegation(residual: OpMap, borders: Make) -> OpMap:
     changed = _on_gpu(residual)
     words = "Max version supported: 2. Requested version 3."
     changed["ops"][1]["delegation"] = (
-        "on the CPU: supported, but the engine runs the largest group of supported ops alone"
+        "on the CPU: supported, but unsupported ops split the graph, and only the largest part "
+        "runs on the GPU"
     )
     changed["ops"][2]["delegation"] = f"on the CPU: {words}"
     return changed

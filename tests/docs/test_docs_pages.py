@@ -30,8 +30,12 @@ def _id(page: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN, ids=_id)
-def test_a_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
+def test_a_page_does_what_it_says(
+    page: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """From README's files on, each block is done in its turn."""
+    if page.stem == "the-phones-gpu":
+        tmp_path.joinpath("gpu").symlink_to(request.getfixturevalue("gpu_root"))
     session = Session(tmp_path, environment())
     if page != README:
         for block in blocks(README):
@@ -86,7 +90,7 @@ def test_the_commands_pin_torch_and_stand_in_the_pipeline() -> None:
 
 def test_a_workflow_installs_torch_once_for_the_cpu() -> None:
     """In one call that reads both indexes and pins torch, or pip replaces it by a CUDA build."""
-    assert len(workflow_installs()) == 4
+    assert len(workflow_installs()) == 6
     for install in workflow_installs():
         assert install[:3] == ["python", "-m", "pip"]
         assert "torch==2.13.0" in install

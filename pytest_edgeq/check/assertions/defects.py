@@ -99,18 +99,17 @@ def assert_delegated(model: Model, runtime: str = "gpu", allow: Sequence[str] = 
     """
     Assert that LiteRT's GPU engine runs every op of a file.
 
-    The file is compiled on the runtime; ops that it does not run are compiled alone, to name them
-    with the engine's own words. `edgeq.delegation` returns the same as data.
+    The file is compiled on the runtime. Ops that it does not run are also compiled one by one, to
+    name them with the engine's messages. `edgeq.delegation` returns the same as data.
 
     Args:
         model: QuantizedModel, path or bytes.
-        runtime: `gpu`, `gpu_f32`, or those of a target (`TARGET:gpu`), which a QuantizedModel knows
-            alone.
+        runtime: `gpu`, `gpu_f32`, or those of a target (`TARGET:gpu`; not for a path or bytes).
         allow: Operators that may run on the CPU.
 
     Raises:
-        AssertionError: An op does not run on the GPU, or it is not known that it does, the engine
-            refuses the file as a whole, or an entry of `allow` was not needed.
+        AssertionError: An op does not run on the GPU, or may not, the engine rejects the whole
+            file, or an entry of `allow` was not needed.
         ValueError, TypeError: No operator of that name in TFLite, or no runtime on a GPU.
         RuntimeError: There is no GPU, or its process ended.
     """
@@ -120,7 +119,7 @@ def assert_delegated(model: Model, runtime: str = "gpu", allow: Sequence[str] = 
     if found.refusal is not None:
         raise failure(grouped([found.refusal]))
     kinds = sorted({each.place.name for each in found.not_on_gpu})
-    _require_needed(allow, kinds, "op that stays on the CPU")
+    _require_needed(allow, kinds, "op that runs on the CPU")
     wrong = [each for each in found.not_on_gpu if each.place.name not in allowed]
     if not wrong:
         return
@@ -139,8 +138,8 @@ def assert_delegated(model: Model, runtime: str = "gpu", allow: Sequence[str] = 
                 headline=f"{first.place}: expected on the GPU ({runtime}), got {first} "
                 f"({len(wrong)} of {len(found.ops)} ops)",
                 causes=(
-                    "the engine runs one group of the ops that it supports; all others run on the "
-                    "CPU, and tensors are copied between both in every run. An app that asks for "
+                    "unsupported ops split the graph, and only one part of it runs on the GPU. "
+                    "Tensors are copied between GPU and CPU in every run, and an app that asks for "
                     "the GPU alone cannot load the file",
                 ),
                 fix=fix,
@@ -152,12 +151,13 @@ def assert_delegated(model: Model, runtime: str = "gpu", allow: Sequence[str] = 
 
 
 _FIXES: Final = {
-    "Max version": "convert by the release of the converter that wrote a lower version of the op, "
-    "or take another op in the model",
-    "Tensor type": "quantize the op to int8, or leave it in float",
-    "": "take another op in the model, or move the op to an end of it, where it splits off less",
+    "Max version": "write this part of the model with another op, or convert with a release of the "
+    "converter that writes a lower version of the op",
+    "Tensor type": "quantize the op to int8, or keep it in float",
+    "": "write this part of the model with other ops, or move it to the start or end of the model, "
+    "where it splits off less",
 }
-"""How to bring an op onto the GPU, by the engine's words."""
+"""How to get an op onto the GPU, by the engine's message."""
 
 
 def _require_names(allow: Sequence[str]) -> None:

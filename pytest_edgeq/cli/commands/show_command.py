@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 @click.option(
     "--runtime",
     metavar="NAME",
-    help="Mark the ops that run on a GPU, with the engine's words on the others: gpu, gpu_f32, or "
+    help="Mark the ops that run on a GPU, with LiteRT's reasons for the others: gpu, gpu_f32, or "
     "TARGET:gpu or TARGET:gpu_f32 of this project. Compiles the file there.",
 )
 @click.pass_context

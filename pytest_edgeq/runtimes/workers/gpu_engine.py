@@ -1,9 +1,9 @@
 """
-Files that run on a target's GPU, by LiteRT's GPU engine.
+Run files on a GPU, by LiteRT's GPU engine.
 
-The engine answers even where it has failed: a shader that does not compile, ops left to the CPU,
-float32 in place of float16. It says so on stderr or not at all, so its text is read here, and a
-product that overflows float16 is computed before the first file.
+The engine returns outputs even if a shader does not compile, if ops run on the CPU, or if it
+computes in float32 instead of float16. It logs this to stderr or not at all, so its log is read
+here, and before the first file a product is computed that overflows float16.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class GpuEngine(TargetEngine):
     A file on a GPU.
 
     Raises:
-        RuntimeError: The engine refuses the file, leaves all of it to the CPU, or writes a shader
-            that does not compile; the text ends with what the engine printed.
+        RuntimeError: The engine rejects the file, runs all of it on the CPU, or logs an error, such
+            as a shader that does not compile; the text ends with what the engine printed.
         UnrunnableError: There is no GPU, it does not compute in the precision of the kernels, or
             the worker has ended.
     """
@@ -70,7 +70,7 @@ class GpuEngine(TargetEngine):
         self.n_on_cpu = sum(on_cpu for _, on_cpu in shared_ops(printed))
         if self.n_on_cpu >= len(opening.graph.ops):
             raise RuntimeError(f"{NO_OP}\n{printed}")
-        if (found := _ADAPTER.search(printed)) is None:  # it may run on the CPU without a word
+        if (found := _ADAPTER.search(printed)) is None:  # it may run on the CPU without a message
             raise RuntimeError(f"{NO_ADAPTER}\n{printed}")
         target.adapter = found[1].strip()
 
@@ -102,10 +102,10 @@ def shared_ops(printed: str) -> list[tuple[int, int]]:
 
 def prove_gpu(target: Target, kernels: str) -> None:
     """
-    Start the GPU of a target, and see that its kernels have their precision, once.
+    Check that a target has a GPU that computes in the precision of the kernels, once.
 
-    An adapter without float16 computes in float32, and nothing says so: a product that overflows
-    float16 tells.
+    An adapter without float16 computes in float32 without a message. A product that overflows
+    float16 shows it.
 
     Raises:
         UnrunnableError: There is no GPU, its driver crashes, or it has another precision.
@@ -134,7 +134,7 @@ def prove_gpu(target: Target, kernels: str) -> None:
 
 
 def _check(printed: str) -> None:
-    """Raise a RuntimeError if a shader did not compile: the engine answers all the same."""
+    """Raise a RuntimeError if the engine logged an error: it returns outputs all the same."""
     if is_shader_error(printed):
         raise RuntimeError(f"{NO_SHADER}\n{printed}")
 
@@ -146,30 +146,30 @@ _NO_ENGINE: Final = re.compile(
 _NO_LIBRARY: Final = "Failed loading library associated with ICD"
 
 _INSTALL: Final = (
-    "apt-get install mesa-vulkan-drivers, on Debian 13, Ubuntu 24.04 or later, whose lavapipe "
-    "needs no graphics card; or edgeq target gpu DIR, which makes a target with it and changes "
-    "nothing else"
+    "apt-get install mesa-vulkan-drivers, on Ubuntu 24.04, Debian 13 or later: its lavapipe is a "
+    "GPU in software and needs no graphics card. On older systems edgeq target gpu DIR makes a "
+    "target with it, in a folder"
 )
 
 
 def _no_gpu(error: str) -> str:
-    """Describe why there is no GPU, from what the engine said, and the ways to one."""
-    lines = ["finds no GPU: expected a Vulkan adapter, got none"]
+    """Describe why there is no GPU, from what the engine printed, and how to get one."""
+    lines = ["finds no GPU: expected a Vulkan driver with a GPU, got none"]
     if _NO_ENGINE.search(error):
         lines += [
-            "cause: ai-edge-litert there is without its GPU engine, libLiteRtWebGpuAccelerator.so",
-            "fix: install a release of ai-edge-litert that has it, 2.3 or later, for Linux on "
-            "x86-64 or 64-bit ARM",
+            "cause: this ai-edge-litert has no GPU engine (libLiteRtWebGpuAccelerator.so)",
+            "fix: install ai-edge-litert 2.3 or later, for Linux on x86-64 or 64-bit ARM",
         ]
     elif _NO_LIBRARY in error:
         lines += [
             "cause: the library of a Vulkan driver cannot be loaded",
-            f"fix: install the driver again, or take its JSON out of VK_DRIVER_FILES; {_INSTALL}",
+            "fix: install that driver again, or take its JSON file out of VK_DRIVER_FILES; or "
+            f"install another one: {_INSTALL}",
         ]
     else:
         lines += [
-            "cause: the machine has no Vulkan driver, VK_DRIVER_FILES names none, or it is too old "
-            "(Mesa before 23)",
+            "cause: LiteRT's GPU engine needs Vulkan, a driver interface, and there is no driver, "
+            "VK_DRIVER_FILES names none, or it is too old (Mesa before 23.2)",
             f"fix: {_INSTALL}",
         ]
     return "\n".join((*lines, *said(error)))
@@ -180,16 +180,16 @@ def _other_precision(runtime: str, adapter: str, product: Any) -> str:
         return (
             f"does not compute in float32: expected {_FACTOR**2:g} of {_FACTOR:g} · {_FACTOR:g}, "
             f"got {product:g}\n"
-            f"cause: LiteRT's GPU engine computes in float16 there: {adapter}\n"
+            f"cause: LiteRT computes in float16 on this GPU: {adapter}\n"
             f"fix: use another driver: {_INSTALL}"
         )
     return (
         f"does not compute in float16: expected {_FACTOR:g} · {_FACTOR:g} to overflow, got "
         f"{product:g}\n"
-        "cause: the adapter has no float16, so LiteRT computes in float32 without a word; phones "
-        f"compute in float16: {adapter}\n"
-        f"fix: name {runtime}_f32, which is float32 on purpose; or edgeq target gpu DIR, whose "
-        "Mesa computes in float16"
+        "cause: this GPU has no float16, so LiteRT computes in float32 without a message, and "
+        f"phones compute in float16: {adapter}\n"
+        f"fix: use the runtime {runtime}_f32 to test in float32; for float16 make a target by "
+        "edgeq target gpu DIR"
     )
 
 
@@ -198,40 +198,40 @@ _AGAIN: Final = "run the test again by itself"
 _TEXTS: Final = {
     "lost": (
         "lost its process: expected an answer, got {what}",
-        "somebody ended the process, or the machine ran out of memory; it was tried once more "
-        "where no state was lost",
+        "another program ended the process, or the machine ran out of memory. The run was repeated "
+        "once, unless the file keeps state",
         _AGAIN,
     ),
     "crash": (
         "lost its process: expected an answer, got {what}",
         "LiteRT's GPU engine or the driver crashed on this file, twice",
-        "leave the op out, or run the file on the CPU (runtime='{name}'); report it with the file "
-        "to LiteRT's authors",
+        "write this part of the model with other ops, or run the file on the CPU "
+        "(runtime='{name}'); report the file to LiteRT",
     ),
     "time": (
         "did not answer: expected an answer in time, got {what}",
-        "the file takes longer than that on this GPU, or the engine or its driver hangs",
-        "--edgeq-target-timeout={more} gives it more time; where that does not help, run the file "
-        "on the CPU (runtime='{name}')",
+        "the file takes longer than that on this GPU, or the engine or the driver hangs",
+        "allow more time by --edgeq-target-timeout={more}; if that does not help, run the file on "
+        "the CPU (runtime='{name}')",
     ),
 }
-"""Of a process of the GPU, in place of those of any target."""
+"""Texts for a process that runs a file."""
 
 _PROOF_TEXTS: Final = {
     "lost": (
-        "cannot start its GPU: expected an adapter that computes, got {what}",
-        "somebody ended the process, or the machine ran out of memory, twice",
+        "cannot start its GPU: expected it to compute one product, got {what}",
+        "another program ended the process, or the machine ran out of memory, twice",
         _AGAIN,
     ),
     "crash": (
-        "cannot start its GPU: expected an adapter that computes, got {what}",
+        "cannot start its GPU: expected it to compute one product, got {what}",
         "the Vulkan driver or LiteRT's GPU engine crashed before a file was opened, twice",
         f"use another driver: {_INSTALL}",
     ),
     "time": (
-        "cannot start its GPU: expected an adapter that computes, got {what}",
+        "cannot start its GPU: expected it to compute one product, got {what}",
         "the Vulkan driver or LiteRT's GPU engine hangs before a file is opened",
-        f"--edgeq-target-timeout={{more}} gives it more time; or use another driver: {_INSTALL}",
+        f"allow more time by --edgeq-target-timeout={{more}}, or use another driver: {_INSTALL}",
     ),
 }
-"""Of a process that computes one product before the first file."""
+"""Texts for a process that computes one product, before the first file."""

@@ -54,7 +54,8 @@ def test_words_are_those_of_an_op_alone(monkeypatch: pytest.MonkeyPatch) -> None
     first, second, *others = found.ops
     assert str(second) == "on the CPU: Max version supported: 3. Requested version 4."
     assert str(first) == (
-        "on the CPU: supported, but the engine runs the largest group of supported ops alone"
+        "on the CPU: supported, but unsupported ops split the graph, and only the largest part "
+        "runs on the GPU"
     )
     assert {str(each) for each in others} == {"on the GPU"}
     assert [each.place.number for each in found.not_on_gpu] == ["#0", "#1"]
@@ -67,8 +68,8 @@ def test_the_table_names_each_op(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text.splitlines()[:5] == [
         "gpu: 6 of 8 ops run on the GPU",
         "  op                    module  runs",
-        "  TRANSPOSE #0          -       on the CPU: supported, but the engine runs the largest "
-        "group of supported ops alone",
+        "  TRANSPOSE #0          -       on the CPU: supported, but unsupported ops split the "
+        "graph, and only the largest part runs on the GPU",
         "  TRANSPOSE_CONV #1     -       on the CPU: Max version supported: 3. "
         "Requested version 4.",
         "  QUANTIZE #2           -       on the GPU",
@@ -142,7 +143,7 @@ def test_constants_that_cannot_be_isolated(monkeypatch: pytest.MonkeyPatch) -> N
     use_words(monkeypatch, printed(words, split(2, 5)), {NONE: REASON})
     assert states(content) == ["CPU", "CPU", "CPU", "CPU", "CPU", "GPU", "GPU"]
     found = delegation_of(EdgeFile(content), "gpu")
-    assert found.ops[1].words == "the engine does not support it, and says no reason"
+    assert found.ops[1].words == "the engine does not support it and gives no reason"
 
 
 def test_constants_of_two_dtypes_are_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +211,7 @@ def test_a_file_that_is_refused_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> N
     refusal = refuse(monkeypatch, "cannot load the .tflite file: ABS #1\ncause: none")
     found = delegation_of(EdgeFile(chain("NEG ABS")), "gpu")
     assert found.refusal is refusal
-    assert {str(each) for each in found.ops} == {"the engine refuses the file as a whole"}
+    assert {str(each) for each in found.ops} == {"the engine rejects the whole file"}
     assert str(found).startswith("the gpu runtime cannot load the .tflite file: ABS #1\n")
     assert found.to_dict()["refusal"] == str(refusal)
 
@@ -219,7 +220,7 @@ def test_runtimes_on_the_cpu_are_refused() -> None:
     """And unknown names."""
     edge = EdgeFile(chain("NEG"))
     with pytest.raises(
-        ValueError, match=r"^the xnnpack runtime is on no GPU; these are: gpu, gpu_"
+        ValueError, match=r"^the xnnpack runtime does not use a GPU; these do: gpu, gpu_"
     ):
         delegation_of(edge, "xnnpack")
     with pytest.raises(ValueError, match=r"^unknown runtime 'gpus' \(did you mean gpu"):
@@ -247,5 +248,5 @@ def test_the_baseline_has_it_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(plain) == {None}
     assert first == second
     assert first[1] == "on the CPU: Max version supported: 3. Requested version 4."
-    with pytest.raises(ValueError, match="the xnnpack runtime is on no GPU"):
+    with pytest.raises(ValueError, match="the xnnpack runtime does not use a GPU"):
         maker.check_op_dtypes(quantized, delegation="xnnpack")

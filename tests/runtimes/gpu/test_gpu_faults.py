@@ -146,7 +146,7 @@ def test_a_driver_that_crashes(gpu_command: list[str], tmp_path: Path, pids: Pat
     library = _driver(tmp_path, pids, crashes=True)
     lines = _refusal(_with_driver(gpu_command, tmp_path, library))
     assert lines[0] == (
-        "the pi:gpu runtime cannot start its GPU: expected an adapter that computes, got SIGSEGV "
+        "the pi:gpu runtime cannot start its GPU: expected it to compute one product, got SIGSEGV "
         "of its process"
     )
     assert lines[2].startswith("cause: the Vulkan driver or LiteRT's GPU engine crashed")
@@ -165,7 +165,7 @@ def test_a_compile_that_never_ends(gpu_command: list[str], tmp_path: Path, pids:
             EdgeFile(NESTED, runtimes=runtimes).runner(runtime)
         lines = str(error.value).splitlines()
         assert lines[0] == (
-            f"the {runtime} runtime cannot start its GPU: expected an adapter that computes, got "
+            f"the {runtime} runtime cannot start its GPU: expected it to compute one product, got "
             "nothing for 5 s"
         )
         assert lines[-1].startswith("fix: --edgeq-target-timeout=10 gives it more time")
@@ -182,10 +182,10 @@ def test_a_process_that_is_killed_in_a_compile(
     with killing(pids):
         lines = _refusal(command)
     assert lines[0] == (
-        "the pi:gpu runtime cannot start its GPU: expected an adapter that computes, got SIGKILL "
+        "the pi:gpu runtime cannot start its GPU: expected it to compute one product, got SIGKILL "
         "of its process"
     )
-    assert lines[2].startswith("cause: somebody ended the process")
+    assert lines[2].startswith("cause: another program ended the process")
 
 
 def test_a_process_that_is_killed_in_a_run(gpu_command: list[str]) -> None:

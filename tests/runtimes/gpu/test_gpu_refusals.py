@@ -94,7 +94,7 @@ def test_an_older_package_has_no_engine(tmp_path: Path) -> None:
     options = tmp_path / "old" / "ai_edge_litert" / "options.py"
     options.write_text("CpuOptions = Options = None\n")
     text = _refusal(_targets(command), NESTED, "pi:gpu")
-    assert "cause: ai-edge-litert there is without its GPU engine" in text
+    assert "cause: this ai-edge-litert has no GPU engine" in text
     assert "the engine said: ImportError: cannot import name 'GpuOptions'" in text
 
 
@@ -127,7 +127,7 @@ def test_a_process_that_is_killed_in_a_compile(tmp_path: Path) -> None:
     assert lines[0] == (
         "the pi:gpu runtime lost its process: expected an answer, got SIGKILL of its process"
     )
-    assert "cause: somebody ended the process, or the machine ran out of memory" in lines[3]
+    assert "cause: another program ended the process, or the machine ran out of memory" in lines[3]
 
 
 def test_a_process_that_is_killed_between_samples(tmp_path: Path) -> None:

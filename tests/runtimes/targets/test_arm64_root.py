@@ -15,7 +15,7 @@ import pytest
 
 from pytest_edgeq.runtimes.workers.arm64_root import make_arm64_root, ubuntu_sources
 from pytest_edgeq.runtimes.workers.private_root import PrivateRootError, is_finished
-from tests.runtimes.conftest import unheard
+from tests.roots import unheard
 from tests.runtimes.targets.conftest import Program, finished, target
 
 # An emulated CPU, and a root that is downloaded for it.

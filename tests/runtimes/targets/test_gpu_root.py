@@ -14,7 +14,7 @@ import pytest
 from pytest_edgeq.runtimes.workers.arm64_root import make_arm64_root
 from pytest_edgeq.runtimes.workers.gpu_root import is_new_enough, make_gpu_root, try_gpu
 from pytest_edgeq.runtimes.workers.private_root import PrivateRootError, is_finished
-from tests.runtimes.conftest import unheard
+from tests.roots import unheard
 from tests.runtimes.targets.conftest import Program, finished, target
 
 pytestmark = [

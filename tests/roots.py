@@ -15,16 +15,16 @@ from pytest_edgeq.runtimes.workers.private_root import PrivateRootError, is_fini
 
 
 @pytest.fixture(scope="session")
-def base(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def run_folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """The temporary folder of the run, of all workers of pytest-xdist."""
     folder = tmp_path_factory.getbasetemp()
     return folder if worker_id == "master" else folder.parent
 
 
 @pytest.fixture(scope="session")
-def arm64_root(base: Path) -> Path:
+def arm64_root(run_folder: Path) -> Path:
     """A root for 64-bit ARM, by `edgeq target arm64`."""
-    return _root("arm64", make_arm64_root, base)
+    return _root("arm64", make_arm64_root, run_folder)
 
 
 @pytest.fixture(scope="session")
@@ -34,9 +34,9 @@ def arm64_command(arm64_root: Path) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def gpu_root(base: Path) -> Path:
+def gpu_root(run_folder: Path) -> Path:
     """A root with a GPU in software, by `edgeq target gpu`."""
-    return _root("gpu", make_gpu_root, base)
+    return _root("gpu", make_gpu_root, run_folder)
 
 
 @pytest.fixture(scope="session")
@@ -45,14 +45,14 @@ def gpu_command(gpu_root: Path) -> list[str]:
     return make_gpu_root(gpu_root, say=unheard)
 
 
-def _root(name: str, make_root: Callable[..., list[str]], base: Path) -> Path:
+def _root(name: str, make_root: Callable[..., list[str]], run_folder: Path) -> Path:
     """
     Make a root where the variable says, else one of this run.
 
     It needs apt and a network, which no other test does: the tests that use it skip without them.
     """
     variable = f"EDGEQ_TEST_{name.upper()}"
-    folder = Path(os.environ.get(variable, base / name))
+    folder = Path(os.environ.get(variable, run_folder / name))
     try:
         if not is_finished(folder, has_gpu=name == "gpu"):
             # The first worker of pytest-xdist makes it for all.
