@@ -69,7 +69,13 @@ _BETWEEN = (
     "not read anew, inputs that are not written, memory that two tensors share"
 )
 
-_STALE = "has the outputs of sample 0: the runtime may return the memory of an earlier run"
+_STALE = (
+    "the runtime did not compute this sample and returned what an earlier run had left in memory, "
+    "or its outputs are not read anew"
+)
+
+# SQNR of an op by itself, in dB, below which it explains a loss of the outputs.
+_EXPLAINS_DB = 30.0
 
 # Half a unit in the last place of float16, relative: kernels may compute in half precision.
 _FLOAT_UNIT = 2.0**-11
@@ -331,7 +337,14 @@ class RuntimeResults:
 
     def findings(self) -> list[Finding]:
         """Return the findings on the runtime."""
-        wrong = [pair for pair in self._pairs.values() if pair.problem()]
+        apart = self._outputs_apart()
+        # What overflows float16 and moves no output is a mask.
+        is_mask = bool(self._distances) and not apart
+        wrong = [
+            pair
+            for pair in self._pairs.values()
+            if pair.problem() and not (is_mask and pair.only_overflows)
+        ]
         if wrong:
             known = all((self.name, pair.op.name) in KNOWN_WRONG for pair in wrong)
             return [] if known else [self._wrong_ops(wrong)]
@@ -343,6 +356,10 @@ class RuntimeResults:
                 "and the runtime changes what is read"
             )
             return [self._differs(together, cause, self._compare)]
+        return apart
+
+    def _outputs_apart(self) -> list[Finding]:
+        """Return a finding for each output that is farther from the base than errors explain."""
         found = []
         for position, distance in self._distances.items():
             border = self._edge.signature.outputs[position]
@@ -361,8 +378,10 @@ class RuntimeResults:
                     f"{_ERROR_RATIO} times what {self._base} is off torch, up to chance, and one "
                     f"step), got {distance.difference:.3g}"
                 )
-                stale = f"; sample {self.stale_sample} {_STALE}" if self.stale_sample else ""
-                found.append(self._differs(text, self._why_apart + stale))
+                found.append(self._differs(text, self._why_apart))
+        if found and self.stale_sample is not None and self._least_db > _EXPLAINS_DB:
+            text = f"expected other outputs of sample {self.stale_sample} than of sample 0, got "
+            found.append(self._differs(f"{text}the same", _STALE))
         return found
 
     def not_compared(self) -> list[str]:
@@ -390,8 +409,14 @@ class RuntimeResults:
         n_terms = reduction_length(worst.graph, worst.op)
         sums = f", which sums {n_terms:,} terms," if n_terms > 1 else ""
         least = f"{self._where(worst.op)}{sums} has {worst.sqnr_db:.1f} dB by itself, the least"
-        known = worst.explanation.cause if worst.explanation else ""
+        explains = worst.explanation is not None and worst.sqnr_db < _EXPLAINS_DB
+        known = worst.explanation.cause if explains and worst.explanation else ""
         return "; ".join(filter(None, (text, f"{least} of all ops", known)))
+
+    @property
+    def _least_db(self) -> float:
+        """The least SQNR of an op by itself."""
+        return min((pair.sqnr_db for pair in self._pairs.values()), default=math.inf)
 
     @functools.cached_property
     def _precision(self) -> float:

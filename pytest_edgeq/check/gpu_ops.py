@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +14,8 @@ from pytest_edgeq.runtimes.gpu_known import Explanation
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op
 
+_Array = npt.NDArray[Any]
+
 HALF_UNIT: Final = 2.0**13
 """Half a unit in the last place of float16, 2^-11, as a multiple of float32's."""
 
@@ -22,13 +24,33 @@ GREATEST_HALF: Final = float(np.finfo(np.float16).max)
 OVERFLOWN: Final = 2.0**-8
 """Relative error allowed of a value that is too large for float16."""
 
-_LEAST: Final = float(np.finfo(np.float16).smallest_subnormal)
+LEAST_HALF: Final = float(np.finfo(np.float16).smallest_subnormal)
 
 BY_EXPONENTIALS: Final = ("TANH", "ELU")
 """Ops that the engine computes from e^x: near 0 its error is that of 1."""
 
 STEPS: Final = ("CEIL", "FLOOR", "FLOOR_DIV", "FLOOR_MOD", "ROUND", "SIGN")
 """Ops with a discontinuous result."""
+
+
+def _of_result(operands: Sequence[_Array], result: _Array) -> _Array:
+    """Return the size of each value of a result: its operands are off by a share of themselves."""
+    size: _Array = np.abs(result)
+    return size
+
+
+def _of_any(operands: Sequence[_Array], result: _Array) -> _Array:
+    """Return the greatest size of the operands and the result, by element."""
+    sizes = [np.broadcast_to(np.abs(each), result.shape) for each in operands]
+    greatest: _Array = np.max([np.abs(result), *sizes], axis=0)
+    return greatest
+
+
+BY_ELEMENT: Final[dict[str, Callable[[Sequence[_Array], _Array], _Array]]] = {
+    **dict.fromkeys(("ABS", "DIV", "MUL", "NEG", "RSQRT", "SQRT"), _of_result),
+    **dict.fromkeys(("ADD", "MAXIMUM", "MINIMUM", "SUB"), _of_any),
+}
+"""Sizes that the error of an elementwise op is relative to: a mask of -1e4 hides no other value."""
 
 
 def float_error(graph: OpGraph, op: Op, tensor: int, *, half: bool) -> float:
@@ -76,9 +98,9 @@ def beyond_float16(
                 most = int(n_terms * GREATEST_HALF / greatest)
                 text += f"; sums of more than {most:,} terms of this size overflow"
             return Explanation(f"overflow: {text}", _SCALE_DOWN)
-        if 0 < greatest < _LEAST / 2:
+        if 0 < greatest < LEAST_HALF / 2:
             return Explanation(
-                f"underflow: {greatest:.3g} is below the least value of float16, {_LEAST:.3g}, and "
+                f"underflow: {greatest:.3g} is below the least value of float16, {LEAST_HALF:.3g}, and "
                 "becomes 0",
                 "use a larger epsilon, or scale the operands up in the model",
             )

@@ -11,9 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.check.gpu_ops import (
+    BY_ELEMENT,
     BY_EXPONENTIALS,
     GREATEST_HALF,
     HALF_UNIT,
+    LEAST_HALF,
     OVERFLOWN,
     STEPS,
     beyond_float16,
@@ -66,6 +68,7 @@ class Pair:
     unit: float = 1.0  # half a unit in the last place, as a multiple of float32's
     ends: tuple[int, int] | None = None
     worst: float = 0.0  # the greatest difference so far, in the unit of `bound`; `at` is its place
+    worst_held: float = 0.0  # likewise, without values that overflow float16
     at: str = ""
     allowed: float = 0.0  # absolute float tolerance there; `difference` is the absolute difference
     difference: float = 0.0
@@ -87,10 +90,11 @@ class Pair:
             return
         if self.is_float and np.array_equal(base, actual, equal_nan=True):
             return  # NaN on both sides agrees; equal codes are still counted below
-        if self.unit > 1 and self.explanation is None:
+        if self.unit > 1:
             operands = [values[index] for index in self.op.inputs if index in values]
             n_terms = reduction_length(self.graph, self.op)
-            self.explanation = beyond_float16(operands, base, actual, n_terms)
+            held = beyond_float16(operands, base, actual, n_terms)
+            self.explanation = held or self.explanation
         if self.chosen is not None:
             if (base == actual).all():
                 return
@@ -113,8 +117,6 @@ class Pair:
             beyond_noise = ~(steps <= noise)
             limit += allowed
             if self.unit > 1:
-                self.squares[0] += float(np.square(one).sum())
-                self.squares[1] += float(np.square(steps).sum())
                 # Rounding does not explain values that are too large for float16.
                 limit = np.where(np.abs(one) > GREATEST_HALF, OVERFLOWN * np.abs(one), limit)
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -124,6 +126,10 @@ class Pair:
             # Integers beyond 2^53 may differ although their float64 values are equal.
             steps = np.where(same, 0.0, np.maximum(steps, 1.0))
         steps = np.where(np.isnan(steps), math.inf, steps)
+        if self.unit > 1:
+            self._add_squares(one, two)
+            overflows = (np.abs(one) > GREATEST_HALF) & (two * np.sign(one) >= GREATEST_HALF)
+            self.worst_held = max(self.worst_held, float(steps[~overflows].max(initial=0.0)))
         self.n_differ += int(np.count_nonzero(~same))
         # Float32 rounding may have one sign, by the order in which a kernel sums.
         inside = ~same & beyond_noise
@@ -140,6 +146,23 @@ class Pair:
             place = f", index {list(map(int, index))}"
             self.at = self._where(sample, place, actual[index], base[index])
 
+    def _add_squares(self, base: Array, actual: Array) -> None:
+        """Add one sample to the SQNR; a value that is lost counts as an error of its size."""
+        info = self.graph.tensor(self.op, self.tensor)
+        signal = base if self.is_float else base - info.zero_points[0]
+        error = np.abs(base - actual)
+        self.squares[0] += float(np.nansum(np.square(signal)))
+        self.squares[1] += float(np.nansum(np.square(np.where(np.isnan(error), signal, error))))
+
+    @property
+    def only_overflows(self) -> bool:
+        """
+        Whether the only difference is that values beyond float16 became infinite or its greatest.
+
+        Masks of attention do so, and no output differs.
+        """
+        return self.unit > 1 and self.worst_held <= self.bound < self.worst
+
     def _scores(self, indices: Array, values: Mapping[int, Array]) -> Array:
         """Return the scores at chosen indices; infinity where there is none."""
         scores, axis = values[self.op.inputs[0]], self.chosen
@@ -150,7 +173,7 @@ class Pair:
         is_there = (wanted >= 0) & (wanted < length)
         return np.squeeze(np.where(is_there, found, np.float32(np.inf)), axis)
 
-    def _float_allowance(self, values: Mapping[int, Array]) -> tuple[float, float]:
+    def _float_allowance(self, values: Mapping[int, Array]) -> tuple[float | Array, float | Array]:
         """Return the tolerances of sound float kernels: for float32 rounding, and in total."""
         graph, op = self.graph, self.op
         data = hybrid_position(graph, op)
@@ -166,7 +189,11 @@ class Pair:
         greatest = max((float(v[v < GREATEST].max(initial=0.0)) for v in floats), default=0.0)
         given = [values[place] for place in op.inputs if place in values]
         conditioning = (1 + self.unit) * float_conditioning(op, given)
-        noise = (bound + conditioning) * max(greatest, reach)
+        scale: float | Array = max(greatest, reach)
+        if self.is_on_gpu and op.name in BY_ELEMENT:
+            scale = BY_ELEMENT[op.name](given, values[self.tensor])
+        # Below its least normal number, float16 rounds to multiples of its least.
+        noise = (bound + conditioning) * scale + (LEAST_HALF if self.unit > 1 else 0.0)
         if data is None:
             return noise, noise
         # Each kernel rounds its input to codes by its own rule, by half a code at most.
@@ -272,12 +299,14 @@ def make_pair(
     if is_on_gpu:
         off += float_error(graph, op, tensor, half=unit > 1)
     if off == 0:
-        return Pair(op, graph, tensor, names, False, 0.0, ends=low_high)
+        return Pair(op, graph, tensor, names, False, 0.0, ends=low_high, explanation=explained)
     # Each code is within ½ LSB and its bound of the real value. Codes differ if that is nearer to a
     # tie than a bound, or on it: on the coarsest grid with ties, half of all values are on one.
     bound = float(math.floor(1 + off))
     share = 1.0 if unit > 1 else min(1.0, 0.5 + off)
-    return Pair(op, graph, tensor, names, False, bound, share, ends=low_high, explanation=explained)
+    pair = Pair(op, graph, tensor, names, False, bound, share, ends=low_high, explanation=explained)
+    pair.unit = unit
+    return pair
 
 
 def _chosen_axis(graph: OpGraph, op: Op) -> int | None:
@@ -318,7 +347,7 @@ def first_differing_op(ops: SingleOps, one: str, other: str, inputs: Mapping[str
     if kernels == {"xnnpack"} or runtimes.target_of(one) is runtimes.target_of(other):
         return text
     names = [
-        "xnnpack" if runtimes.target_of(each) is None else each.partition(":")[0]
+        "xnnpack" if runtimes.target_of(each) is None or each in GPU_KERNELS else each.split(":")[0]
         for each in (one, other)
     ]
     codes = [group.run(name)[op.index, tensor] for name in names]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pytest_edgeq.errors import UnmatchedError
+from pytest_edgeq.errors import UnmatchedError, UnrunnableError, grouped
 from pytest_edgeq.names import GPU_KERNELS, nearest
 from pytest_edgeq.numerics.checks import (
     check_bias,
@@ -65,7 +65,10 @@ def runtime_findings(edge: EdgeFile, runtime: str) -> tuple[Finding, ...]:
     """
     if edge.runtimes.kernels_of(runtime) not in GPU_KERNELS:
         return ()
-    n_on_cpu = edge.runner(runtime).n_on_cpu
+    try:
+        n_on_cpu = edge.runner(runtime).n_on_cpu
+    except UnrunnableError as error:  # of a process that ended meanwhile
+        return tuple(grouped([error]))
     if not n_on_cpu:
         return ()
     _, *reasons = delegation_of(edge, runtime).reasons

@@ -14,7 +14,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from pytest_edgeq.errors import UnrunnableError
+from pytest_edgeq.errors import CrashedError, UnrunnableError
 from pytest_edgeq.names import GPU_KERNELS, printable
 from pytest_edgeq.numerics.findings import Place, aligned
 from pytest_edgeq.runtimes.edge import EdgeFile
@@ -146,6 +146,8 @@ def delegation_of(edge: EdgeFile, runtime: str) -> Delegation:
     if not is_compiled and n_on_cpu < len(places):
         try:
             edge.runner(runtime)
+        except CrashedError:
+            raise
         except UnrunnableError as refusal:
             nowhere = tuple(OpDelegation(place, "nothing", _REFUSED) for place in places)
             return Delegation(runtime, nowhere, 0, refusal)

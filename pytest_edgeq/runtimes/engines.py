@@ -153,7 +153,7 @@ class CompiledEngine(Engine):
         from ai_edge_litert.compiled_model import CompiledModel
         from ai_edge_litert.options import CpuOptions, Options
 
-        _check_outputs_written(graph, signature)
+        check_outputs_written(graph, signature)
         options = Options(cpu_options=CpuOptions(num_threads=threads))
         make = CompiledModel.from_buffer if isinstance(source, bytes) else CompiledModel.from_file
         content = source if isinstance(source, bytes) else str(source)
@@ -222,7 +222,8 @@ def _unreadable(io_tensor: SignatureTensor) -> RuntimeError:
     return RuntimeError(f"{what}, which cannot be read here")
 
 
-def _check_outputs_written(graph: OpGraph, signature: Signature) -> None:
+def check_outputs_written(graph: OpGraph, signature: Signature) -> None:
+    """Raise a RuntimeError if CompiledModel leaves an output unwritten (ai-edge-litert 2.3.0)."""
     io_tensors = {each.tensor.index: each for each in (*signature.inputs, *signature.outputs)}
     names = Counter(each.tensor.name for each in io_tensors.values())
     if signature.key is None and max(names.values(), default=0) > 1:

@@ -9,6 +9,7 @@ from typing import Final
 from pytest_edgeq.errors import UnrunnableError
 from pytest_edgeq.names import printable
 from pytest_edgeq.runtimes.gpu_known import known_defect
+from pytest_edgeq.runtimes.refusals import OTHER_KIND
 from pytest_edgeq.tflite.cut import Cut, first_op_that
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op
@@ -18,7 +19,7 @@ NO_SHADER: Final = "a shader is wrong"
 NO_OP: Final = "the GPU takes no op of the file"
 
 # Errors after which the engine still computes, and a warning of shapes that is as bad.
-_WRONG: Final = re.compile(r"^E0000 |^W0000 .*Shape mismatch|Validation error", re.MULTILINE)
+_WRONG: Final = re.compile(r"^E\d{4} |^W\d{4} .*Shape mismatch|Validation error", re.MULTILINE)
 
 _CHATTER: Final = re.compile(
     rf"({NO_ADAPTER}|{NO_SHADER}|{NO_OP}|INFO|I0000|WARNING: Logging|Warning: max)"
@@ -27,7 +28,7 @@ _CHATTER: Final = re.compile(
 )
 """Lines that the engine prints for every file, positions in its source, and texts of ours."""
 
-_PREFIX: Final = re.compile(r"^([EW]0000 \S+ +\d+ \S+ |ERROR: (\[\S+\] )?)")
+_PREFIX: Final = re.compile(r"^([EW]\d{4} \S+ +\d+ \S+ |ERROR: (\[\S+\] )?)")
 
 _MOST_LINES: Final = 8
 
@@ -98,6 +99,9 @@ def gpu_refusal(
         if known is not None:
             cause, fix = f"{cause}. {known.cause}", f"{known.fix}; or {fix}"
         lines += [f"cause: {cause}", f"fix: {fix.format(runtime=runtime)}"]
+    else:
+        known_kinds = (text for each, text in OTHER_KIND.items() if re.search(each, error))
+        lines += [f"cause: {text}" for text in known_kinds]
     first = error.splitlines()[0]
     words = said(error) or [f"the engine said: {printable(first)}"]
     return UnrunnableError(runtime, "\n".join((*lines, *words)), is_lacking=bool(symptom))

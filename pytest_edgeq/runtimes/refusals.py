@@ -46,7 +46,7 @@ _KNOWN_REFUSALS = {
 }
 
 # Errors of LiteRT's CompiledModel for files that it does not support, ai-edge-litert 2.3.0.
-_OTHER_KIND = {
+OTHER_KIND = {
     r"Failed to load model from": (
         "CompiledModel reads files more strictly than the interpreter: for one, a signature must "
         "name every input and output of its subgraph, each once. The interpreter runs the file "
@@ -109,7 +109,7 @@ def refusal(
     elif op is not None and _UNNAMED in error:
         meaning = _no_kernel(graph, op)
     else:
-        known = (_KNOWN_REFUSALS | _OTHER_KIND).items()
+        known = (_KNOWN_REFUSALS | OTHER_KIND).items()
         meaning = next((text for symptom, text in known if re.search(symptom, error)), None)
     lines = [f"cannot {what}{place}"]
     # The kernels print floats by %d, which prints another number in every run.
@@ -120,7 +120,7 @@ def refusal(
         lines.append(f"cause: {meaning}")
     # Their words include names of the file.
     lines.append("the kernels said: " + "\n".join(map(printable, message.splitlines())))
-    is_lacking = missing is not None or any(re.search(each, error) for each in _OTHER_KIND)
+    is_lacking = missing is not None or any(re.search(each, error) for each in OTHER_KIND)
     return UnrunnableError(runtime, "\n".join(lines), is_lacking=is_lacking, broken=broken)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from pytest_edgeq.errors import CrashedError, UnrunnableError
 from pytest_edgeq.names import GPU_KERNELS
-from pytest_edgeq.runtimes.engines import Opening
+from pytest_edgeq.runtimes.engines import Opening, check_outputs_written
 from pytest_edgeq.runtimes.gpu_refusals import (
     NO_ADAPTER,
     NO_OP,
@@ -62,6 +62,7 @@ class GpuEngine(TargetEngine):
         self._is_proof = is_proof
         if not (is_trial or is_proof):
             prove_gpu(target, opening.kernels)
+        check_outputs_written(opening.graph, opening.signature)
         super().__init__(opening, target, is_trial=is_trial)
         assert self._file is not None, "it was opened just now"
         printed = self._file.printed

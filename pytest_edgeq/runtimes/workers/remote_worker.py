@@ -410,7 +410,8 @@ class _Printed:
         with self._file as file:
             file.seek(0)
             self.text = file.read()[-_MOST_PRINTED:]
-        os.write(2, self.text)
+        with contextlib.suppress(OSError):  # nobody reads it
+            os.write(2, self.text)
         if isinstance(error, RuntimeError):
             error.args = (f"{error}\n{self.text.decode(errors='replace')}",)
 
