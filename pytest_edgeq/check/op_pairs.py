@@ -22,7 +22,7 @@ from pytest_edgeq.check.gpu_ops import (
 from pytest_edgeq.errors import CopyError, UnrunnableError
 from pytest_edgeq.localize.single_ops import OpGroup, SingleOps
 from pytest_edgeq.names import GPU_KERNELS
-from pytest_edgeq.numerics.target_machine import TargetMachine
+from pytest_edgeq.numerics.target_machine import PRECISIONS, TargetMachine
 from pytest_edgeq.runtimes.bounds import (
     float_bound,
     float_conditioning,
@@ -352,7 +352,10 @@ def _difference(mine: Array, theirs: Array) -> tuple[int, int, float] | None:
 
 
 def _who(kernels: set[str], targets: list[TargetMachine | None]) -> str:
-    """Return in words which kernels round differently: by release, AVX2 or machine."""
+    """Return in words which kernels round differently: by GPU, release, AVX2 or machine."""
+    if gpu := kernels.intersection(GPU_KERNELS):
+        precisions = " and ".join(sorted(PRECISIONS[each] for each in gpu))
+        return f"LiteRT's GPU engine computes this op in {precisions}, then rounds to codes"
     machines = [each or TargetMachine.of("", facts()) for each in targets]
     releases = list(dict.fromkeys(f"{each.package} {each.release}" for each in machines))
     if len(releases) > 1:

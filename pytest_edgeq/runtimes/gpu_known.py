@@ -29,6 +29,8 @@ def known_defect(graph: OpGraph, op: Op) -> Explanation | None:
     if op.name in _ELEMENTWISE:
         if _ranks_differ(graph, op):
             return _RANKS
+        if any(graph.tensor(op, index).dtype == "int16" for index in op.inputs):
+            return _INT16
         return _CONSTANT_BATCH if _has_batch_in_constant(graph, op) else None
     predicate, explanation = _KNOWN.get(op.name, (None, None))
     return explanation if predicate is not None and predicate(graph, op) else None
@@ -46,8 +48,13 @@ def _ranks_differ(graph: OpGraph, op: Op) -> bool:
 
 
 def _has_batch_in_constant(graph: OpGraph, op: Op) -> bool:
-    constants = (graph.tensor(op, index) for index in op.inputs)
-    return any(each.is_constant and each.shape[:1] not in ((), (1,)) for each in constants)
+    """Whether a constant has a first axis that is not 1, or more axes than the other operand."""
+    both = [graph.tensor(op, index) for index in op.inputs]
+    least = min(len(each.shape) for each in both)
+    return any(
+        each.is_constant and (each.shape[:1] not in ((), (1,)) or len(each.shape) > least)
+        for each in both
+    )
 
 
 def _flattens(graph: OpGraph, op: Op) -> bool:
@@ -68,10 +75,25 @@ def _pads_other_axes(graph: OpGraph, op: Op) -> bool:
     return bool(rows[0].any())
 
 
+def _strides_pointwise(graph: OpGraph, op: Op) -> bool:
+    _, height, width, _ = _shape(graph, op, 1)
+    strides = (graph.option(op, each, 1) for each in ("StrideH", "StrideW"))
+    is_quantized = graph.tensor(op, op.inputs[0]).is_quantized
+    return is_quantized and (height, width) == (1, 1) and {*strides} != {1}
+
+
 def _is_pointwise(graph: OpGraph, op: Op) -> bool:
     _, height, width, made = _shape(graph, op, 1)
     given = _shape(graph, op, 0)[-1]
     return (height, width) == (1, 1) and made > given > 1
+
+
+def _broadcasts_condition(graph: OpGraph, op: Op) -> bool:
+    return _shape(graph, op, 0) != graph.tensor(op, op.outputs[0]).shape
+
+
+def _is_no_multiple(graph: OpGraph, op: Op) -> bool:
+    return _shape(graph, op, 0)[-1:] != () and _shape(graph, op, 0)[-1] % 4 != 0
 
 
 def _always(graph: OpGraph, op: Op) -> bool:
@@ -89,6 +111,10 @@ _CONSTANT_BATCH: Final = Explanation(
 _RANKS: Final = Explanation(
     "LiteRT's GPU engine cannot compute int8 operands of different ranks",
     "give both operands the same rank in the model, by unsqueeze or view",
+)
+_INT16: Final = Explanation(
+    "LiteRT's GPU engine accepts sums and products of int16, and computes them wrongly",
+    "keep this part in int8 or float",
 )
 _PAD: Final = Explanation(
     "LiteRT's GPU engine pads only height, width and channels of a tensor of rank 4",
@@ -113,6 +139,13 @@ _KNOWN: Final[dict[str, tuple[Callable[[OpGraph, Op], bool], Explanation]]] = {
     "PAD": (_pads_other_axes, _PAD),
     "PADV2": (_pads_other_axes, _PAD),
     "MIRROR_PAD": (_pads_other_axes, _PAD),
+    "CONV_2D": (
+        _strides_pointwise,
+        Explanation(
+            "LiteRT's GPU engine ignores the strides of a quantized 1×1 convolution",
+            "slice its input in the model, or use a kernel of 3×3",
+        ),
+    ),
     "DEPTHWISE_CONV_2D": (
         _is_pointwise,
         Explanation(
@@ -137,7 +170,7 @@ _KNOWN: Final[dict[str, tuple[Callable[[OpGraph, Op], bool], Explanation]]] = {
         ),
     ),
     "ARG_MAX": (
-        _always,
+        _is_no_multiple,
         Explanation(
             "LiteRT's GPU engine computes the argmax of the last axis wrongly if its length is not "
             "a multiple of 4",
@@ -145,7 +178,7 @@ _KNOWN: Final[dict[str, tuple[Callable[[OpGraph, Op], bool], Explanation]]] = {
         ),
     ),
     "SELECT_V2": (
-        _always,
+        _broadcasts_condition,
         Explanation(
             "LiteRT's GPU engine does not broadcast a condition",
             "expand the condition to the shape of the result in the model",

@@ -22,7 +22,7 @@ _WRONG: Final = re.compile(r"^E0000 |^W0000 .*Shape mismatch|Validation error", 
 
 _CHATTER: Final = re.compile(
     rf"({NO_ADAPTER}|{NO_SHADER}|{NO_OP}|INFO|I0000|WARNING: Logging|Warning: max)"
-    r"|\W*$|=== Source|(\s*at \w+ \()?third_party|└ Could not load"
+    r"|\W*$|=== Source|(\s*at \w+ \()?third_party|└ (Could not load|Failed to modify)"
     r"|.*(npu_registry|compiler_plugin\.cc|litert_compiled_model\.h|compiled_model\.cc)"
 )
 """Lines that the engine prints for every file, positions in its source, and texts of ours."""

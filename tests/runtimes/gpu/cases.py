@@ -475,6 +475,27 @@ def _grouped(*, split: bool) -> bytes:
     )
 
 
+def _shortcut(*, slices: bool) -> bytes:
+    """A convolution of 1×1 with stride 2 in int8; the sound file slices the image before."""
+    codes = np.rint(_weights(8, 1, 1, 4).clip(-2, 2) / 0.02).astype(np.int8)
+    begin, end, strides = _ints([0, 0, 0, 0]), _ints([1, 6, 6, 4]), _ints([1, 2, 2, 1])
+    step = {"strideH": 1, "strideW": 1} if slices else {"strideH": 2, "strideW": 2}
+    convolve = ("CONV_2D", "half w b" if slices else "x w b", "y", "Conv2DOptions", _CONV | step)
+    cut = [("STRIDED_SLICE", "x begin end strides", "half", "StridedSliceOptions")]
+    return chain(
+        *(cut if slices else []),
+        convolve,
+        inputs="x",
+        outputs="y",
+        x=_int8(1, 6, 6, 4),
+        half=_int8(1, 3, 3, 4),
+        w={"dtype": "int8", "shape": codes.shape, "data": codes, "scales": [0.02]},
+        b={"dtype": "int32", "shape": (8,), "data": np.zeros(8, np.int32), "scales": [0.001]},
+        y=_int8(1, 3, 3, 8, scale=0.2),
+        **({"begin": begin, "end": end, "strides": strides} if slices else {}),
+    )
+
+
 def _space_to_depth(op: str) -> bytes:
     if op == "SPACE_TO_DEPTH":
         return one_op(
@@ -540,6 +561,22 @@ _STRIDES = {"strideH": 2, "strideW": 2, "padding": 1}
 def _subtraction(version: int) -> bytes:
     content = one_op("SUB", [_float(1, 8)] * 2, [_float(1, 8)], "SubOptions")
     return _version(content, "SUB", version)
+
+
+def _sum(dtype: str) -> bytes:
+    """A sum of codes, between floats."""
+    scale = {"int8": 0.04, "int16": 0.0002}[dtype]
+    codes = {"dtype": dtype, "shape": (2, 8), "scales": [scale]}
+    return chain(
+        ("QUANTIZE", "x", "q"),
+        ("ADD", "q q", "p", "AddOptions", {"potScaleInt16": False}),
+        ("DEQUANTIZE", "p", "y"),
+        inputs="x",
+        outputs="y",
+        **dict.fromkeys("xy", _float(2, 8)),
+        q=codes,
+        p=codes | {"scales": [2 * scale]},
+    )
 
 
 def _activations(dtype: str) -> bytes:
@@ -789,6 +826,17 @@ CASES: tuple[Case, ...] = (
         "DEPTHWISE_CONV_2D",
     ),
     Case(
+        "int16_sum",
+        partial(_sum, "int16"),
+        partial(_sum, "int8"),
+        [(2, 8)],
+        BOTH,
+        "wrong",
+        "the engine takes an ADD of int16 and computes it wrong",
+        "ADD",
+        counterpart_equal=False,
+    ),
+    Case(
         "argmax_of_negatives",
         partial(_argmax, reshapes=False),
         partial(_argmax, reshapes=True),
@@ -833,6 +881,19 @@ CASES: tuple[Case, ...] = (
         "a convolution in groups of two channels reads buffers of size zero",
         "CONV_2D",
         words="Binding size for [Buffer (unlabeled)] is zero",
+    ),
+    Case(
+        "strided_pointwise_int8",
+        partial(_shortcut, slices=False),
+        partial(_shortcut, slices=True),
+        [(1, 6, 6, 4)],
+        BOTH,
+        "logged",
+        "a convolution of 1 × 1 in int8 ignores its strides, as in the shortcuts of a ResNet",
+        "CONV_2D",
+        words="Shape mismatch",
+        draw=_codes,
+        dtype="int8",
     ),
     Case(
         "batched_space_to_depth",

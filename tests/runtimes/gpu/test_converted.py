@@ -1,0 +1,106 @@
+"""The converted files on the GPU engine, with the outcomes of `converted.json`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy.typing as npt
+import pytest
+
+from fixtures.tflite.make import CONVERTED
+from pytest_edgeq import Edgeq, assert_runtimes_agree
+from pytest_edgeq.names import GPU_KERNELS
+from pytest_edgeq.runtimes.edge import EdgeFile
+from tests.runtimes.gpu.cases import CASES, DEFECT_DB, SOUND_DB
+from tests.runtimes.gpu.table import DATA, measure, samples, sqnr_db
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore:.*outside a test nothing is remembered"),
+    pytest.mark.filterwarnings("ignore:.*the reference quantizes by itself"),
+]
+
+EXPECTED = json.loads(DATA.read_text("utf-8"))
+
+RELEASE = "2.3.0"
+"""The ai-edge-litert of the outcomes, and of the known bugs."""
+
+POINTWISE = "computes a depthwise convolution of 1×1 with several outputs a channel wrong"
+
+KNOWN_BUGS = {
+    "attention.int8": "of int8 tensors of two ranks it writes a shader that does not compile",
+    "nested.recipe_static_wi8_ai16": "sums and products of int16 without an error, and computes",
+    "nested.recipe_weight_only_wi4_afp32": "gives two operands of this op shapes that do not agree",
+    "nested.recipe_weight_only_wi8_afp32": "gives two operands of this op shapes that do not agree",
+    "transposed.float": POINTWISE,
+    "transposed.int8": POINTWISE,
+}
+"""Files that the engine refuses or computes wrong, with the sentence that explains it."""
+
+
+def test_the_table_is_complete() -> None:
+    """It has all files in both precisions, and the known bugs are those that are not right."""
+    names = [file.name.removesuffix(".tflite") for file in CONVERTED.glob("*.tflite")]
+    assert EXPECTED.keys() == {f"{name} {kernels}" for name in names for kernels in GPU_KERNELS}
+    bad = {
+        key.split()[0] for key, row in EXPECTED.items() if row["outcome"] in ("wrong", "refused")
+    }
+    assert bad == KNOWN_BUGS.keys()
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_outcome_is_as_expected(name: str, gpu_session: Edgeq) -> None:
+    """A release that computes a file otherwise, also a known bug right, needs a new table."""
+    file, kernels = name.split()
+    expected, runtime = EXPECTED[name], f"mesa:{kernels}"
+    edge = gpu_session.load(CONVERTED / f"{file}.tflite").edge
+    got = measure(edge, runtime)
+    fix = f"of {RELEASE}; on {edge.runtimes.machine_of(runtime)} it is {got}: make the table again"
+    for key in ("outcome", "n_on_cpu", "words"):
+        assert got.get(key) == expected.get(key), fix
+    assert got.get("db", 0) >= expected.get("sqnr_db", 0), fix
+    # Rounding to float16 moves a result across a tie of two codes.
+    allowed = expected.get("codes_off", 0) + (kernels == "gpu")
+    assert got.get("codes_off", 0) <= allowed, fix
+
+
+@pytest.mark.parametrize("name", KNOWN_BUGS)
+def test_a_known_bug_is_explained(name: str, checking: Callable[..., str]) -> None:
+    """By `check`, on random samples."""
+    content = (CONVERTED / f"{name}.tflite").read_bytes()
+    inputs = [list(each.values()) for each in samples(EdgeFile(content))]
+    assert KNOWN_BUGS[name] in checking(content, inputs)
+
+
+def test_a_sum_overflows_float16(gpu_session: Edgeq, checking: Callable[..., str]) -> None:
+    """12,544 values near 10, of an engine that keeps sums in float16 where it could scale them."""
+    [case] = [each for each in CASES if each.name == "sum_overflow"]
+    content, inputs = case.build(), [case.inputs(seed) for seed in range(4)]
+    edge = gpu_session.load(content).edge
+    [name] = [each.name for each in edge.signature.inputs]
+
+    def outputs(runtime: str) -> list[npt.NDArray[Any]]:
+        return [edge.runner(runtime).run({name: each})[0] for [each] in inputs]
+
+    expected = outputs("xnnpack")
+    seen = {each: sqnr_db(expected, outputs(f"mesa:{each}")) for each in GPU_KERNELS}
+    fix = f"a bug of {RELEASE}; on {edge.runtimes.machine_of('mesa:gpu')} it is {seen}"
+    assert seen["gpu"] < DEFECT_DB, fix
+    assert seen["gpu_f32"] >= SOUND_DB["gpu_f32"], fix
+    text = checking(content, inputs)
+    found = re.search(r"'mesa:gpu'.*: SUM #0.*\ncause: overflow: (.*) is beyond", text)
+    assert found is not None, text
+    assert float(found[1].replace(",", "")) == pytest.approx(125_440, rel=0.01)
+
+
+def test_codes_that_differ_name_the_gpu(gpu_session: Edgeq) -> None:
+    """With the precision in which it computes, and not the machine's processor."""
+    edge = (model := gpu_session.load(CONVERTED / "functional_convs.int8.tflite")).edge
+    inputs = [[each.astype("float32") / 100 for each in one.values()] for one in samples(edge)]
+    said = r"\n  LiteRT's GPU engine computes this op in float16, then rounds to codes"
+    with pytest.raises(AssertionError, match=said):
+        assert_runtimes_agree(model, inputs, 0, ("xnnpack", "mesa:gpu"))
