@@ -112,7 +112,9 @@ def test_an_adapter_that_is_not_there(gpu_command: list[str], tmp_path: Path) ->
     """The engine does not compute on the CPU in its place."""
     names = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")
     lines = _refusal(_with(gpu_command, tmp_path, **dict.fromkeys(names, "/nonexistent")))
-    assert lines[0] == "the pi:gpu runtime finds no GPU: expected a Vulkan driver with a GPU, got none"
+    assert (
+        lines[0] == "the pi:gpu runtime finds no GPU: expected a Vulkan driver with a GPU, got none"
+    )
     assert "VK_DRIVER_FILES names none" in lines[1]
     assert "No adapters found" in "\n".join(lines)
 
@@ -120,7 +122,9 @@ def test_an_adapter_that_is_not_there(gpu_command: list[str], tmp_path: Path) ->
 def test_a_drivers_library_that_is_missing(gpu_command: list[str], tmp_path: Path) -> None:
     """The text names it."""
     lines = _refusal(_with_driver(gpu_command, tmp_path, tmp_path / "gone.so"))
-    assert lines[0] == "the pi:gpu runtime finds no GPU: expected a Vulkan driver with a GPU, got none"
+    assert (
+        lines[0] == "the pi:gpu runtime finds no GPU: expected a Vulkan driver with a GPU, got none"
+    )
     assert lines[1] == "cause: the library of a Vulkan driver cannot be loaded"
     assert f"{tmp_path}/gone.so: cannot open shared object file" in "\n".join(lines)
 
