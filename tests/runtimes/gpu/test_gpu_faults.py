@@ -112,7 +112,9 @@ def test_an_adapter_that_is_not_there(gpu_command: list[str], tmp_path: Path) ->
     """The engine does not compute on the CPU in its place."""
     names = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")
     lines = _refusal(_with(gpu_command, tmp_path, **dict.fromkeys(names, "/nonexistent")))
-    assert lines[0] == "the pi:gpu runtime finds no GPU: expected a Vulkan adapter, got none"
+    assert (
+        lines[0] == "the pi:gpu runtime finds no GPU: expected a Vulkan driver with a GPU, got none"
+    )
     assert "VK_DRIVER_FILES names none" in lines[1]
     assert "No adapters found" in "\n".join(lines)
 
@@ -120,7 +122,9 @@ def test_an_adapter_that_is_not_there(gpu_command: list[str], tmp_path: Path) ->
 def test_a_drivers_library_that_is_missing(gpu_command: list[str], tmp_path: Path) -> None:
     """The text names it."""
     lines = _refusal(_with_driver(gpu_command, tmp_path, tmp_path / "gone.so"))
-    assert lines[0] == "the pi:gpu runtime finds no GPU: expected a Vulkan adapter, got none"
+    assert (
+        lines[0] == "the pi:gpu runtime finds no GPU: expected a Vulkan driver with a GPU, got none"
+    )
     assert lines[1] == "cause: the library of a Vulkan driver cannot be loaded"
     assert f"{tmp_path}/gone.so: cannot open shared object file" in "\n".join(lines)
 
@@ -133,7 +137,7 @@ def test_an_adapter_without_float16(gpu_command: list[str], tmp_path: Path) -> N
     assert lines[0] == (
         "the pi:gpu runtime does not compute in float16: expected 300 · 300 to overflow, got 90000"
     )
-    assert lines[-1].startswith("fix: name pi:gpu_f32")
+    assert lines[-1].startswith("fix: use the runtime pi:gpu_f32")
     runtimes = Runtimes(targets={"pi": Target("pi", command, 60)})
     machine = runtimes.machine_of("pi:gpu_f32")
     runtimes.close()
@@ -168,7 +172,7 @@ def test_a_compile_that_never_ends(gpu_command: list[str], tmp_path: Path, pids:
             f"the {runtime} runtime cannot start its GPU: expected it to compute one product, got "
             "nothing for 5 s"
         )
-        assert lines[-1].startswith("fix: --edgeq-target-timeout=10 gives it more time")
+        assert lines[-1].startswith("fix: allow more time by --edgeq-target-timeout=10")
     assert time.monotonic() - began < SECONDS
     assert len(list(pids.iterdir())) < 2
     runtimes.close()
@@ -213,7 +217,7 @@ def test_a_file_that_the_gpu_does_not_take(gpu_command: list[str]) -> None:
     floats = [{"dtype": "float32", "shape": (1, 1, 1, 4)}]
     content = one_op("LOCAL_RESPONSE_NORMALIZATION", floats, floats)
     runtimes = Runtimes(targets={"pi": Target("pi", gpu_command, 60)})
-    with pytest.raises(UnrunnableError, match="all of it would run on the CPU") as error:
+    with pytest.raises(UnrunnableError, match="would run every op of the file on the CPU") as error:
         EdgeFile(content, runtimes=runtimes).runner("pi:gpu")
     runtimes.close()
     assert "LOCAL_RESPONSE_NORMALIZATION: Operation is not supported" in str(error.value)
