@@ -53,6 +53,16 @@ BY_ELEMENT: Final[dict[str, Callable[[Sequence[_Array], _Array], _Array]]] = {
 """Sizes that the error of an elementwise op is relative to: a mask of -1e4 hides no other value."""
 
 
+def subnormal_error(operands: Iterable[_Array], result: _Array) -> _Array:
+    """Return the error of a result by operands that float16 rounds to multiples of its least."""
+    error = np.full(result.shape, LEAST_HALF)
+    for each in operands:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            slope = np.abs(result / each)
+        error += LEAST_HALF * np.where(np.isfinite(slope), slope, 0.0)
+    return error
+
+
 def float_error(graph: OpGraph, op: Op, tensor: int, *, half: bool) -> float:
     """
     Return the error of a quantized op that is computed in floats, in LSB of an output.
@@ -100,8 +110,8 @@ def beyond_float16(
             return Explanation(f"overflow: {text}", _SCALE_DOWN)
         if 0 < greatest < LEAST_HALF / 2:
             return Explanation(
-                f"underflow: {greatest:.3g} is below the least value of float16, {LEAST_HALF:.3g}, and "
-                "becomes 0",
+                f"underflow: {greatest:.3g} is below the least value of float16, {LEAST_HALF:.3g}, "
+                "and becomes 0",
                 "use a larger epsilon, or scale the operands up in the model",
             )
     if broken.any():

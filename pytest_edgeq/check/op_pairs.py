@@ -15,11 +15,11 @@ from pytest_edgeq.check.gpu_ops import (
     BY_EXPONENTIALS,
     GREATEST_HALF,
     HALF_UNIT,
-    LEAST_HALF,
     OVERFLOWN,
     STEPS,
     beyond_float16,
     float_error,
+    subnormal_error,
 )
 from pytest_edgeq.errors import CopyError, UnrunnableError
 from pytest_edgeq.localize.single_ops import OpGroup, SingleOps
@@ -192,8 +192,10 @@ class Pair:
         scale: float | Array = max(greatest, reach)
         if self.is_on_gpu and op.name in BY_ELEMENT:
             scale = BY_ELEMENT[op.name](given, values[self.tensor])
-        # Below its least normal number, float16 rounds to multiples of its least.
-        noise = (bound + conditioning) * scale + (LEAST_HALF if self.unit > 1 else 0.0)
+        noise = (bound + conditioning) * scale
+        if self.unit > 1:
+            by_element = given if op.name in BY_ELEMENT else []
+            noise = noise + subnormal_error(by_element, values[self.tensor])
         if data is None:
             return noise, noise
         # Each kernel rounds its input to codes by its own rule, by half a code at most.
