@@ -79,7 +79,8 @@ class Pair:
     is_undefined: bool = False
     squares: list[float] = field(default_factory=lambda: [0.0, 0.0])  # signal, and its error
     factors: tuple[float, float, float] | None = None
-    explanation: Explanation | None = None  # of a difference, where it is known
+    known: Explanation | None = None  # of a difference: a defect of the GPU engine
+    range: Explanation | None = None  # likewise: values that float16 does not hold
 
     def update(self, sample: int, base: Array, actual: Array, values: Mapping[int, Array]) -> None:
         """Compare one sample; `values` are the op's tensors by index, for floats only."""
@@ -93,8 +94,7 @@ class Pair:
         if self.unit > 1:
             operands = [values[index] for index in self.op.inputs if index in values]
             n_terms = reduction_length(self.graph, self.op)
-            held = beyond_float16(operands, base, actual, n_terms)
-            self.explanation = held or self.explanation
+            self.range = self.range or beyond_float16(operands, base, actual, n_terms)
         if self.chosen is not None:
             if (base == actual).all():
                 return
@@ -153,6 +153,11 @@ class Pair:
         error = np.abs(base - actual)
         self.squares[0] += float(np.nansum(np.square(signal)))
         self.squares[1] += float(np.nansum(np.square(np.where(np.isnan(error), signal, error))))
+
+    @property
+    def explanation(self) -> Explanation | None:
+        """Why the op differs, where it is known."""
+        return self.range if self.known is None or self.only_overflows else self.known
 
     @property
     def only_overflows(self) -> bool:
@@ -278,17 +283,17 @@ def make_pair(
         share = 1.0 if hybrid_position(graph, op) is None else 0.75
         # In float16 an operand may lie on the other side of a step.
         bound = math.inf if unit > 1 and op.name in STEPS else 1.0
-        pair = Pair(op, graph, tensor, names, True, bound, share, explanation=explained)
+        pair = Pair(op, graph, tensor, names, True, bound, share, known=explained)
         pair.is_on_gpu, pair.unit = is_on_gpu, unit
         return pair
     if not info.is_quantized:
         if unit > 1 and (axis := _chosen_axis(graph, op)) is not None:
-            pair = Pair(op, graph, tensor, names, True, 1.0, explanation=explained)
+            pair = Pair(op, graph, tensor, names, True, 1.0, known=explained)
             pair.is_on_gpu, pair.unit, pair.chosen = True, unit, axis
             return pair
         # In float16 a comparison of near ties may have another result.
         bound = math.inf if unit > 1 and _has_float(graph, op) else 0.0
-        return Pair(op, graph, tensor, names, False, bound, explanation=explained)
+        return Pair(op, graph, tensor, names, False, bound, known=explained)
     # CompiledModel and TensorFlow run XNNPACK's kernels, too; a user's own may be the worst kind.
     kinds = ["reference", "xnnpack"] if kernels is None else []
     kinds += [kernels if kernels in ("builtin", "reference") else "xnnpack", names[1]]
@@ -301,12 +306,12 @@ def make_pair(
     if is_on_gpu:
         off += float_error(graph, op, tensor, half=unit > 1)
     if off == 0:
-        return Pair(op, graph, tensor, names, False, 0.0, ends=low_high, explanation=explained)
+        return Pair(op, graph, tensor, names, False, 0.0, ends=low_high, known=explained)
     # Each code is within ½ LSB and its bound of the real value. Codes differ if that is nearer to a
     # tie than a bound, or on it: on the coarsest grid with ties, half of all values are on one.
     bound = float(math.floor(1 + off))
     share = 1.0 if unit > 1 else min(1.0, 0.5 + off)
-    pair = Pair(op, graph, tensor, names, False, bound, share, ends=low_high, explanation=explained)
+    pair = Pair(op, graph, tensor, names, False, bound, share, ends=low_high, known=explained)
     pair.unit = unit
     return pair
 
