@@ -29,6 +29,10 @@ EXPECTED = json.loads(DATA.read_text("utf-8"))
 RELEASE = "2.3.0"
 """The ai-edge-litert of the outcomes, and of the known bugs."""
 
+OTHER_CPU_DB = {"gpu": 3, "gpu_f32": 12}
+"""How much nearer to XNNPACK the GPU may be by chance on the processor of the table, whose kernels
+sum in one order of several: in float32 up to four times the rounding, in float16 hardly."""
+
 POINTWISE = "computes a 1×1 depthwise convolution with several outputs per channel wrongly"
 
 KNOWN_BUGS = {
@@ -62,10 +66,10 @@ def test_the_outcome_is_as_expected(name: str, gpu_session: Edgeq) -> None:
     fix = f"of {RELEASE}; on {edge.runtimes.machine_of(runtime)} it is {got}: make the table again"
     for key in ("outcome", "n_on_cpu", "words"):
         assert got.get(key) == expected.get(key), fix
-    assert got.get("db", 0) >= expected.get("sqnr_db", 0), fix
-    # Rounding to float16 moves a result across a tie of two codes.
-    allowed = expected.get("codes_off", 0) + (kernels == "gpu")
-    assert got.get("codes_off", 0) <= allowed, fix
+    assert got.get("db", 0) >= expected.get("sqnr_db", 0) - OTHER_CPU_DB[kernels], fix
+    # Rounding to float16, and to float32 on a processor that fuses other operations, moves a
+    # result across a tie of two codes.
+    assert got.get("codes_off", 0) <= expected.get("codes_off", 0) + 1, fix
 
 
 @pytest.mark.parametrize("name", KNOWN_BUGS)
