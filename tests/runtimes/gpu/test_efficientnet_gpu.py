@@ -42,7 +42,8 @@ MODELS = ("float", "static")
 #   float    gpu_f32    114.2      107.2        gpu    38.5       33.0         112.1
 #   static   gpu_f32     19.5       17.6        gpu    13.0       10.3          19.0
 BOUNDS = {
-    ("float", "gpu_f32"): {"conversion": Budget(sqnr_db=111.2, worst_sample_sqnr_db=104.2)},
+    # In float32, torch's own rounding on another processor: four times as far, 12 dB.
+    ("float", "gpu_f32"): {"conversion": Budget(sqnr_db=102.2, worst_sample_sqnr_db=95.2)},
     ("float", "gpu"): {"conversion": Budget(sqnr_db=35.5, worst_sample_sqnr_db=30.0)},
     ("static", "gpu_f32"): {"lowering": Budget(sqnr_db=16.5, worst_sample_sqnr_db=14.6)},
     ("static", "gpu"): {"lowering": Budget(sqnr_db=10.0, worst_sample_sqnr_db=7.3)},
@@ -50,8 +51,8 @@ BOUNDS = {
 N_CROPS = 32
 
 # The greatest difference of a code on 32 crops was 12, about 5 times its RMS; XNNPACK's is as far
-# from torch. Of ops alone codes differ by 1: it grows through 50 layers.
-MOST_LSB = 15
+# from torch. Of ops alone codes differ by 1: it grows through 50 layers, differently on other CPUs.
+MOST_LSB = 20
 
 
 @pytest.fixture(scope="module")
