@@ -46,7 +46,7 @@ def states(content: bytes) -> list[str]:
 
 
 def test_words_are_those_of_an_op_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the engine supports is not compiled, and follows the unsupported op to the CPU."""
+    """Supported ops behind an unsupported op run on the CPU, and are not compiled alone."""
     compiled = transposed(monkeypatch)
     found = delegation_of(EdgeFile(CONVERTED / "transposed.int8.tflite"), "gpu")
     assert compiled[1:] == [["TRANSPOSE_CONV"]]
@@ -180,7 +180,7 @@ def test_two_branches_are_one_group() -> None:
 
 
 def test_what_the_engine_prints_is_read() -> None:
-    """Of all subgraphs; names of tensors that this package gave are left out."""
+    """Messages of all subgraphs are read, without the tensor names of cut files."""
     words = (
         f"{VERSION}\nFULLY_CONNECTED: Tensor type(INT16) is not supported. in_1_17\n"
         "FULLY_CONNECTED: Tensor type(INT16) is not supported. args_0"

@@ -92,7 +92,7 @@ def seconds(request: pytest.FixtureRequest, models: object) -> Iterator[None]:
 def test_every_op_runs_on_the_gpu(
     name: str, kernels: str, models: dict[str, QuantizedModel]
 ) -> None:
-    """Of both files, in both precisions."""
+    """The float and the int8 file are delegated whole, in float16 and in float32."""
     assert_delegated(models[name], f"mesa:{kernels}")
 
 

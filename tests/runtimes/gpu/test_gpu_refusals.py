@@ -1,4 +1,4 @@
-"""What a GPU refuses or fails at, and the text that the test is given; the GPU is a fake."""
+"""Failure texts of a fake GPU that refuses a file, crashes or hangs."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_an_older_package_has_no_engine(tmp_path: Path) -> None:
 
 
 def test_ops_that_the_cpu_takes_are_counted(tmp_path: Path) -> None:
-    """Of all subgraphs, from what the engine prints; outputs are right."""
+    """The engine prints a count for each subgraph, and the counts are added."""
     runtimes = _targets(fake_target(tmp_path / "pi", left=OP))
     edge = EdgeFile(NESTED, runtimes=runtimes)
     n_left = sum(op.name == OP for op in edge.graph.ops)

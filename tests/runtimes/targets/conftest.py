@@ -1,4 +1,4 @@
-"""What tests of targets share."""
+"""Fixtures and helpers for tests of targets."""
 
 from __future__ import annotations
 

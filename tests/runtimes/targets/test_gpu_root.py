@@ -107,7 +107,7 @@ class DownloadStart(BaseException):
 def test_the_packages_are_of_a_mesa_that_is_new_enough(
     mesa: str, mirrors: str, said: str, program: Program, parent: Path
 ) -> None:
-    """Those of the distribution, if they are; else of Debian 13, from the mirror of Debian 12."""
+    """The sources of the distribution if its Mesa is new enough, else those of Debian 13."""
     program("apt-get", f"case $3 in indextargets) echo '{mirrors}';; esac")
     program("apt-cache", f"echo '  Candidate: {mesa}'")
     program("dpkg", "exit 1")
