@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 import os
+import re
 import select
 import shutil
 import signal
@@ -61,8 +62,10 @@ _TICK: Final = 0.05
 _ENDS_WITHIN: Final = 2.0
 """Seconds that a command has to end by itself when its input is closed."""
 
-_KEPT_BYTES: Final = 1 << 16
+_KEPT_BYTES: Final = 1 << 20
 """Of the output of the process, the last."""
+
+_MARK: Final = re.compile(remote_worker.MARK.replace(b"%d", rb"(\d+)"))
 
 _PIPE_BYTES: Final = 1 << 20
 """What a pipe to a worker of this machine holds: most messages without waiting for its reader."""
@@ -75,8 +78,9 @@ class LinkError(Exception):
     """
     The worker does not answer as it should.
 
-    `kind` is `absent`, `start`, `missing`, `garbage`, `lost`, `time` or `closed`; `code` the exit
-    status, minus the signal's number where one ended it; `pid` that of the process, if it ran.
+    `kind` is `absent`, `start`, `missing`, `garbage`, `mute` (its stderr is hidden), `lost`, `time`
+    or `closed`; `code` the exit status, minus the signal's number where one ended it; `pid` that of
+    the process, if it ran.
     """
 
     def __init__(
@@ -126,7 +130,8 @@ class Link:
         self._ending, self._draining = threading.RLock(), threading.RLock()
         self._numbers = itertools.count(_HELLO + 1)
         self._answers: dict[int, tuple[Head, memoryview]] = {}
-        self._tail = b""
+        self._tail = b""  # of its output, since the last mark
+        self._marked: dict[int, bytes] = {}  # output before a mark, by its number
         self._is_cut = False  # whether it ended while a request was written
         self.forgotten: list[int] = []  # keys of open files that nobody uses any more
         self._process = self._started(command)
@@ -189,8 +194,12 @@ class Link:
         return taken
 
     def ask(self, head: Head, parts: Iterable[Any] = (), seconds: float | None = None) -> list[Any]:
-        """Send a request, and return the answer, or raise its error or a LinkError."""
-        number = next(self._numbers)
+        """
+        Send a request, and return the answer, or raise its error or a LinkError.
+
+        With `printed` in its head, the answer or the error ends with the text that was printed.
+        """
+        number, has_text = next(self._numbers), "printed" in head
         # Finalizers of other threads may add some meanwhile.
         forgotten = [self.forgotten.pop() for _ in range(len(self.forgotten))]
         head = {**head, "id": number, "seconds": seconds, "forget": forgotten}
@@ -200,6 +209,7 @@ class Link:
                 self._write(pieces, seconds)
             del pieces
             head, rest = self._result(number, seconds)
+            texts = [self._text(number, seconds)] if has_text else []
         except LinkError:
             raise  # not by `_ended`: a process that `close` waits for may end by itself
         except BaseException:
@@ -208,10 +218,11 @@ class Link:
             raise
         answer = unpack_parts(head, rest, is_local=self._is_local)
         if "error" not in head:
-            return answer
+            return answer + texts
         if self._is_local:
             raise answer[0] from WorkerTracebackError(f"\n{head['error']}")
         kind, text = head["error"]
+        text = "\n".join((text, *texts))
         raise _ERRORS[kind](text) if kind in _ERRORS else RuntimeError(f"{kind}: {text}")
 
     def kill(self) -> None:
@@ -267,6 +278,16 @@ class Link:
                     self._drain()
                     return self._answers.pop(number)
 
+    def _text(self, number: int, seconds: float | None) -> str:
+        """Return what was printed during a request, which may arrive behind its answer."""
+        began = time.monotonic()
+        while number not in self._marked:
+            self._check()
+            if not self._is_err_open:
+                raise self._ended("mute", "its end")
+            self._wait(self._err, select.POLLIN, began, seconds, "mute")
+        return self._marked.pop(number).decode(errors="replace")
+
     def _payload(self, began: float, seconds: float | None) -> memoryview:
         read_into = functools.partial(self._read_into, began, seconds)
         try:
@@ -293,7 +314,9 @@ class Link:
         if self._end is not None:
             raise self._end
 
-    def _wait(self, pipe: int, event: int, began: float, seconds: float | None) -> None:
+    def _wait(
+        self, pipe: int, event: int, began: float, seconds: float | None, kind: str = "time"
+    ) -> None:
         """Wait for a pipe for a tick; read the output of the process meanwhile."""
         poll = select.poll()
         poll.register(pipe, event)
@@ -310,7 +333,7 @@ class Link:
         if self._process.poll() is not None and not poll.poll(0):
             raise self._lost()
         if seconds is not None and time.monotonic() >= max(began, self._life) + seconds:
-            raise self._ended("time", f"nothing for {seconds:g} s")
+            raise self._ended(kind, f"nothing for {seconds:g} s")
 
     def _drain(self) -> None:
         """Read the output of the process, and keep its end."""
@@ -318,7 +341,9 @@ class Link:
             while self._is_err_open:
                 chunk = os.read(self._err, _KEPT_BYTES)
                 self._is_err_open = bool(chunk)
-                self._tail = (self._tail + chunk)[-_KEPT_BYTES:]
+                *marked, tail = _MARK.split(self._tail + chunk)
+                self._marked.update(zip(map(int, marked[1::2]), marked[::2], strict=True))
+                self._tail = tail[-_KEPT_BYTES:]
 
     def _started(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         program = shutil.which(command[0])

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.errors import CrashedError, UnrunnableError
-from pytest_edgeq.names import GPU_KERNELS
 from pytest_edgeq.runtimes.engines import Arrays, Engine, Opening, Source, described
 from pytest_edgeq.runtimes.runner import on_disk, open_here
 from pytest_edgeq.runtimes.workers.child import OpenFile, source_file
@@ -276,24 +275,24 @@ class TargetEngine(RemoteEngine):
             except CrashedError:  # of the state, which is lost
                 raise error from None
 
-    def _open_in(self, link: Link, file: RemoteFile) -> None:
+    def _open_in(self, link: Link, file: RemoteFile, **more: Any) -> None:
         opening = self._opening
         content = file.source if isinstance(file.source, bytes) else file.source.read_bytes()
-        is_on_gpu = opening.kernels in GPU_KERNELS
         head = {
-            **described(opening.signature, opening.graph if is_on_gpu else None),
+            **described(opening.signature),
             "what": "open",
             "digest": hashlib.sha256(content).hexdigest(),
             "key": file.key,
             "kernels": opening.kernels,
             "threads": opening.threads,
             "keep": opening.keep,
+            **more,
         }
         try:
             printed = link.ask(head, (), self._seconds)
         except KeyError:  # it does not have the file
             printed = link.ask(head, [content], self._seconds)
-        file.printed = b"".join(printed).decode(errors="replace")
+        file.printed = "".join(printed)
 
     def _trial(self, opening: Opening) -> TargetEngine:
         return TargetEngine(opening, self._target, is_trial=True)

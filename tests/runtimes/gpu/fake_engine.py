@@ -93,6 +93,7 @@ class FakeModel(compiled_model.CompiledModel):  # type: ignore[misc] # LiteRT sh
         else:
             _say(f"{_SELECTED}{cls.faults.get('adapter', ADAPTER)}\n")
         if cls.faults.get("crash") in ops:
+            _say("LLVM ERROR: Cannot select: intrinsic %llvm.x86.sse41.round.ps\n")
             os.kill(os.getpid(), signal.SIGSEGV)
         if cls.faults.get("hang") in ops:
             if "pids" in cls.faults:

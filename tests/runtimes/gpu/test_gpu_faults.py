@@ -42,7 +42,10 @@ int vk_icdNegotiateLoaderICDInterfaceVersion(unsigned *version) {
   char path[4096];
   snprintf(path, sizeof path, FOLDER "/%d", (int)getpid());
   close(open(path, O_CREAT | O_WRONLY, 0600));
-  if (CRASHES) raise(SIGSEGV);
+  if (CRASHES) {
+    fputs("driver: device lost\\n", stderr);
+    raise(SIGSEGV);
+  }
   for (;;) sleep(1);
 }
 void *vk_icdGetInstanceProcAddr(void *instance, const char *name) { return 0; }
@@ -153,7 +156,8 @@ def test_a_driver_that_crashes(gpu_command: list[str], tmp_path: Path, pids: Pat
         "the pi:gpu runtime cannot start its GPU: expected it to compute one product, got SIGSEGV "
         "of its process"
     )
-    assert lines[2].startswith("cause: the Vulkan driver or LiteRT's GPU engine crashed")
+    text = "\n".join(lines)
+    assert "  | driver: device lost\ncause: the Vulkan driver or LiteRT's" in text
     assert len(list(pids.iterdir())) == 2
 
 
@@ -189,7 +193,7 @@ def test_a_process_that_is_killed_in_a_compile(
         "the pi:gpu runtime cannot start its GPU: expected it to compute one product, got SIGKILL "
         "of its process"
     )
-    assert lines[2].startswith("cause: another program ended the process")
+    assert any(each.startswith("cause: another program ended the process") for each in lines), lines
 
 
 def test_a_process_that_is_killed_in_a_run(gpu_command: list[str]) -> None:

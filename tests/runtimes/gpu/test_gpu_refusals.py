@@ -98,6 +98,22 @@ def test_an_older_package_has_no_engine(tmp_path: Path) -> None:
     assert "the engine said: ImportError: cannot import name 'GpuOptions'" in text
 
 
+@pytest.mark.parametrize("begin", ["exec ", ""])
+def test_a_command_that_hides_stderr(tmp_path: Path, begin: str) -> None:
+    """Errors of the engine stand nowhere else."""
+    script = f'{begin}"$@" 2>/dev/null; exit 0'
+    runtimes = _targets(["sh", "-c", script, "sh", *fake_target(tmp_path / "pi")])
+    runtimes.machine_of("pi")
+    runtimes.targets["pi"].seconds = 5
+    lines = _refusal(runtimes, NESTED, "pi:gpu").splitlines()
+    got = "its end" if begin else "nothing for 5 s"
+    assert lines[0] == (
+        "the pi:gpu runtime hides what is printed there: expected the stderr of a Python, got "
+        f"{got}"
+    )
+    assert lines[2].startswith("cause: the command or a wrapper redirects stderr")
+
+
 def test_ops_that_the_cpu_takes_are_counted(tmp_path: Path) -> None:
     """The engine prints a count for each subgraph, and the counts are added."""
     runtimes = _targets(fake_target(tmp_path / "pi", left=OP))
