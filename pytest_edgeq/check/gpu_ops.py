@@ -1,16 +1,24 @@
-"""Rounding of single ops on LiteRT's GPU engine, and values beyond the range of float16."""
+"""Compare what LiteRT's GPU engine computes with the CPU: rounding, and the range of float16."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.runtimes.bounds import float_bound
+from pytest_edgeq.check.op_pairs import Pair, tolerances
+from pytest_edgeq.check.runtime_results import RuntimeResults
+from pytest_edgeq.numerics.findings import Finding
+from pytest_edgeq.runtimes.bounds import float_bound, float_conditioning, float_reach
+from pytest_edgeq.runtimes.bounds.floats import reduction_length
 from pytest_edgeq.runtimes.bounds.site import reach_of, scale_of
-from pytest_edgeq.runtimes.gpu_known import Explanation
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.runtimes.gpu_known import Explanation, known_defect
+from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op
 
@@ -124,3 +132,171 @@ def beyond_float16(
 
 
 _SCALE_DOWN: Final = "scale the operands down in the model, or use a mean in place of a sum"
+
+_EXPLAINS_DB: Final = 30.0
+"""SQNR of an op by itself, in dB, below which it explains a loss of the outputs."""
+
+
+@dataclass(eq=False)
+class GpuPair(Pair):
+    """One output of an op that was run alone on a GPU and on a base runtime."""
+
+    is_half: bool = False  # whether the GPU computes in float16
+    chosen: int | None = None  # axis of ARG_MAX and ARG_MIN, whose scores are compared
+    known: Explanation | None = None  # of a difference: a defect of the engine
+    range: Explanation | None = None  # likewise: values that float16 does not hold
+    worst_held: float = 0.0  # the greatest difference, without values that overflow float16
+    squares: list[float] = field(default_factory=lambda: [0.0, 0.0])  # signal, and its error
+
+    def _compared(
+        self, base: _Array, actual: _Array, values: Mapping[int, _Array]
+    ) -> tuple[_Array, _Array]:
+        if self.is_half:
+            operands = [values[index] for index in self.op.inputs if index in values]
+            n_terms = reduction_length(self.graph, self.op)
+            self.range = self.range or beyond_float16(operands, base, actual, n_terms)
+        if self.chosen is None:
+            return base, actual
+        scores = values[self.op.inputs[0]]
+        one, two = (_chosen(scores, each, self.chosen) for each in (base, actual))
+        return one, two
+
+    def _float_allowance(
+        self, base: _Array, values: Mapping[int, _Array]
+    ) -> tuple[float | _Array, float | _Array]:
+        noise, allowed = Pair._float_allowance(self, base, values)
+        if self.is_half:
+            # Rounding does not explain values that are too large for float16.
+            size = np.abs(base)
+            allowed = np.where(size > GREATEST_HALF, OVERFLOWN * size, allowed)
+        return noise, allowed
+
+    def _rounding(
+        self, operands: Sequence[_Array], values: Mapping[int, _Array], greatest: float
+    ) -> float | _Array:
+        graph, op, result = self.graph, self.op, values[self.tensor]
+        units = 1 + (HALF_UNIT if self.is_half else 1.0)
+        bound = float_bound(graph, op) + float_bound(graph, op, half=self.is_half)
+        bound += units * float_conditioning(op, operands)
+        by_element = BY_ELEMENT.get(op.name)
+        if by_element is not None:
+            noise = bound * by_element(operands, result)
+        else:
+            reach = 1.0 if op.name in BY_EXPONENTIALS else float_reach(graph, op)
+            noise = np.full(result.shape, bound * max(greatest, reach))
+        if self.is_half:
+            noise += subnormal_error(operands if by_element else [], result)
+        return noise
+
+    def _add(self, base: _Array, actual: _Array, steps: _Array) -> None:
+        """Add to the SQNR, in which a value that is lost counts as an error of its size."""
+        if not self.is_half:
+            return
+        quantization = qparams(self.graph.tensor(self.op, self.tensor))
+        signal = base - (quantization[1] if quantization else 0)
+        error = np.abs(base - actual)
+        self.squares[0] += float(np.nansum(np.square(signal)))
+        self.squares[1] += float(np.nansum(np.square(np.where(np.isnan(error), signal, error))))
+        overflows = (np.abs(base) > GREATEST_HALF) & (actual * np.sign(base) >= GREATEST_HALF)
+        self.worst_held = max(self.worst_held, float(steps[~overflows].max(initial=0.0)))
+
+    @property
+    def explanation(self) -> Explanation | None:
+        """Why the op differs, where it is known."""
+        return self.range if self.known is None or self.only_overflows else self.known
+
+    @property
+    def only_overflows(self) -> bool:
+        """
+        Whether the only difference is that values beyond float16 became infinite or its greatest.
+
+        Masks of attention do so, and no output differs.
+        """
+        return self.is_half and self.worst_held <= self.bound < self.worst
+
+    @property
+    def sqnr_db(self) -> float:
+        """SQNR of the op by itself, in float16; infinite in float32."""
+        signal, error = self.squares
+        return 10 * math.log10(signal / error) if signal and error else math.inf
+
+
+def _chosen(scores: _Array, indices: _Array, axis: int) -> _Array:
+    """Return the scores at chosen indices; infinity where there is none."""
+    wanted = np.expand_dims(indices.astype(np.int64), axis)
+    length = scores.shape[axis]
+    found = np.take_along_axis(scores, np.clip(wanted, 0, length - 1), axis)
+    is_there = (wanted >= 0) & (wanted < length)
+    return np.squeeze(np.where(is_there, found, np.float32(np.inf)), axis)
+
+
+def _in_half(graph: OpGraph, op: Op, tensor: int) -> dict[str, Any]:
+    """Return the fields of a pair that differ in float16."""
+    info = graph.tensor(op, tensor)
+    if info.is_floating_point:
+        # An operand may lie on the other side of a step.
+        return {"bound": math.inf} if op.name in STEPS else {}
+    if info.is_quantized:
+        return {"share": 1.0}
+    if not any(graph.tensor(op, index).is_floating_point for index in op.inputs if index >= 0):
+        return {}
+    axis = graph.tensor(op, op.inputs[1]) if op.name in ("ARG_MAX", "ARG_MIN") else None
+    if axis is not None and axis.is_constant:
+        chosen = int(graph.constant(axis)[:4].view("<i4")[0])
+        return {"chosen": chosen, "is_float": True, "bound": 1.0}
+    return {"bound": math.inf}  # a comparison of near ties may have another result
+
+
+class GpuResults(RuntimeResults):
+    """Results of a GPU, compared with a base runtime."""
+
+    def __init__(self, name: str, base: str, edge: EdgeFile) -> None:
+        super().__init__(name, base, edge)
+        self._is_half = edge.runtimes.kernels_of(name) == "gpu"
+        tensors = (tensor for each in edge.graph.subgraphs for tensor in each.tensors)
+        # Float16 makes of each rounding of a float32 file one 2^13 times as large, and so of their
+        # sum. Of a quantized file the base has the errors of the quantization, beside which
+        # float16's are small.
+        if self._is_half and not any(tensor.is_quantized for tensor in tensors):
+            self._precision = HALF_UNIT
+
+    def _make_pair(self, op: Op, tensor: int) -> GpuPair:
+        graph, is_half = self._edge.graph, self._is_half
+        error = float_error(graph, op, tensor, half=is_half)
+        fields = tolerances(graph, op, tensor, self._base, "xnnpack", error)
+        fields |= _in_half(graph, op, tensor) if is_half else {}
+        fields |= {"is_half": is_half, "known": known_defect(graph, op)}
+        return GpuPair(op, graph, tensor, (self.name, self._base), **fields)
+
+    def _wrong_pairs(self, apart: Sequence[Finding]) -> list[Pair]:
+        wrong = super()._wrong_pairs(apart)
+        if apart or not self._distances:
+            return wrong
+        # What overflows float16 and moves no output is a mask.
+        return [pair for pair in wrong if not (isinstance(pair, GpuPair) and pair.only_overflows)]
+
+    def _explained(self, pair: Pair) -> tuple[str, str]:
+        known = pair.explanation if isinstance(pair, GpuPair) else None
+        return known or super()._explained(pair)
+
+    def _costliest(self) -> GpuPair | None:
+        """Return the op that float16 costs most, by itself."""
+        pairs = [pair for pair in self._pairs.values() if isinstance(pair, GpuPair)]
+        worst = min(pairs, key=lambda pair: pair.sqnr_db, default=None)
+        return None if worst is None or worst.sqnr_db == math.inf else worst
+
+    def _is_explained(self) -> bool:
+        worst = self._costliest()
+        return worst is not None and worst.sqnr_db <= _EXPLAINS_DB
+
+    def _why_apart(self) -> str:
+        if not self._is_half:
+            return super()._why_apart()
+        text = "float16 rounds every value and every sum to 11 bits"
+        if (worst := self._costliest()) is None:
+            return text
+        n_terms = reduction_length(worst.graph, worst.op)
+        sums = f", which sums {n_terms:,} terms," if n_terms > 1 else ""
+        text += f"; {self._where(worst.op)}{sums} has {worst.sqnr_db:.1f} dB by itself, the least"
+        known = worst.explanation if worst.sqnr_db < _EXPLAINS_DB else None
+        return f"{text} of all ops{f'; {known.cause}' if known else ''}"

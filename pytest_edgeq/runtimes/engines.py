@@ -133,6 +133,12 @@ def described(signature: Signature, graph: OpGraph | None = None) -> dict[str, A
     return head
 
 
+def as_dtype(array: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
+    """Return an array of a file's dtype; bfloat16 is read as bytes, which are right."""
+    wanted = numpy_dtype(dtype)
+    return array if array.dtype.kind != "V" or wanted is None else array.view(wanted)
+
+
 def _tensorflow() -> Any:
     """Import TensorFlow (seconds, and 400 MB), which only this runtime needs."""
     if importlib.util.find_spec("tensorflow") is None:
@@ -166,9 +172,7 @@ class CompiledEngine(Engine):
             known = [printable(name) for name in info[side]]
             if len(known) != len(names) or (signature.key is not None and known != names):
                 raise RuntimeError(f"CompiledModel knows the {side} {known}, the file {names}")
-        head = described(signature, graph)
-        head["dtypes"] = [_dtype_of(each) for each in signature.outputs]
-        self._open = OpenCompiled(self._model, head)
+        self._open = OpenCompiled(self._model, described(signature, graph))
         self._has_room, self._checked = True, False
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
@@ -185,7 +189,10 @@ class CompiledEngine(Engine):
             if self._open.output_shapes() != self._open.sizes:
                 raise RuntimeError(_SHAPE_BY_VALUES)
             self._checked = True
-        return outputs
+        return [
+            as_dtype(array, io_tensor.tensor.dtype)
+            for array, io_tensor in zip(outputs, self._signature.outputs, strict=True)
+        ]
 
     @functools.cached_property
     def _interpreter(self) -> InterpreterEngine:

@@ -16,7 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.errors import CrashedError, UnrunnableError
-from pytest_edgeq.runtimes.engines import Arrays, Engine, Opening, Source, described
+from pytest_edgeq.runtimes.engines import (
+    Arrays,
+    Engine,
+    Opening,
+    Source,
+    as_dtype,
+    described,
+)
 from pytest_edgeq.runtimes.runner import on_disk, open_here
 from pytest_edgeq.runtimes.workers.child import OpenFile, source_file
 from pytest_edgeq.runtimes.workers.crash_report import WorkerCrashError, file_fact, size_text
@@ -93,7 +100,7 @@ class RemoteEngine(Engine):
         made = self._ask("run", {"what": "run"}, arrays, inputs=inputs, needs_state=needs_state)
         self._has_run = True
         return [
-            _as_dtype(array, entry.tensor.dtype)
+            as_dtype(array, entry.tensor.dtype)
             for array, entry in zip(made, signature.outputs, strict=True)
         ]
 
@@ -101,7 +108,7 @@ class RemoteEngine(Engine):
         """Return a tensor as the last run left it, or raise an UnrunnableError."""
         [value] = self._ask("run", {"what": "tensor", "index": index}, needs_state=True)
         subgraph = self._opening.graph.subgraphs[self._opening.signature.subgraph]
-        return _as_dtype(value, subgraph.tensors[index].dtype)
+        return as_dtype(value, subgraph.tensors[index].dtype)
 
     def close(self) -> None:
         """Have the worker close the file: a user's own runtime at once, others later."""
@@ -232,12 +239,6 @@ def _crashing_op(
         more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
         text += f"\n  not cut out: {where(first)}{more}: {why}"
     return text
-
-
-def _as_dtype(array: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
-    """Return an array of a file's dtype; `.npy` knows no bfloat16, whose bytes are right."""
-    wanted = numpy_dtype(dtype)
-    return array if array.dtype.kind != "V" or wanted is None else array.view(wanted)
 
 
 class TargetEngine(RemoteEngine):
