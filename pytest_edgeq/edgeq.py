@@ -603,6 +603,7 @@ class Edgeq:
         data = quantized.op_dtypes.to_dict()
         if delegation:
             found = self.delegation(quantized, "gpu" if delegation is True else delegation)
+            data["delegation"] = found.runtime
             for row, op in zip(data["ops"], found.ops, strict=True):
                 row["delegation"] = str(op)
         self._memory.check("op_dtype_map", name or "op_dtypes", data, options=quantized.options)
