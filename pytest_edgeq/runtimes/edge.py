@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from pytest_edgeq.tflite.modules import ModulePaths
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 from pytest_edgeq.tflite.source import TflitePath
 from pytest_edgeq.tflite.subgraph import Signature, Subgraph
+
+if TYPE_CHECKING:
+    from pytest_edgeq.runtimes.delegation import Delegation
 
 
 class EdgeFile:
@@ -57,6 +60,7 @@ class EdgeFile:
         self._key: str | None = None
         self._views: dict[str, EdgeFile] = {}
         self._runners: dict[tuple[str, bool], Runner] = {}
+        self.delegations: dict[str, Delegation] = {}  # by runtime; also of views and clones
 
     @property
     def key(self) -> str | None:
