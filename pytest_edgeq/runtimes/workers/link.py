@@ -94,6 +94,7 @@ class LinkError(Exception):
         super().__init__(what)
         self.kind, self.what, self.printed, self.code, self.pid = kind, what, printed, code, pid
         self.is_unread = False  # whether it was lost before it had read the request
+        self.is_of_other = False  # whether it answered the request of another thread
 
 
 class WorkerTracebackError(Exception):
@@ -129,6 +130,7 @@ class Link:
         # A pool may be collected, and so ended, at any allocation of any thread.
         self._ending, self._draining = threading.RLock(), threading.RLock()
         self._numbers = itertools.count(_HELLO + 1)
+        self._waiting: list[int] = []  # numbers of requests, in the order in which it reads them
         self._answers: dict[int, tuple[Head, memoryview]] = {}
         self._tail = b""  # of its output, since the last mark
         self._marked: dict[int, bytes] = {}  # output before a mark, by its number
@@ -206,12 +208,17 @@ class Link:
         pieces = pack(head, parts, is_local=self._is_local)
         try:
             with self._writing:
+                self._waiting.append(number)
                 self._write(pieces, seconds)
             del pieces
             head, rest = self._result(number, seconds)
             texts = [self._text(number, seconds)] if has_text else []
-        except LinkError:
-            raise  # not by `_ended`: a process that `close` waits for may end by itself
+        except LinkError as error:  # not by `_ended`: what `close` waits for may end by itself
+            if error.kind not in ("lost", "time") or number not in self._waiting[1:]:
+                raise
+            other = LinkError(error.kind, error.what, error.printed, error.code, error.pid)
+            other.is_of_other = True
+            raise other from None
         except BaseException:
             # Half of a message may stand in the pipes.
             self._ended("lost", "an interrupt of this process")
@@ -274,6 +281,8 @@ class Link:
                 if number not in self._answers:
                     head, rest = unpack_head(self._payload(began, seconds))
                     self._answers[head["id"]] = head, rest
+                    if head["id"] != _HELLO:
+                        self._waiting.remove(head["id"])
                 if number in self._answers:
                     self._drain()
                     return self._answers.pop(number)

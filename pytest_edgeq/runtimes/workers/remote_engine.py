@@ -245,7 +245,8 @@ class TargetEngine(RemoteEngine):
     """
     A file that is open on a target; a request is sent once more after a lost connection.
 
-    Engines of one file share what is open there, unless runs leave something behind.
+    If the request of another thread loses the connection, that does not count. Engines of one file
+    share what is open there, unless runs leave something behind.
     """
 
     def __init__(self, opening: Opening, target: Target, *, is_trial: bool = False) -> None:
@@ -266,15 +267,18 @@ class TargetEngine(RemoteEngine):
         return self._target.files.setdefault(key, file)
 
     def _use(self, request: Callable[[Link], _Result]) -> _Result:
-        try:
-            return request(self._target.link())
-        except LinkError as error:
-            if self._is_trial or error.kind != "lost":
-                raise
+        lost: LinkError | None = None
+        while True:
             try:
                 return request(self._target.link())
-            except CrashedError:  # of the state, which is lost
-                raise error from None
+            except CrashedError as error:  # of the state, which is lost
+                raise lost or error from None
+            except LinkError as error:
+                if error.is_of_other:
+                    continue
+                if lost or self._is_trial or error.kind != "lost":
+                    raise
+                lost = error
 
     def _open_in(self, link: Link, file: RemoteFile, **more: Any) -> None:
         opening = self._opening

@@ -189,6 +189,25 @@ def test_kernels_that_crash_the_worker() -> None:
     _golden("crash", str(error.value))
 
 
+def test_a_crash_is_told_of_its_own_file() -> None:
+    """And not of those that wait for the same process: they are run in another one."""
+    runtimes = Runtimes(targets={"pi": Target("pi", [sys.executable], 60)})
+
+    def run(source: Path | bytes) -> None:
+        edge = EdgeFile(source, runtimes=runtimes)
+        shapes = {b.name: np.zeros(b.tensor.shape, b.tensor.dtype) for b in edge.signature.inputs}
+        edge.runner("pi").run(shapes)
+
+    with ThreadPoolExecutor(4) as pool:
+        crashes = [pool.submit(run, segfault_at_run()) for _ in range(3)]
+        while not all(each.done() for each in crashes):
+            run(NESTED)
+    for each in crashes:
+        with pytest.raises(CrashedError, match="\nop: LOCAL_RESPONSE_NORMALIZATION #1\n"):
+            each.result()
+    runtimes.close()
+
+
 def test_a_file_that_lost_its_state_is_not_run_on() -> None:
     """What earlier samples left is gone with the process."""
     target = Target("pi", [sys.executable], 60)
