@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.check.op_pairs import Pair, tolerances
-from pytest_edgeq.check.runtime_results import RuntimeResults
+from pytest_edgeq.check.op_pairs import GREATEST, Pair, tolerances
+from pytest_edgeq.check.runtime_results import FLOAT_UNIT, RuntimeResults
 from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.runtimes.bounds import float_bound, float_conditioning, float_reach
 from pytest_edgeq.runtimes.bounds.floats import reduction_length
@@ -37,9 +37,6 @@ LEAST_HALF: Final = float(np.finfo(np.float16).smallest_subnormal)
 BY_EXPONENTIALS: Final = ("TANH", "ELU")
 """Ops that the engine computes from e^x: near 0 its error is that of 1."""
 
-STEPS: Final = ("CEIL", "FLOOR", "FLOOR_DIV", "FLOOR_MOD", "ROUND", "SIGN")
-"""Ops with a discontinuous result."""
-
 
 def _of_result(operands: Sequence[_Array], result: _Array) -> _Array:
     """Return the size of each value of a result: its operands are off by a share of themselves."""
@@ -56,9 +53,29 @@ def _of_any(operands: Sequence[_Array], result: _Array) -> _Array:
 
 BY_ELEMENT: Final[dict[str, Callable[[Sequence[_Array], _Array], _Array]]] = {
     **dict.fromkeys(("ABS", "DIV", "MUL", "NEG", "RSQRT", "SQRT"), _of_result),
+    **dict.fromkeys(("CEIL", "FLOOR", "FLOOR_DIV", "ROUND", "SIGN"), _of_result),
     **dict.fromkeys(("ADD", "MAXIMUM", "MINIMUM", "SUB"), _of_any),
 }
 """Sizes that the error of an elementwise op is relative to: a mask of -1e4 hides no other value."""
+
+
+def _to_integer(x: _Array, scale: float = 1.0) -> tuple[_Array, _Array]:
+    return np.abs(x - np.rint(x)), scale * np.abs(x)
+
+
+def _to_each_other(x: _Array, y: _Array) -> tuple[_Array, _Array]:
+    return np.abs(x - y), np.abs(x) + np.abs(y)
+
+
+STEPS: Final[dict[str, Callable[..., tuple[_Array, _Array]]]] = {
+    **dict.fromkeys(("CAST", "CEIL", "FLOOR"), _to_integer),
+    **dict.fromkeys(("FLOOR_DIV", "FLOOR_MOD"), lambda x, y: _to_integer(x / y, 3.0)),
+    "ROUND": lambda x: (np.abs(x - np.floor(x) - 0.5), np.abs(x)),
+    "SIGN": lambda x: (np.abs(x), np.zeros(x.shape)),
+    **dict.fromkeys(("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL"), _to_each_other),
+    **dict.fromkeys(("LESS", "LESS_EQUAL", "ARG_MAX", "ARG_MIN"), _to_each_other),
+}
+"""Distances of operands to a step of the result, and sizes that their rounding is relative to."""
 
 
 def subnormal_error(operands: Iterable[_Array], result: _Array) -> _Array:
@@ -142,24 +159,35 @@ class GpuPair(Pair):
     """One output of an op that was run alone on a GPU and on a base runtime."""
 
     is_half: bool = False  # whether the GPU computes in float16
-    chosen: int | None = None  # axis of ARG_MAX and ARG_MIN, whose scores are compared
+    has_steps: bool = False  # whether the result differs where operands are near a step
     known: Explanation | None = None  # of a difference: a defect of the engine
     range: Explanation | None = None  # likewise: values that float16 does not hold
     worst_held: float = 0.0  # the greatest difference, without values that overflow float16
     squares: list[float] = field(default_factory=lambda: [0.0, 0.0])  # signal, and its error
 
-    def _compared(
-        self, base: _Array, actual: _Array, values: Mapping[int, _Array]
-    ) -> tuple[_Array, _Array]:
-        if self.is_half:
+    @property
+    def operands(self) -> tuple[int, ...]:
+        """Tensors whose values `update` needs."""
+        return (*self.op.inputs, *self.op.outputs) if self.is_float or self.has_steps else ()
+
+    def update(
+        self, sample: int, base: _Array, actual: _Array, values: Mapping[int, _Array]
+    ) -> None:
+        """Compare one sample; `values` has the `operands` by index."""
+        if self.is_half and base.shape == actual.shape:
             operands = [values[index] for index in self.op.inputs if index in values]
             n_terms = reduction_length(self.graph, self.op)
             self.range = self.range or beyond_float16(operands, base, actual, n_terms)
-        if self.chosen is None:
-            return base, actual
-        scores = values[self.op.inputs[0]]
-        one, two = (_chosen(scores, each, self.chosen) for each in (base, actual))
-        return one, two
+            self._add_squares(base, actual)
+            if self.has_steps:
+                if self.op.name in ("ARG_MAX", "ARG_MIN"):
+                    scores, axis = operands
+                    operands = [_chosen(scores, each, axis.item()) for each in (base, actual)]
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    distance, size = STEPS[self.op.name](*(x.astype(np.float64) for x in operands))
+                    is_near = distance <= FLOAT_UNIT * size + LEAST_HALF
+                actual = np.where(is_near, base, actual)
+        Pair.update(self, sample, base, actual, values)
 
     def _float_allowance(
         self, base: _Array, values: Mapping[int, _Array]
@@ -188,15 +216,15 @@ class GpuPair(Pair):
             noise += subnormal_error(operands if by_element else [], result)
         return noise
 
-    def _add(self, base: _Array, actual: _Array, steps: _Array) -> None:
+    def _add_squares(self, base: _Array, actual: _Array) -> None:
         """Add to the SQNR, in which a value that is lost counts as an error of its size."""
-        if not self.is_half:
-            return
+        one, two = (np.clip(x.astype(np.float64), -GREATEST, GREATEST) for x in (base, actual))
         quantization = qparams(self.graph.tensor(self.op, self.tensor))
-        signal = base - (quantization[1] if quantization else 0)
-        error = np.abs(base - actual)
+        signal, error = one - (quantization[1] if quantization else 0), np.abs(one - two)
         self.squares[0] += float(np.nansum(np.square(signal)))
         self.squares[1] += float(np.nansum(np.square(np.where(np.isnan(error), signal, error))))
+
+    def _add(self, base: _Array, actual: _Array, steps: _Array) -> None:
         overflows = (np.abs(base) > GREATEST_HALF) & (actual * np.sign(base) >= GREATEST_HALF)
         self.worst_held = max(self.worst_held, float(steps[~overflows].max(initial=0.0)))
 
@@ -222,29 +250,25 @@ class GpuPair(Pair):
 
 
 def _chosen(scores: _Array, indices: _Array, axis: int) -> _Array:
-    """Return the scores at chosen indices; infinity where there is none."""
+    """Return the scores at chosen indices; NaN where there is none."""
     wanted = np.expand_dims(indices.astype(np.int64), axis)
     length = scores.shape[axis]
     found = np.take_along_axis(scores, np.clip(wanted, 0, length - 1), axis)
     is_there = (wanted >= 0) & (wanted < length)
-    return np.squeeze(np.where(is_there, found, np.float32(np.inf)), axis)
+    return np.squeeze(np.where(is_there, found, np.nan), axis)
 
 
 def _in_half(graph: OpGraph, op: Op, tensor: int) -> dict[str, Any]:
     """Return the fields of a pair that differ in float16."""
     info = graph.tensor(op, tensor)
-    if info.is_floating_point:
-        # An operand may lie on the other side of a step.
-        return {"bound": math.inf} if op.name in STEPS else {}
     if info.is_quantized:
         return {"share": 1.0}
     if not any(graph.tensor(op, index).is_floating_point for index in op.inputs if index >= 0):
         return {}
-    axis = graph.tensor(op, op.inputs[1]) if op.name in ("ARG_MAX", "ARG_MIN") else None
-    if axis is not None and axis.is_constant:
-        chosen = int(graph.constant(axis)[:4].view("<i4")[0])
-        return {"chosen": chosen, "is_float": True, "bound": 1.0}
-    return {"bound": math.inf}  # a comparison of near ties may have another result
+    if op.name in STEPS and not (op.name == "CAST" and info.is_floating_point):
+        return {"has_steps": True}
+    # Indices of near ties may differ.
+    return {} if info.is_floating_point else {"bound": math.inf}
 
 
 class GpuResults(RuntimeResults):

@@ -63,7 +63,7 @@ class Pair:
     is_undefined: bool = False
 
     def update(self, sample: int, base: Array, actual: Array, values: Mapping[int, Array]) -> None:
-        """Compare one sample; `values` are the op's tensors by index, for floats only."""
+        """Compare one sample; `values` has the `operands` by index."""
         self.n_codes += base.size
         if base.shape != actual.shape:
             self.worst, self.n_differ = math.inf, self.n_differ + base.size
@@ -71,7 +71,6 @@ class Pair:
             return
         if self.is_float and np.array_equal(base, actual, equal_nan=True):
             return  # NaN on both sides agrees; equal codes are still counted below
-        base, actual = self._compared(base, actual, values)
         data = hybrid_position(self.graph, self.op) if self.is_float else None
         if data is not None and not np.isfinite(values[self.op.inputs[data]]).all():
             self.is_undefined = True
@@ -113,11 +112,10 @@ class Pair:
             place = f", index {list(map(int, index))}"
             self.at = self._where(sample, place, actual[index], base[index])
 
-    def _compared(
-        self, base: Array, actual: Array, values: Mapping[int, Array]
-    ) -> tuple[Array, Array]:
-        """Return the values that are compared in place of outputs that differ."""
-        return base, actual
+    @property
+    def operands(self) -> tuple[int, ...]:
+        """Tensors whose values `update` needs."""
+        return (*self.op.inputs, *self.op.outputs) if self.is_float else ()
 
     def _add(self, base: Array, actual: Array, steps: Array) -> None:
         """Add one sample, of which `steps` has the differences in the unit of `bound`."""

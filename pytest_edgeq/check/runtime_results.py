@@ -75,8 +75,7 @@ class RuntimeResults:
                     if (op.index, tensor) not in self._pairs:
                         self._pairs[op.index, tensor] = self._make_pair(op, tensor)
                     pair = self._pairs[op.index, tensor]
-                    places = (*op.inputs, *op.outputs) if pair.is_float else ()
-                    values = {place: kept.tensor(place) for place in places if place >= 0}
+                    values = {index: kept.tensor(index) for index in pair.operands if index >= 0}
                     pair.update(index, kept.tensor(tensor), made[op.index, tensor], values)
         except (CopyError, ValueError) as error:
             self._runs_ops = False
