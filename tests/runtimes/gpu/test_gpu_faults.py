@@ -10,7 +10,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +22,12 @@ from pytest_edgeq.errors import CrashedError, UnrunnableError
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.workers.target import Target
-from tests.processes import left_after, target_workers
+from tests.processes import target_workers
 from tests.runtimes.gpu.killer import killing
 from tests.runtimes.targets.conftest import drawn
 from tests.waiting import SECONDS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("_no_process_is_left")]
 
 NESTED = make.CONVERTED / "nested.int8.tflite"
 
@@ -50,13 +49,6 @@ int vk_icdNegotiateLoaderICDInterfaceVersion(unsigned *version) {
 }
 void *vk_icdGetInstanceProcAddr(void *instance, const char *name) { return 0; }
 """
-
-
-@pytest.fixture(autouse=True)
-def _no_process_is_left() -> Iterator[None]:
-    before = target_workers()
-    yield
-    assert not left_after([each for each in target_workers() if each not in before])
 
 
 def _with(command: list[str], folder: Path, **variables: str) -> list[str]:

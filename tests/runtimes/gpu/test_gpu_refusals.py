@@ -17,22 +17,17 @@ from pytest_edgeq.errors import UnrunnableError
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.workers.target import Target
-from tests.processes import left_after, target_workers
+from tests.processes import target_workers
 from tests.runtimes.gpu.fake_gpu import fake_here, fake_target
 from tests.runtimes.gpu.killer import killing
 from tests.runtimes.targets.conftest import drawn, patched_litert
 from tests.waiting import SECONDS
 
+pytestmark = pytest.mark.usefixtures("_no_process_is_left")
+
 GOLDEN = Path(__file__).parent / "golden"
 NESTED = make.CONVERTED / "nested.int8.tflite"
 OP = "FULLY_CONNECTED"
-
-
-@pytest.fixture(autouse=True)
-def _no_process_is_left() -> Iterator[None]:
-    before = target_workers()
-    yield
-    assert not left_after([each for each in target_workers() if each not in before])
 
 
 def _refusal(runtimes: Runtimes, content: bytes | Path, runtime: str) -> str:

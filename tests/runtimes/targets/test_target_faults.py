@@ -28,6 +28,8 @@ from tests.runtimes.isolate.runners import segfault_at_run
 from tests.runtimes.targets.conftest import drawn
 from tests.waiting import SECONDS, line_of, running
 
+pytestmark = pytest.mark.usefixtures("_no_process_is_left")
+
 GOLDEN = Path(__file__).parent / "golden"
 NESTED = make.CONVERTED / "nested.int8.tflite"
 
@@ -37,13 +39,6 @@ THEN_PYTHON = f'exec {sys.executable} "$@"'
 
 def _shell(script: str) -> list[str]:
     return ["sh", "-c", script, "sh"]
-
-
-@pytest.fixture(autouse=True)
-def _no_process_is_left() -> Iterator[None]:
-    before = target_workers()
-    yield
-    assert not left_after([each for each in target_workers() if each not in before])
 
 
 def _golden(name: str, text: str) -> None:
