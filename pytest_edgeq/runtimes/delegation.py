@@ -222,13 +222,10 @@ def delegated(
     shared: Sequence[tuple[int, int]] | None,
 ) -> list[tuple[RunsOn, str]]:
     """
-    Return where each op runs, and why.
+    Return where each op runs, and why, from the unsupported ops and the engine's messages.
 
-    Args:
-        subgraphs: All of the file.
-        refused: Unsupported ops, with the engine's messages.
-        shared: Numbers of ops on the GPU and on the CPU, of each subgraph with unsupported ops;
-            None where not all unsupported ops are known.
+    `shared` has the numbers of ops on the GPU and on the CPU of each subgraph that is split, or is
+    None if not all unsupported ops are known.
     """
     largest: dict[int, list[frozenset[Op]]] = {}
     counts = []

@@ -56,8 +56,6 @@ class Opening:
 class Engine:
     """Interface of an engine: it runs one signature of one file, for every sample."""
 
-    n_on_cpu = 0  # ops that an engine for the GPU leaves to the CPU
-
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
         """Run one sample, and return the stored outputs in the model's order, for the caller."""
         raise NotImplementedError

@@ -82,11 +82,6 @@ class Runner:
         if opening.own is not None:
             runtimes.opened(self._engine)
 
-    @property
-    def n_on_cpu(self) -> int:
-        """Number of ops that run on the CPU, of a runtime on the GPU."""
-        return self._engine.n_on_cpu
-
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
         """Run one sample."""
         try:

@@ -65,11 +65,9 @@ class GpuEngine(TargetEngine):
         check_outputs_written(opening.graph, opening.signature)
         super().__init__(opening, target, is_trial=is_trial)
         assert self._file is not None, "it was opened just now"
-        printed = self._file.printed
+        self.printed = printed = self._file.printed
         _check(printed)
-        self.printed = printed
-        self.n_on_cpu = sum(on_cpu for _, on_cpu in shared_ops(printed))
-        if self.n_on_cpu >= len(opening.graph.ops):
+        if sum(on_cpu for _, on_cpu in shared_ops(printed)) >= len(opening.graph.ops):
             raise RuntimeError(f"{NO_OP}\n{printed}")
         if (found := _ADAPTER.search(printed)) is None:  # it may run on the CPU without a message
             raise RuntimeError(f"{NO_ADAPTER}\n{printed}")

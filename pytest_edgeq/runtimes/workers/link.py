@@ -70,6 +70,9 @@ _MARK: Final = re.compile(remote_worker.MARK.replace(b"%d", rb"(\d+)"))
 _PIPE_BYTES: Final = 1 << 20
 """What a pipe to a worker of this machine holds: most messages without waiting for its reader."""
 
+CHATTER: Final = re.compile(r"INFO: |I0000 |.*(npu_registry|compiler_plugin\.cc)|└ Could not load")
+"""Lines that LiteRT prints for each file."""
+
 _ERRORS: Final = {each.__name__: each for each in (RuntimeError, ValueError, KeyError, MemoryError)}
 """Errors of kernels, by what a target calls them."""
 
@@ -288,7 +291,7 @@ class Link:
                     return self._answers.pop(number)
 
     def _text(self, number: int, seconds: float | None) -> str:
-        """Return what was printed during a request, which may arrive behind its answer."""
+        """Return the output during a request, which may arrive behind its answer."""
         began = time.monotonic()
         while number not in self._marked:
             self._check()
@@ -439,7 +442,5 @@ def signal_name(number: int) -> str:
 def printed_lines(printed: str) -> list[str]:
     """Return the last lines that a process printed, for a failure text; none if it printed none."""
     lines = [line.rstrip()[:150] for line in printed.splitlines()]
-    # LiteRT prints these for each file.
-    chatter = ("INFO: ", "I0000 ", "WARNING: [npu_registry.cc")
-    lines = [line for line in lines if line and not line.startswith(chatter)][-20:]
+    lines = [line for line in lines if line and not CHATTER.match(line)][-20:]
     return ["printed last:", *(f"  | {line}" for line in lines)] if lines else []

@@ -58,10 +58,8 @@ _LOST = (
 # All that kernels say where an allocation fails.
 _NO_REASON = re.compile(r"(Node number \d+ \(\w+\) failed to (prepare|invoke)\.?)?\s*")
 
-_MOST_TRIALS: Final = 16
-"""Files to try; by bisection this is enough for 2 ** 8 ops."""
-
 _MOST_SECONDS: Final = 30.0
+"""Time to search for the op that ends a worker."""
 
 _SECONDS_OF_A_TRIAL: Final = 5.0
 """Seconds after which ops count as hanging."""
@@ -186,10 +184,6 @@ class RemoteEngine(Engine):
         return False
 
 
-class _GivenUpError(Exception):
-    """The search has reached its limits."""
-
-
 def _crashing_op(
     opening: Opening, step: str, inputs: Inputs, ends: Callable[[bytes, Inputs | None], bool]
 ) -> str:
@@ -197,7 +191,7 @@ def _crashing_op(
     graph, subgraph = opening.graph, opening.signature.subgraph
     tensors = graph.subgraphs[subgraph].tensors
     known = {b.tensor.index: inputs[b.name] for b in opening.signature.inputs if b.name in inputs}
-    begun, trials = time.monotonic(), 0
+    begun = time.monotonic()
 
     def shape_of(index: int) -> tuple[int, ...]:
         return known[index].shape if index in known else tensors[index].shape
@@ -208,13 +202,8 @@ def _crashing_op(
         return np.zeros(tensors[index].shape, numpy_dtype(tensors[index].dtype))
 
     def crashes(cut: Cut) -> bool:
-        nonlocal trials
-        seconds = time.monotonic() - begun
-        if trials >= _MOST_TRIALS or seconds > _MOST_SECONDS:
-            raise _GivenUpError(
-                f"{trials} files with some of its ops were tried, in {seconds:.0f} s"
-            )
-        trials += 1
+        if time.monotonic() - begun > _MOST_SECONDS:
+            raise TimeoutError
         feed = {name: value(index) for name, index in cut.inputs.items()}
         try:
             return ends(cut.content, feed if step == "run" else None)
@@ -229,8 +218,8 @@ def _crashing_op(
         if op is not None:
             return f"op: {where(op)}"
         left_out = cut_ops(graph, subgraph, shape_of).left_out
-    except _GivenUpError as error:
-        return f"op: not found: {error}"
+    except TimeoutError:
+        return f"op: not found in {_MOST_SECONDS:.0f} s"
     except Exception as error:  # of a damaged file the graph need not make sense
         return f"op: not found: its ops cannot be cut out ({type(error).__name__}: {error})"[:150]
     text = "op: not found: its ops, cut out and run on zeros, end no process"

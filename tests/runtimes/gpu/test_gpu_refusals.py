@@ -14,6 +14,7 @@ from fixtures.tflite import make, stacks
 from fixtures.tflite.writer import one_op
 from pytest_edgeq import Edgeq
 from pytest_edgeq.errors import UnrunnableError
+from pytest_edgeq.runtimes.delegation import delegation_of
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.workers.target import Target
@@ -114,7 +115,8 @@ def test_ops_that_the_cpu_takes_are_counted(tmp_path: Path) -> None:
     runtimes = _targets(fake_target(tmp_path / "pi", left=OP))
     edge = EdgeFile(NESTED, runtimes=runtimes)
     n_left = sum(op.name == OP for op in edge.graph.ops)
-    assert edge.runner("pi:gpu").n_on_cpu == n_left > 0
+    assert delegation_of(edge, "pi:gpu").n_on_gpu == len(edge.graph.ops) - n_left
+    assert n_left > 0
     runtimes.close()
 
 
