@@ -39,7 +39,6 @@ _MUST_RUN = "xnnpack"
 # No device runs these kernels: they run one sample, and their refusals and differences are notes,
 # not findings.
 _UNSHIPPED = "reference"
-
 # Rows of as many equal scores or more abort the process at a check of `softmax.h` (BUILTIN_REF,
 # ai-edge-litert 2.3.0; 511 do not).
 _SOFTMAX_ABORTS = 512
@@ -87,11 +86,10 @@ class Agreement:
         names = [name for name in compared_runtimes(quantized) if self._can_open(name)]
         # The runtime that the others are compared with.
         self._base = next((name for name in (*KEEPING, *names) if name in names), "")
-        kinds = {name: edge.runtimes.kernels_of(name) in GPU_KERNELS for name in names}
-        self._opened = {
-            name: (GpuResults if is_gpu else RuntimeResults)(name, self._base, edge)
-            for name, is_gpu in kinds.items()
-        }
+        self._opened: dict[str, RuntimeResults] = {}
+        for name in names:
+            kind = GpuResults if edge.runtimes.kernels_of(name) in GPU_KERNELS else RuntimeResults
+            self._opened[name] = kind(name, self._base, edge)
         self._ops = SingleOps(edge, self._base) if self._base in KEEPING else None
 
     def update(self, sample: Sample, reference: Sequence[Array] | None) -> None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.check.op_pairs import GREATEST, Pair, tolerances
+from pytest_edgeq.check.op_pairs import GREATEST, Pair, Values, tolerances
 from pytest_edgeq.check.runtime_results import FLOAT_UNIT, RuntimeResults
 from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.runtimes.bounds import float_bound, float_conditioning, float_reach
-from pytest_edgeq.runtimes.bounds.floats import reduction_length
-from pytest_edgeq.runtimes.bounds.site import reach_of, scale_of
+from pytest_edgeq.runtimes.bounds.floats import float_error, reduction_length
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.gpu_known import Explanation, known_defect
 from pytest_edgeq.tflite.boundary import qparams
@@ -38,23 +37,18 @@ BY_EXPONENTIALS: Final = ("TANH", "ELU")
 """Ops that the engine computes from e^x: near 0 its error is that of 1."""
 
 
-def _of_result(operands: Sequence[_Array], result: _Array) -> _Array:
-    """Return the size of each value of a result: its operands are off by a share of themselves."""
-    size: _Array = np.abs(result)
-    return size
-
-
-def _of_any(operands: Sequence[_Array], result: _Array) -> _Array:
+def _of_any(operands: Sequence[_Array], result: _Array) -> Any:
     """Return the greatest size of the operands and the result, by element."""
-    sizes = [np.broadcast_to(np.abs(each), result.shape) for each in operands]
-    greatest: _Array = np.max([np.abs(result), *sizes], axis=0)
-    return greatest
+    return np.max([np.broadcast_to(np.abs(x), result.shape) for x in (*operands, result)], axis=0)
 
 
-BY_ELEMENT: Final[dict[str, Callable[[Sequence[_Array], _Array], _Array]]] = {
-    **dict.fromkeys(("ABS", "DIV", "MUL", "NEG", "RSQRT", "SQRT"), _of_result),
-    **dict.fromkeys(("CEIL", "FLOOR", "FLOOR_DIV", "ROUND", "SIGN"), _of_result),
+BY_ELEMENT: Final[dict[str, Callable[[Sequence[_Array], _Array], Any]]] = {
+    **dict.fromkeys(
+        ("ABS", "CEIL", "DIV", "FLOOR", "FLOOR_DIV", "MUL", "NEG", "ROUND", "RSQRT", "SIGN"),
+        lambda operands, result: np.abs(result),
+    ),
     **dict.fromkeys(("ADD", "MAXIMUM", "MINIMUM", "SUB"), _of_any),
+    "SQRT": lambda operands, result: np.abs(result),
 }
 """Sizes that the error of an elementwise op is relative to: a mask of -1e4 hides no other value."""
 
@@ -88,37 +82,13 @@ def subnormal_error(operands: Iterable[_Array], result: _Array) -> _Array:
     return error
 
 
-def float_error(graph: OpGraph, op: Op, tensor: int, *, half: bool) -> float:
-    """
-    Return the error of a quantized op that is computed in floats, in LSB of an output.
-
-    The engine dequantizes operands, computes in floats and rounds the result to codes.
-    """
-    ends = [graph.tensor(op, index) for index in (*op.inputs, tensor) if index >= 0]
-    reaches = [
-        reach_of(each) * scale
-        for each in ends
-        if not each.is_constant and (scale := scale_of(each)) is not None
-    ]
-    scale = scale_of(graph.tensor(op, tensor))
-    bound = float_bound(graph, op, half=half)
-    return bound * max(reaches, default=0.0) / scale if scale else 0.0
-
-
 def beyond_float16(
-    operands: Iterable[npt.NDArray[Any]],
-    result: npt.NDArray[Any],
-    computed: npt.NDArray[Any],
-    n_terms: int,
+    operands: Iterable[_Array], result: _Array, computed: _Array, n_terms: int
 ) -> Explanation | None:
     """
     Explain which values of an op overflow or underflow float16, if any do.
 
-    Args:
-        operands: Of the op.
-        result: In float32.
-        computed: The result in float16.
-        n_terms: Number of terms that one value of the result sums.
+    `result` is in float32, `computed` in float16; one value of it sums `n_terms`.
     """
     broken = np.isfinite(result) & ~np.isfinite(computed)
     for each in (*operands, result):
@@ -159,62 +129,54 @@ class GpuPair(Pair):
     """One output of an op that was run alone on a GPU and on a base runtime."""
 
     is_half: bool = False  # whether the GPU computes in float16
-    has_steps: bool = False  # whether the result differs where operands are near a step
     known: Explanation | None = None  # of a difference: a defect of the engine
     range: Explanation | None = None  # likewise: values that float16 does not hold
-    worst_held: float = 0.0  # the greatest difference, without values that overflow float16
+    overflow: str = ""  # a value beyond float16 that became infinite or its greatest
     squares: list[float] = field(default_factory=lambda: [0.0, 0.0])  # signal, and its error
 
-    @property
-    def operands(self) -> tuple[int, ...]:
-        """Tensors whose values `update` needs."""
-        return (*self.op.inputs, *self.op.outputs) if self.is_float or self.has_steps else ()
-
-    def update(
-        self, sample: int, base: _Array, actual: _Array, values: Mapping[int, _Array]
-    ) -> None:
-        """Compare one sample; `values` has the `operands` by index."""
+    def update(self, sample: int, base: _Array, actual: _Array, values: Values) -> None:
+        """Compare one sample; `values` has the op's tensors by index, if it is needed."""
         if self.is_half and base.shape == actual.shape:
             operands = [values[index] for index in self.op.inputs if index in values]
             n_terms = reduction_length(self.graph, self.op)
             self.range = self.range or beyond_float16(operands, base, actual, n_terms)
             self._add_squares(base, actual)
-            if self.has_steps:
-                if self.op.name in ("ARG_MAX", "ARG_MIN"):
-                    scores, axis = operands
-                    operands = [_chosen(scores, each, axis.item()) for each in (base, actual)]
-                with np.errstate(divide="ignore", invalid="ignore"):
-                    distance, size = STEPS[self.op.name](*(x.astype(np.float64) for x in operands))
-                    is_near = distance <= FLOAT_UNIT * size + LEAST_HALF
-                actual = np.where(is_near, base, actual)
+            if self.needs_values:
+                actual = np.where(self._is_near_step(operands, base, actual), base, actual)
+            elif self.is_float:
+                is_over = (np.abs(base) > GREATEST_HALF) & (actual * np.sign(base) >= GREATEST_HALF)
+                if is_over.any():
+                    first = tuple(np.argwhere(is_over)[0].tolist())
+                    at = self._where(sample, f", index {list(first)}", actual[first], base[first])
+                    self.overflow = self.overflow or f"expected values within float16, got {at}"
+                actual = np.where(is_over, base, actual)
         Pair.update(self, sample, base, actual, values)
 
-    def _float_allowance(
-        self, base: _Array, values: Mapping[int, _Array]
-    ) -> tuple[float | _Array, float | _Array]:
-        noise, allowed = Pair._float_allowance(self, base, values)
-        if self.is_half:
-            # Rounding does not explain values that are too large for float16.
-            size = np.abs(base)
-            allowed = np.where(size > GREATEST_HALF, OVERFLOWN * size, allowed)
-        return noise, allowed
+    def _is_near_step(self, operands: list[_Array], base: _Array, actual: _Array) -> Any:
+        if self.op.name in ("ARG_MAX", "ARG_MIN"):
+            scores, axis = operands
+            operands = [_chosen(scores, each, axis.item()) for each in (base, actual)]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            distance, size = STEPS[self.op.name](*(each.astype(np.float64) for each in operands))
+            return distance <= FLOAT_UNIT * size + LEAST_HALF
 
-    def _rounding(
-        self, operands: Sequence[_Array], values: Mapping[int, _Array], greatest: float
-    ) -> float | _Array:
+    def _rounding(self, operands: list[_Array], values: Values, greatest: float) -> float | _Array:
         graph, op, result = self.graph, self.op, values[self.tensor]
-        units = 1 + (HALF_UNIT if self.is_half else 1.0)
         bound = float_bound(graph, op) + float_bound(graph, op, half=self.is_half)
-        bound += units * float_conditioning(op, operands)
+        bound += (1 + (HALF_UNIT if self.is_half else 1)) * float_conditioning(op, operands)
         by_element = BY_ELEMENT.get(op.name)
         if by_element is not None:
-            noise = bound * by_element(operands, result)
+            noise: _Array = bound * by_element(operands, result)
         else:
             reach = 1.0 if op.name in BY_EXPONENTIALS else float_reach(graph, op)
             noise = np.full(result.shape, bound * max(greatest, reach))
-        if self.is_half:
-            noise += subnormal_error(operands if by_element else [], result)
-        return noise
+        if not self.is_half:
+            return noise
+        noise += subnormal_error(operands if by_element else [], result)
+        # Rounding does not explain values that are too large for float16.
+        size = np.abs(result)
+        limit: _Array = np.where(size > GREATEST_HALF, OVERFLOWN * size, noise)
+        return limit
 
     def _add_squares(self, base: _Array, actual: _Array) -> None:
         """Add to the SQNR, in which a value that is lost counts as an error of its size."""
@@ -224,9 +186,9 @@ class GpuPair(Pair):
         self.squares[0] += float(np.nansum(np.square(signal)))
         self.squares[1] += float(np.nansum(np.square(np.where(np.isnan(error), signal, error))))
 
-    def _add(self, base: _Array, actual: _Array, steps: _Array) -> None:
-        overflows = (np.abs(base) > GREATEST_HALF) & (actual * np.sign(base) >= GREATEST_HALF)
-        self.worst_held = max(self.worst_held, float(steps[~overflows].max(initial=0.0)))
+    def problem(self) -> str:
+        """Return a text on the defect; empty if rounding explains it."""
+        return Pair.problem(self) or self.overflow
 
     @property
     def explanation(self) -> Explanation | None:
@@ -235,12 +197,8 @@ class GpuPair(Pair):
 
     @property
     def only_overflows(self) -> bool:
-        """
-        Whether the only difference is that values beyond float16 became infinite or its greatest.
-
-        Masks of attention do so, and no output differs.
-        """
-        return self.is_half and self.worst_held <= self.bound < self.worst
+        """Whether overflow is the only difference: masks of attention do so, and no output."""
+        return self.overflow != "" and not Pair.problem(self)
 
     @property
     def sqnr_db(self) -> float:
@@ -266,7 +224,7 @@ def _in_half(graph: OpGraph, op: Op, tensor: int) -> dict[str, Any]:
     if not any(graph.tensor(op, index).is_floating_point for index in op.inputs if index >= 0):
         return {}
     if op.name in STEPS and not (op.name == "CAST" and info.is_floating_point):
-        return {"has_steps": True}
+        return {"needs_values": True}
     # Indices of near ties may differ.
     return {} if info.is_floating_point else {"bound": math.inf}
 
@@ -292,9 +250,9 @@ class GpuResults(RuntimeResults):
         fields |= {"is_half": is_half, "known": known_defect(graph, op)}
         return GpuPair(op, graph, tensor, (self.name, self._base), **fields)
 
-    def _wrong_pairs(self, apart: Sequence[Finding]) -> list[Pair]:
-        wrong = super()._wrong_pairs(apart)
-        if apart or not self._distances:
+    def _wrong_pairs(self, on_outputs: Sequence[Finding]) -> list[Pair]:
+        wrong = super()._wrong_pairs(on_outputs)
+        if on_outputs or not self._distances:
             return wrong
         # What overflows float16 and moves no output is a mask.
         return [pair for pair in wrong if not (isinstance(pair, GpuPair) and pair.only_overflows)]

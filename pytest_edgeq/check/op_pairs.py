@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op
 
 Array = npt.NDArray[Any]
+Values = Mapping[int, Array]
 
 # Maximum of float32, which kernels that clamp return for infinity.
 GREATEST = float(np.finfo(np.float32).max)
@@ -61,9 +62,10 @@ class Pair:
     n_inside: int = 0
     n_moved: list[int] = field(default_factory=lambda: [0, 0])
     is_undefined: bool = False
+    needs_values: bool = False  # whether integers depend on the operands in float
 
-    def update(self, sample: int, base: Array, actual: Array, values: Mapping[int, Array]) -> None:
-        """Compare one sample; `values` has the `operands` by index."""
+    def update(self, sample: int, base: Array, actual: Array, values: Values) -> None:
+        """Compare one sample; `values` has the op's tensors by index, if it is needed."""
         self.n_codes += base.size
         if base.shape != actual.shape:
             self.worst, self.n_differ = math.inf, self.n_differ + base.size
@@ -85,7 +87,7 @@ class Pair:
         difference, limit = steps, np.zeros(steps.shape)
         if self.is_float:
             difference = np.where(np.isinf(actual) & ~same, math.inf, steps)
-            noise, allowed = self._float_allowance(one, values)
+            noise, allowed = self._float_allowance(values)
             beyond_noise = ~(steps <= noise)
             limit += allowed
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -95,7 +97,6 @@ class Pair:
             # Integers beyond 2^53 may differ although their float64 values are equal.
             steps = np.where(same, 0.0, np.maximum(steps, 1.0))
         steps = np.where(np.isnan(steps), math.inf, steps)
-        self._add(one, two, steps)
         self.n_differ += int(np.count_nonzero(~same))
         # Float32 rounding may have one sign, by the order in which a kernel sums.
         inside = ~same & beyond_noise
@@ -112,17 +113,7 @@ class Pair:
             place = f", index {list(map(int, index))}"
             self.at = self._where(sample, place, actual[index], base[index])
 
-    @property
-    def operands(self) -> tuple[int, ...]:
-        """Tensors whose values `update` needs."""
-        return (*self.op.inputs, *self.op.outputs) if self.is_float else ()
-
-    def _add(self, base: Array, actual: Array, steps: Array) -> None:
-        """Add one sample, of which `steps` has the differences in the unit of `bound`."""
-
-    def _float_allowance(
-        self, base: Array, values: Mapping[int, Array]
-    ) -> tuple[float | Array, float | Array]:
+    def _float_allowance(self, values: Values) -> tuple[float | Array, float | Array]:
         """Return the tolerances of sound float kernels: for float32 rounding, and in total."""
         graph, op = self.graph, self.op
         floats = [np.abs(v) for v in values.values() if np.issubdtype(v.dtype, np.floating)]
@@ -135,9 +126,7 @@ class Pair:
         code = float(np.abs(values[op.inputs[data]]).max(initial=0.0)) / 127
         return noise, noise + code * _weight_sum(graph, op)
 
-    def _rounding(
-        self, operands: Sequence[Array], values: Mapping[int, Array], greatest: float
-    ) -> float | Array:
+    def _rounding(self, operands: list[Array], values: Values, greatest: float) -> float | Array:
         """Return the greatest difference by rounding; no value but infinity is above `greatest`."""
         bound = float_bound(self.graph, self.op) + float_conditioning(self.op, operands)
         return 2 * bound * max(greatest, float_reach(self.graph, self.op))
@@ -202,15 +191,10 @@ def tolerances(
     graph: OpGraph, op: Op, tensor: int, base: str, kernels: str | None, error: float = 0.0
 ) -> dict[str, Any]:
     """
-    Return the fields of a `Pair` of two sound kernels.
+    Return the fields of a `Pair` of two sound kernels, of a base runtime and of another one.
 
-    Args:
-        graph: Of the file.
-        op: Of the graph.
-        tensor: An output of the op.
-        base: The base runtime.
-        kernels: Of the other runtime; None for a user's own, which may be the worst kind.
-        error: Of the other runtime, beside the rounding of its kernels, in LSB.
+    `kernels` is None for a user's own runtime, which may be the worst kind; `error` is what it adds
+    to the rounding of kernels, in LSB.
     """
     info = graph.tensor(op, tensor)
     if info.is_floating_point:
@@ -291,7 +275,6 @@ def _difference(mine: Array, theirs: Array) -> tuple[int, int, float] | None:
     if mine.shape != theirs.shape:
         return None  # not a rounding difference
     steps = np.abs(mine.astype(np.float64) - theirs.astype(np.float64))
-    steps = np.where(np.isnan(steps), 0.0, steps)
     count = int(np.count_nonzero(steps))
     return (count, steps.size, float(steps.max())) if count else None
 

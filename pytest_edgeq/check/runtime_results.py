@@ -1,4 +1,4 @@
-"""What one runtime computes beside another: its outputs, and each op alone."""
+"""Compare one runtime with a base runtime: outputs, and each op by itself."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ class RuntimeResults:
                     if (op.index, tensor) not in self._pairs:
                         self._pairs[op.index, tensor] = self._make_pair(op, tensor)
                     pair = self._pairs[op.index, tensor]
-                    values = {index: kept.tensor(index) for index in pair.operands if index >= 0}
+                    is_needed = pair.is_float or pair.needs_values
+                    places = (*op.inputs, *op.outputs) if is_needed else ()
+                    values = {place: kept.tensor(place) for place in places if place >= 0}
                     pair.update(index, kept.tensor(tensor), made[op.index, tensor], values)
         except (CopyError, ValueError) as error:
             self._runs_ops = False
@@ -105,8 +107,8 @@ class RuntimeResults:
             return [self._differs(together, cause, self._compare)]
         return apart
 
-    def _wrong_pairs(self, apart: Sequence[Finding]) -> list[Pair]:
-        """Return the outputs of ops that differ; `apart` has the findings on the file's outputs."""
+    def _wrong_pairs(self, on_outputs: Sequence[Finding]) -> list[Pair]:
+        """Return the outputs of ops that differ, with the findings on the file's outputs."""
         return [pair for pair in self._pairs.values() if pair.problem()]
 
     def _outputs_apart(self) -> list[Finding]:

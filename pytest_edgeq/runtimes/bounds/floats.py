@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.runtimes.bounds.hybrid import hybrid_position, is_packed
-from pytest_edgeq.runtimes.bounds.site import ULP, elements, reach_of
+from pytest_edgeq.runtimes.bounds.site import ULP, elements, reach_of, scale_of
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.ops import facts_of
@@ -78,6 +78,15 @@ def float_bound(graph: OpGraph, op: Op, *, exact: bool = False, half: bool = Fal
     if half:
         return (min(n, _HALF_TERMS) + 2 * _FUNCTION) / _HALF_TERMS * max(1.0, sums)
     return (min(n, _SIGMAS * math.sqrt(n)) + _FUNCTION) * ULP * max(1.0, sums)
+
+
+def float_error(graph: OpGraph, op: Op, tensor: int, *, half: bool) -> float:
+    """Return the error of an output of a quantized op that is computed in floats, in LSB."""
+    ends = [graph.tensor(op, index) for index in (*op.inputs, tensor) if index >= 0]
+    scales = [(each, scale) for each in ends if (scale := scale_of(each)) and not each.is_constant]
+    reach = max((reach_of(each) * scale for each, scale in scales), default=0.0)
+    scale = scale_of(ends[-1])
+    return float_bound(graph, op, half=half) * reach / scale if scale else 0.0
 
 
 def float_reach(graph: OpGraph, op: Op) -> float:
