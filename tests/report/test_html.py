@@ -206,16 +206,10 @@ def test_the_page_names_nothing_that_a_browser_would_fetch(page: Page) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("outputs", "ops"),
-    [
-        pytest.param(("logits",), 120, id="classifiers"),
-        pytest.param(tuple("abcdef"), 300, id="detectors"),
-    ],
-)
-def test_twenty_models_stay_below_5_mb(outputs: tuple[str, ...], ops: int) -> None:
-    """With everything that there is to show, and noise for pictures."""
-    models = {f"m{i}": model(f"Net{i}", outputs=outputs, ops=ops) for i in range(20)}
+def test_twenty_models_stay_below_5_mb() -> None:
+    """Detectors with everything that there is to show, and noise for pictures."""
+    outputs = tuple("abcdef")
+    models = {f"m{i}": model(f"Net{i}", outputs=outputs, ops=300) for i in range(20)}
     tests = [
         outcome(
             f"test_x.py::test[{key}]",
@@ -229,7 +223,7 @@ def test_twenty_models_stay_below_5_mb(outputs: tuple[str, ...], ops: int) -> No
     assert len(text.encode("utf-8")) < 5_000_000
     # What was left out for it is said.
     assert "Pictures were left out to keep the page small" in Page(text).text
-    assert ("the 4 worst of 6" in Page(text).text) == (len(outputs) > 4)
+    assert "the 4 worst of 6" in Page(text).text
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])

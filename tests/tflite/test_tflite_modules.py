@@ -261,7 +261,7 @@ def test_a_model_converted_now_is_told(factory: type[SmallModel], expected: set[
         assert {e.module for e in entries.ops("CONV_2D")} == {None}
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(0, slow=12)
 @pytest.mark.parametrize(
     ("name", "flow"),
     list(zip(sorted(stacks.MODELS), itertools.cycle(sorted(make.FLOWS)), strict=False)),
