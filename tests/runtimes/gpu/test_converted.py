@@ -56,6 +56,7 @@ def test_the_table_is_complete() -> None:
     assert bad == KNOWN_BUGS.keys()
 
 
+@pytest.mark.sweep(0, slow=len(EXPECTED) // 3)  # the two kernels in turn
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_outcome_is_as_expected(name: str, gpu_session: Edgeq) -> None:
     """A release that computes a file otherwise, also a known bug right, needs a new table."""
