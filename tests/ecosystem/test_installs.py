@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.ecosystem.conftest import Provide
 from tests.ecosystem.overlay import ROOT, Overlay, fetch
 from tests.ecosystem.test_without_torch import MOST_PACKAGES, TESTS
+from tests.roots import Provide
 
 # Environments are installed.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ecosystem.conftest import Provide
 from tests.ecosystem.overlay import ROOT, Overlay
+from tests.roots import Provide
 
 # Environments are installed, and models are converted in them.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
