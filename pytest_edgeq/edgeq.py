@@ -8,10 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_edgeq.compare.parallel import available_cores, torch_threads
+from pytest_edgeq.compare.parallel import torch_threads
 from pytest_edgeq.names import CACHE_MODES, ISOLATE_MODES, readable
 from pytest_edgeq.report.journal import Booking, booking
-from pytest_edgeq.runtimes.workers.settings import DEFAULT_SECONDS, memory_bound
+from pytest_edgeq.runtimes.workers.settings import (
+    DEFAULT_SECONDS,
+    available_cores,
+    memory_bound,
+)
 from pytest_edgeq.versions import names_missing_libraries, naming_missing_libraries
 
 if TYPE_CHECKING:

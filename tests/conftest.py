@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from _pytest import pytester
 
-from pytest_edgeq.compare.parallel import available_cores
+from pytest_edgeq.runtimes.workers.settings import available_cores
 from pytest_edgeq.versions import loaded_torch
 from tests.shared_cache import VARIABLE
 

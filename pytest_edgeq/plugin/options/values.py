@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib.util
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 
-from pytest_edgeq.compare.executors.session_executor import check_spec
 from pytest_edgeq.names import NEEDS_REPORT, NEEDS_TENSORFLOW, PRESETS, unknown_preset
 from pytest_edgeq.runtimes.registry import BUILT_IN, Runtimes
 from pytest_edgeq.runtimes.workers.settings import parse_memory
@@ -38,8 +36,7 @@ UPDATE_CATEGORIES: Final = ("new", "changed", "tighten", "prune")
 BARE_UPDATE: Final = "new,changed"
 
 
-@dataclasses.dataclass(frozen=True)
-class OptionSource:
+class OptionSource(NamedTuple):
     """Where an option's text was written; its resolver raises ValueError of a wrong one."""
 
     where: str  # a name for messages
@@ -204,7 +201,11 @@ def memory(text: str, place: OptionSource) -> int | None:
 
 def executor(text: str, place: OptionSource) -> str | None:
     """Resolve the name of an executor; dask is looked for, not imported."""
-    return check_spec(text) if text else None
+    if not text:
+        return None
+    from pytest_edgeq.compare.executors.session_executor import check_spec
+
+    return check_spec(text)
 
 
 def targets(text: str, place: OptionSource) -> dict[str, tuple[str, ...]]:
