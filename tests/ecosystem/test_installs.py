@@ -15,7 +15,7 @@ from tests.ecosystem.test_without_torch import MOST_PACKAGES, TESTS
 # Environments are installed.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
-PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 
 
 @pytest.fixture(scope="module")
