@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from pytest_edgeq.baselines.session import SnapshotSession
+    from pytest_edgeq.compare.language.model import Tokenizer
     from pytest_edgeq.compare.quantized import QuantizedModel, Reference
     from pytest_edgeq.compare.samples import SampleSource
     from pytest_edgeq.localize.rows import LayerErrors
@@ -285,9 +286,14 @@ class Edgeq:
         float_tflite: TflitePath | bytes | None = None,
         name: str | None = None,
         layout: str | Mapping[str, str] | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> QuantizedModel:
         """
         Open a `.tflite` file made elsewhere.
+
+        A file of a language model (`prefill_N` and `decode` with a key-value cache, bare or in a
+        `.litertlm`) is a `LanguageModel`: its samples are sequences of token ids. Its reference is
+        the Hugging Face module, called once over each sequence.
 
         Args:
             tflite: Path or content.
@@ -312,6 +318,8 @@ class Edgeq:
                 ones by their names in the file, also of three or five dimensions (`"nwc"`,
                 `"ndhwc"`, …). Samples, and what `run` gives, are laid out as the reference has
                 them. Nothing is turned without it.
+            tokenizer: Of a language model, for sequences that are text: a callable that returns
+                token ids, such as a Hugging Face tokenizer.
 
         Raises:
             FileNotFoundError: No such file.
@@ -328,7 +336,7 @@ class Edgeq:
         name = readable(name)
         with booking(self._journal, "load") as booked:
             booked.model = load_prebuilt(
-                tflite, reference, name, self._session, layout, float_tflite
+                tflite, reference, name, self._session, layout, float_tflite, tokenizer
             )
         for warnings in (False, True):
             for each in conformance_findings(booked.model.edge, warnings=warnings):

@@ -223,6 +223,11 @@ class QuantizedModel:
         return self._reference.float_model
 
     @property
+    def has_reference(self) -> bool:
+        """Whether there is something to compare the file with."""
+        return self.float_model is not None
+
+    @property
     def reference_name(self) -> str:
         """Name of the reference in texts, such as `torch` or `the Keras model`."""
         return name_of(self.float_model)

@@ -14,6 +14,7 @@ from pytest_edgeq.compare.foreign import (
     is_keras,
     looks_like_session,
 )
+from pytest_edgeq.compare.language.model import Tokenizer
 from pytest_edgeq.compare.quantized import QuantizedModel, Reference, SignatureReference
 from pytest_edgeq.compare.reference import (
     as_module,
@@ -27,6 +28,7 @@ from pytest_edgeq.compare.reference import (
 )
 from pytest_edgeq.compare.samples import Sample, SampleSpec
 from pytest_edgeq.names import nearest, readable
+from pytest_edgeq.quantize.language import load_language, open_language
 from pytest_edgeq.quantize.session import Session, float_file
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
@@ -47,9 +49,12 @@ def load_prebuilt(
     session: Session,
     layout: LayoutArgument = None,
     float_tflite: TflitePath | bytes | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> QuantizedModel:
     """Open a file with its float file and its references."""
     build = session.runtimes.builder(foreign=True)
+    if not isinstance(reference, Mapping) and (opened_lm := open_language(tflite, session)):
+        return load_language(opened_lm, reference, name, session, float_tflite, tokenizer)
     graph = OpGraph.read(tflite, build)
 
     def opened(content: TflitePath | bytes) -> EdgeFile:

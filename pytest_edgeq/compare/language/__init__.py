@@ -1,0 +1,1 @@
+"""Language models with a key-value cache: their files, step by step, beside torch."""

@@ -1,0 +1,173 @@
+"""`LanguageModel`: a file that decodes with a cache, its float file and its Hugging Face module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from pytest_edgeq.compare.language.layout import Layout
+from pytest_edgeq.compare.quantized import QuantizedModel, SignatureReference
+from pytest_edgeq.compare.samples import InputSpec, Sample, SampleSpec
+from pytest_edgeq.numerics.arrays import kind_of
+from pytest_edgeq.runtimes.edge import EdgeFile
+
+Tokenizer = Callable[[str], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpec(SampleSpec):
+    """A sample is one sequence: token ids, or text where there is a tokenizer."""
+
+    tokenizer: Tokenizer | None = None
+    vocabulary: int = 0
+    room: int = 0
+
+    @classmethod
+    def of(cls, layout: Layout, tokenizer: Tokenizer | None) -> SequenceSpec:
+        """Return the spec of the sequences that a file can read."""
+        logits = next(e for e in layout.decode.edge.signature.outputs if e.name == "logits")
+        return cls(
+            (InputSpec("tokens", (1, -1), "int64", any_integer=True),),
+            {},
+            ("tokens",),
+            tokenizer=tokenizer,
+            vocabulary=int(logits.tensor.shape[-1]),
+            room=layout.cache_length,
+        )
+
+    def bind(self, sample: Any, where: str) -> Sample:
+        """Return the sequence as token ids [1, length], checked."""
+        if isinstance(sample, str):
+            if self.tokenizer is None:
+                raise TypeError(
+                    f"{where}: expected token ids, got text; give the tokenizer: tokenizer="
+                )
+            found = self.tokenizer(sample)
+            sample = found["input_ids"] if isinstance(found, Mapping) else found
+        if isinstance(sample, (tuple, list)) and len(sample) == 1 and not np.isscalar(sample[0]):
+            sample = sample[0]
+        if hasattr(sample, "detach"):
+            sample = sample.detach().cpu().numpy()
+        ids = np.asarray(sample)
+        if (
+            ids.dtype.kind not in "iu"
+            or ids.ndim not in (1, 2)
+            or (ids.ndim == 2) > (len(ids) == 1)
+        ):
+            raise TypeError(
+                f"{where}: expected one sequence of token ids, got {kind_of(sample)} of "
+                f"{ids.dtype} {list(ids.shape)}"
+            )
+        ids = ids.reshape(1, -1).astype(np.int64)
+        if ids.size < 2:
+            raise ValueError(f"{where}: expected 2 tokens or more, got {ids.size}")
+        if not 0 <= ids.min() <= ids.max() < self.vocabulary:
+            raise ValueError(
+                f"{where}: expected token ids from 0 to {self.vocabulary - 1}, got "
+                f"{ids.min()} … {ids.max()}"
+            )
+        if ids.size > self.room:
+            raise ValueError(
+                f"{where}: {ids.size} tokens, and the file's cache has {self.room} positions: "
+                "give shorter sequences, or export it with a longer cache (cache_length=)"
+            )
+        return Sample((ids,), {})
+
+
+class LanguageModel(QuantizedModel):
+    """
+    A file of a language model, with the references that it is compared with.
+
+    Ops, dtypes and sizes are those of the section that decodes.
+
+    Attributes:
+        sections: All `.tflite` files of the bundle by name; of a bare file one.
+        layouts: How the file is fed, by the length of its cache, the longest first.
+        float_layouts: The same of the float file; empty without one.
+        metadata: Start and stop tokens of a `.litertlm`; None without.
+    """
+
+    def __init__(
+        self,
+        *,
+        layouts: Mapping[int, Layout],
+        float_layouts: Mapping[int, Layout],
+        sections: Mapping[str, EdgeFile],
+        tokenizer: Tokenizer | None,
+        metadata: Any = None,
+        reference: Callable[..., Any] | None,
+        references: Mapping[str | None, SignatureReference],
+        **rest: Any,
+    ) -> None:
+        layout = next(iter(layouts.values()))
+        float_layout = float_layouts.get(layout.cache_length)
+        super().__init__(
+            layout.decode.edge,
+            float_edge=None if float_layout is None else float_layout.decode.edge,
+            references=references,
+            **rest,
+        )
+        self.sections = sections
+        self.layouts, self.float_layouts = layouts, float_layouts
+        self.metadata = metadata
+        self._torch = reference
+        self._tokenizer = tokenizer
+
+    @property
+    def layout(self) -> str:
+        """How the file is fed: `default`, `external embedder` or `split cache`."""
+        return self.steps.name
+
+    @property
+    def steps(self) -> Layout:
+        """The signatures with the longest cache."""
+        return next(iter(self.layouts.values()))
+
+    @property
+    def float_steps(self) -> Layout | None:
+        """The signatures of the float file with a cache of that length."""
+        return self.float_layouts.get(self.steps.cache_length)
+
+    @property
+    def spec(self) -> SampleSpec:
+        """A sequence of token ids."""
+        return SequenceSpec.of(self.steps, self._tokenizer)
+
+    @property
+    def float_model(self) -> Callable[..., Any] | None:
+        """The Hugging Face module, or any callable from token ids to logits."""
+        return self._torch
+
+    @property
+    def is_float_file_reference(self) -> bool:
+        """Whether the float file is the only reference."""
+        return self._torch is None and self.float_steps is not None
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether there is a module or a float file."""
+        return self._torch is not None or self.float_steps is not None
+
+    def with_tokenizer(self, tokenizer: Tokenizer | None) -> LanguageModel:
+        """Return the model with a tokenizer for sequences that are text."""
+        if tokenizer is None:
+            return self
+        return cast("LanguageModel", self._with_edge(self.edge, _tokenizer=tokenizer))
+
+    def signature(self, name: str) -> QuantizedModel:
+        """Choose one signature of the section that decodes, to run it by itself."""
+        edge = self.steps.decode.edge
+        plain = QuantizedModel(
+            EdgeFile(edge.graph, modules=edge.modules, runtimes=edge.runtimes, foreign=True),
+            name=self.name,
+            flow=self.flow,
+            references=self._references,
+            runtime=self._runtime,
+            directory=self._directory,
+            threads=self.threads,
+            executor=self._executor,
+        )
+        return plain.signature(name)
