@@ -293,7 +293,7 @@ class Edgeq:
 
         A file of a language model (`prefill_N` and `decode` with a key-value cache, bare or in a
         `.litertlm`) is a `LanguageModel`: its samples are sequences of token ids. Its reference is
-        the Hugging Face module, called once over each sequence.
+        the Hugging Face module, called once over each sequence. `.layout` says how the file is fed.
 
         Args:
             tflite: Path or content.
@@ -351,6 +351,7 @@ class Edgeq:
         *,
         runtime: str | None = None,
         executor: Executor | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> Comparison:
         """
         Measure the errors of every stage on the same samples.
@@ -364,6 +365,7 @@ class Edgeq:
             executor: Any `concurrent.futures.Executor`, whose workers measure the samples to the
                 same figures; the session's own by default. A model whose samples depend on those
                 before them is measured in this process, which a warning tells.
+            tokenizer: Of a language model, for sequences that are text; that of `load` by default.
 
         Raises:
             ValueError: No sample, one that does not fit, no reference, an unknown runtime, or
@@ -378,6 +380,7 @@ class Edgeq:
         from pytest_edgeq.localize import with_explanation
 
         _require_model("compare", quantized, inputs)
+        quantized, inputs = _with_sequences(quantized, inputs, tokenizer)
         engine = self._session.executor.engine(executor)
 
         def on_localized(layers: LayerErrors, seconds: float) -> None:
@@ -456,6 +459,7 @@ class Edgeq:
         name: str | None = None,
         executor: Executor | None = None,
         states: Mapping[str, str] | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         """
         Run the default gate: every check that this package has for a model.
@@ -476,6 +480,11 @@ class Edgeq:
         kernels that lack an op. So are differences of the reference kernels alone, which no
         device runs.
 
+        Of a language model, `decode` and every `prefill_N` of the file and of its float file
+        compute the same cache (on the first 2 sequences): padded, behind another sequence, and up
+        to the end of the cache. The logits have the precision of the file at every position, the
+        file has all signatures of the float file, and its start token is the tokenizer's.
+
         Args:
             quantized: From `quantize` or `load`.
             inputs: Any iterable of samples that the calibration has not seen; read once, in order,
@@ -486,6 +495,7 @@ class Edgeq:
             states: By name of an output, the name of the input that takes its codes over, of any
                 signature: their scales and zero points must be equal. An output and an input of
                 another signature that have the same name are compared without it.
+            tokenizer: As `compare` takes it.
 
         Raises:
             AssertionError: Lists all that is wrong, the most telling first.
@@ -495,6 +505,7 @@ class Edgeq:
         from pytest_edgeq.check.gate import CheckResult, check
 
         _require_model("check", quantized, inputs)
+        quantized, inputs = _with_sequences(quantized, inputs, tokenizer)
         engine = self._session.executor.engine(executor)
         names = (None, None) if name is None else (f"{name}_op_dtypes", f"{name}_errors")
 
@@ -743,6 +754,19 @@ def _class_name(reference: object) -> str:
     from pytest_edgeq.compare.reference import model_name
 
     return model_name(reference)
+
+
+def _with_sequences(
+    quantized: QuantizedModel, inputs: Any, tokenizer: Tokenizer | None
+) -> tuple[QuantizedModel, Any]:
+    """Return a model and its samples: of a language model with a tokenizer, and as sequences."""
+    from pytest_edgeq.compare.language.model import LanguageModel, as_sequences
+
+    if isinstance(quantized, LanguageModel):
+        return quantized.with_tokenizer(tokenizer), as_sequences(inputs)
+    if tokenizer is not None:
+        raise ValueError(f"tokenizer: {quantized.name} is no language model")
+    return quantized, inputs
 
 
 def _require_comparison(method: str, comparison: object) -> None:

@@ -215,6 +215,8 @@ class Comparer:
                 dict(zip(quantized.input_names, measurement.ranges, strict=True)),
             ),
             points=measurement.points(),
+            positions=measurement.positions(),
+            caches=measurement.caches(),
             quantized=quantized,
             **stages,
         )

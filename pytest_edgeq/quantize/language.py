@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_edgeq.compare.language.layout import Layout, holds_language_model, layouts_of
+from pytest_edgeq.compare.language.layout import holds_language_model
 from pytest_edgeq.compare.language.model import LanguageModel, Tokenizer
-from pytest_edgeq.compare.quantized import SignatureReference
 from pytest_edgeq.compare.reference import in_train_mode, module_tree, torch_module
-from pytest_edgeq.compare.samples import SampleSpec
 from pytest_edgeq.quantize.session import Session
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.bundles import open_bundle
-from pytest_edgeq.tflite.modules import ModuleTree
 from pytest_edgeq.tflite.source import TflitePath
 
 # What `export_hf` writes beside `model.tflite` for the layouts of several files.
@@ -31,15 +28,12 @@ class Opened:
     metadata: Any = None
 
 
-def open_language(
-    tflite: TflitePath | bytes, session: Session, modules: ModuleTree | None = None
-) -> Opened | None:
+def open_language(tflite: TflitePath | bytes, session: Session) -> Opened | None:
     """Open the sections of a bundle or the one of a `.tflite`; None of other models."""
 
     def edge(content: Path | bytes) -> EdgeFile:
         return EdgeFile(
             content,
-            modules=modules,
             runtimes=session.runtimes,
             threads=session.threads,
             foreign=True,
@@ -80,20 +74,17 @@ def load_language(
     tokenizer: Tokenizer | None,
 ) -> LanguageModel:
     """Return the model; a file as the reference is its float file."""
+    if isinstance(reference, (str, os.PathLike, bytes)):
+        float_tflite, reference = reference, None
+    float_sections: Mapping[str, EdgeFile] = {}
     if isinstance(reference, LanguageModel):
-        float_layouts: Mapping[int, Layout] = {
-            length: each.clone() for length, each in reference.layouts.items()
-        }
+        float_sections = {key: each.clone() for key, each in reference.sections.items()}
         reference = None
-    else:
-        if isinstance(reference, (str, os.PathLike, bytes)):
-            float_tflite, reference = reference, None
-        float_layouts = {}
-        if float_tflite is not None:
-            of_float = open_language(float_tflite, session)
-            if of_float is None:
-                raise ValueError(f"{name}: float_tflite: expected a file of a language model")
-            float_layouts = layouts_of(of_float.sections, f"{name}: float_tflite")
+    elif float_tflite is not None:
+        of_float = open_language(float_tflite, session)
+        if of_float is None:
+            raise ValueError(f"{name}: float_tflite: expected a file of a language model")
+        float_sections = of_float.sections
     if reference is not None and not callable(reference):
         raise TypeError(
             f"reference: expected a Hugging Face module, got {type(reference).__name__}"
@@ -101,30 +92,16 @@ def load_language(
     module = torch_module(reference)
     if module is not None and in_train_mode(module):
         raise ValueError(f"{name}: the reference is in train mode; call reference.eval() first")
-    layouts = layouts_of(opened.sections, name)
-    length = next(iter(layouts))
-    if float_layouts and length not in float_layouts:
-        raise ValueError(
-            f"{name}: float_tflite: expected a cache of {length} positions, got "
-            f"{list(float_layouts)}: export both files with the same cache_length="
-        )
-    decode = layouts[length].decode.edge
-    modules = module_tree(module) if module is not None and module is reference else None
-    for edge in (decode, *(each.decode.edge for each in float_layouts.values())):
-        edge.modules = modules
+    if module is not None and module is reference:
+        for edge in (*opened.sections.values(), *float_sections.values()):
+            edge.modules = module_tree(module)
     return LanguageModel(
-        layouts=layouts,
-        float_layouts=float_layouts,
+        name=name,
         sections=opened.sections,
+        float_sections=float_sections,
         metadata=opened.metadata,
         tokenizer=tokenizer,
         reference=reference,
-        references={
-            each.key: SignatureReference(SampleSpec.of_signature(each))
-            for each in decode.graph.signatures
-        },
-        name=name,
-        flow="prebuilt",
         runtime=session.runtime,
         directory=session.directory,
         threads=session.threads,

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from pytest_edgeq.compare.language.layout import Layout
+from pytest_edgeq.compare.language.layout import Layout, layouts_of
 from pytest_edgeq.compare.quantized import QuantizedModel, SignatureReference
 from pytest_edgeq.compare.samples import InputSpec, Sample, SampleSpec
 from pytest_edgeq.numerics.arrays import kind_of
@@ -77,6 +77,11 @@ class SequenceSpec(SampleSpec):
         return Sample((ids,), {})
 
 
+def as_sequences(inputs: Any) -> Any:
+    """Return the rows of an array of token ids as sequences; anything else as it is."""
+    return list(inputs) if getattr(inputs, "ndim", 0) == 2 else inputs
+
+
 class LanguageModel(QuantizedModel):
     """
     A file of a language model, with the references that it is compared with.
@@ -85,36 +90,51 @@ class LanguageModel(QuantizedModel):
 
     Attributes:
         sections: All `.tflite` files of the bundle by name; of a bare file one.
+        float_sections: The same of the float file; empty without one.
         layouts: How the file is fed, by the length of its cache, the longest first.
-        float_layouts: The same of the float file; empty without one.
+        float_layouts: The same of the float file.
         metadata: Start and stop tokens of a `.litertlm`; None without.
+
+    Raises:
+        ValueError: A signature or an input is not known, or the caches differ in length.
     """
 
     def __init__(
         self,
         *,
-        layouts: Mapping[int, Layout],
-        float_layouts: Mapping[int, Layout],
+        name: str,
         sections: Mapping[str, EdgeFile],
-        tokenizer: Tokenizer | None,
-        metadata: Any = None,
+        float_sections: Mapping[str, EdgeFile],
         reference: Callable[..., Any] | None,
-        references: Mapping[str | None, SignatureReference],
+        tokenizer: Tokenizer | None = None,
+        metadata: Any = None,
         **rest: Any,
     ) -> None:
-        layout = next(iter(layouts.values()))
-        float_layout = float_layouts.get(layout.cache_length)
-        super().__init__(
-            layout.decode.edge,
-            float_edge=None if float_layout is None else float_layout.decode.edge,
-            references=references,
-            **rest,
-        )
-        self.sections = sections
-        self.layouts, self.float_layouts = layouts, float_layouts
+        self.sections, self.float_sections = sections, float_sections
+        self.layouts = layouts_of(sections, name)
+        self.float_layouts: dict[int, Layout] = {}
+        if float_sections:
+            self.float_layouts = layouts_of(float_sections, f"{name}: float_tflite")
+        steps, float_steps = self.steps, self.float_steps
+        if float_sections and float_steps is None:
+            raise ValueError(
+                f"{name}: float_tflite: expected a cache of {steps.cache_length} positions, got "
+                f"{list(self.float_layouts)}: export both files with the same cache_length="
+            )
         self.metadata = metadata
         self._torch = reference
         self._tokenizer = tokenizer
+        super().__init__(
+            steps.decode.edge,
+            name=name,
+            flow="prebuilt",
+            float_edge=None if float_steps is None else float_steps.decode.edge,
+            references={
+                each.key: SignatureReference(SampleSpec.of_signature(each))
+                for each in steps.decode.edge.graph.signatures
+            },
+            **rest,
+        )
 
     @property
     def layout(self) -> str:
@@ -151,11 +171,23 @@ class LanguageModel(QuantizedModel):
         """Whether there is a module or a float file."""
         return self._torch is not None or self.float_steps is not None
 
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer that was given; None without one."""
+        return self._tokenizer
+
     def with_tokenizer(self, tokenizer: Tokenizer | None) -> LanguageModel:
         """Return the model with a tokenizer for sequences that are text."""
         if tokenizer is None:
             return self
         return cast("LanguageModel", self._with_edge(self.edge, _tokenizer=tokenizer))
+
+    def clone(self) -> LanguageModel:
+        """Return the same model with interpreters of its own."""
+        other = cast("LanguageModel", super().clone())
+        other.layouts = {length: each.clone() for length, each in self.layouts.items()}
+        other.float_layouts = {length: each.clone() for length, each in self.float_layouts.items()}
+        return other
 
     def signature(self, name: str) -> QuantizedModel:
         """Choose one signature of the section that decodes, to run it by itself."""
