@@ -195,8 +195,9 @@ def _prefills(
                 {name: each[:n] for name, each in alone.items()},
                 {name: session.positions(name) for name in session.cache},
             )
-            if found is not None and len(found) == n:
-                errors.add({"logits_0": logits[:n]}, {"logits_0": found})
+            if found is not None and len(found) in (1, n) and (n == length or len(found) == n):
+                # Of one row, they are those of its last position.
+                errors.add({"logits_0": logits[n - len(found) : n]}, {"logits_0": found})
             if bad := errors.first_below(_SAME_DB):
                 padded = f", padded to {length}" if n < length else ""
                 yield Finding(

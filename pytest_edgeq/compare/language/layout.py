@@ -20,7 +20,7 @@ _HELPER = re.compile(
     r"(prefill|decode)_(?P<role>embedder|mask|rope|cache_update)(?P<length>_\d+)?(_cache_\d+)?"
 )
 _CACHE = re.compile(r"kv_cache_(?P<kind>[kv])_(?P<layer>\d+)")
-_INPUT = re.compile(r"tokens|embeddings|input_pos|mask|mask_global|mask_local|pos_emb_(cos|sin)")
+_INPUT = re.compile(r"tokens|embeddings|input_pos|mask(_global|_local)?|pos_emb_(local_)?(cos|sin)")
 
 
 @dataclass(frozen=True, slots=True)

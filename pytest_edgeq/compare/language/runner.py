@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,19 +115,21 @@ def reference_pass(reference: Callable[..., Any], sample: Sample, axes: Mapping[
         return Pass(_rows(call_reference(reference, sample)[0][1]))
     from transformers.cache_utils import DynamicCache
 
+    # Without a configuration no layer drops what lies outside of its window. transformers before
+    # 5.20 has the old name.
+    names = inspect.signature(module.forward).parameters
+    name = "cache" if "cache" in names else "past_key_values"
     with no_grad():
-        # Without a configuration no layer drops what lies outside of its window.
         found = reference(
-            input_ids=as_tensor(sample.arrays()[0]), use_cache=True, past_key_values=DynamicCache()
+            input_ids=as_tensor(sample.arrays()[0]), use_cache=True, **{name: DynamicCache()}
         )
-    layers = found.past_key_values.layers
-    cache = {}
-    for name in axes:
-        kind, layer = name.split("_")[-2:]
+    layers, cache = found[name].layers, {}
+    for tensor in axes:
+        kind, layer = tensor.split("_")[-2:]
         held = layers[int(layer)]
         # [1, heads, tokens, size of a head]
         values = as_array(held.keys if kind == "k" else held.values)[0]
-        cache[name] = np.moveaxis(values, 1, 0).reshape(values.shape[1], -1).astype(np.float32)
+        cache[tensor] = np.moveaxis(values, 1, 0).reshape(values.shape[1], -1).astype(np.float32)
     return Pass(_rows(as_array(found.logits)), cache)
 
 
