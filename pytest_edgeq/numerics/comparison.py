@@ -150,7 +150,6 @@ class Comparison:
     worst_samples: tuple[WorstSample, ...] = ()
     evaluated: EvaluatedSamples = NOT_COUNTED
     fingerprint: str = ""
-    caches: Mapping[str, CacheErrors] = field(default_factory=dict, compare=False)
     machines: tuple[str, ...] = field(default=(), compare=False)
     target: TargetMachine | None = field(default=None, compare=False)
     build: Callable[[], Mapping[str, Any]] = field(default=dict, repr=False, compare=False)
