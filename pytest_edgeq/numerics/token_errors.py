@@ -200,7 +200,7 @@ def _row_dots(left: Array, right: Array) -> Array:
 
 def _counted(rows: Array, vocab: int) -> Array:
     """
-    Return which rows tell whether the greatest logit is the reference's.
+    Return a mask of the rows that the agreement is counted over.
 
     Rows whose two greatest logits are nearer than twice the error measure chance. The error is the
     lower quartile of the rows' RMS errors, so that a cache that is broken from some position on
