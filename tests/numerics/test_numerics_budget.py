@@ -19,7 +19,7 @@ from pytest_edgeq.numerics.results import OutputErrors, StageErrors
 
 ALL = (
     "max_abs_error, mean_abs_error, rmse, max_lsb_error, sqnr_db, worst_sample_sqnr_db, "
-    "cosine_similarity, top1_agreement"
+    "cosine_similarity, top1_agreement, kl, perplexity_ratio"
 )
 
 
