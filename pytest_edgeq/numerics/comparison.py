@@ -20,6 +20,7 @@ from .samples import NOT_COUNTED, EvaluatedSamples
 from .target_machine import TargetMachine
 
 if TYPE_CHECKING:
+    from .cache_errors import CacheErrors
     from .token_errors import PositionErrors
 
 _PER_SAMPLE = 256
@@ -141,6 +142,7 @@ class Comparison:
             asked for; for charts.
         positions: errors of the logits of a language model by position, of each stage; empty of
             other models.
+        caches: errors of its cache by tensor and position, of each stage.
         explain: finds the layer to blame for a check that fails; None where nothing can.
         quantized: the `QuantizedModel` that was compared; None where that is not known.
     """
@@ -157,6 +159,7 @@ class Comparison:
     evaluated: EvaluatedSamples = NOT_COUNTED
     fingerprint: str = ""
     positions: Mapping[str, PositionErrors] = field(default_factory=dict, compare=False)
+    caches: Mapping[str, CacheErrors] = field(default_factory=dict, compare=False)
     machines: tuple[str, ...] = field(default=(), compare=False)
     target: TargetMachine | None = field(default=None, compare=False)
     build: Callable[[], Mapping[str, Any]] = field(default=dict, repr=False, compare=False)
@@ -193,12 +196,14 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain, JSON-able data with sorted keys, without the inputs of samples."""
+        caches = {name: each.to_dict() for name, each in sorted(self.caches.items())}
         positions = {name: each.to_dict() for name, each in sorted(self.positions.items())}
         return {
             "flow": self.flow,
             "health": [finding.to_dict() for finding in self.health],
             "name": self.name,
             **({"positions": positions} if positions else {}),
+            **({"caches": caches} if caches else {}),
             "runtime": self.runtime,
             "stages": {name: stage.to_dict() for name, stage in sorted(self.stages.items())},
             "worst_samples": [sample.to_dict() for sample in self.worst_samples],
@@ -217,6 +222,7 @@ class Comparison:
             f"{self.total.n_samples} sample(s), {self.total.nonfinite} non-finite element(s)",
             *aligned(rows, numeric=range(2, 2 + len(metrics))),
         ]
+        lines += [f"{stage} cache: worst {each.worst}" for stage, each in self.caches.items()]
         lines += [f"{stage} by position: {each.summary}" for stage, each in self.positions.items()]
         lines += [f"health: {finding}" for finding in self.health] or ["health: nothing found"]
         return "\n".join(lines)
