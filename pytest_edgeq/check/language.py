@@ -13,7 +13,7 @@ from pytest_edgeq.check.verdict import Verdict
 from pytest_edgeq.compare.comparer import compare
 from pytest_edgeq.compare.language.layout import Layout
 from pytest_edgeq.compare.language.model import LanguageModel
-from pytest_edgeq.compare.language.stepping import CacheSession
+from pytest_edgeq.compare.language.stepping import SAME_DB, CacheSession
 from pytest_edgeq.compare.samples import SampleSource, read_samples
 from pytest_edgeq.numerics.cache_errors import CacheErrors
 from pytest_edgeq.numerics.comparison import Comparison
@@ -42,9 +42,6 @@ Array = npt.NDArray[Any]
 SEQUENCES = 2
 """Number of first sequences on which the signatures are compared with each other."""
 
-# Two ways through one file differ by rounding alone: bit-equal in the default layout of Llama,
-# Qwen3 and Gemma 3, 144 dB in the split cache. One flipped code of a row of 8 bits is 45 dB.
-_SAME_DB = 40.0
 # A float file: 117 dB and more at each position of two layers; half of the bits are left to depth.
 # With weights, caches or a reference of 16 bits the rounding of those, 54 dB for bfloat16.
 _FLOAT32_DB, _FLOAT16_DB = 80.0, 30.0
@@ -80,7 +77,9 @@ def check_language(
         verdict.notes.append("logits were not compared: there is no reference and no float_tflite")
         return None
     comparison = compare(model, inputs, runtime=runtime, progress=progress, engine=engine)
-    verdict.add(*comparison.health, *position_findings(model, comparison))
+    known = verdict.has([PREFILL_DIFFERS, CACHE_OVERRUN])
+    health = [each for each in comparison.health if not (known and each.kind == PREFILL_DIFFERS)]
+    verdict.add(*health, *position_findings(model, comparison))
     return comparison
 
 
@@ -167,9 +166,12 @@ def step_findings(model: LanguageModel, sequences: Sequence[Array], runtime: str
     for layout in (*model.layouts.values(), *model.float_layouts.values()):
         fitting = [each[: layout.cache_length] for each in sequences]
         found += _of_layout(layout, fitting, runtime)
-    found += _missing(model)
-    found += _start_token(model)
-    return list(dict.fromkeys(found))
+    worst: dict[tuple[str, Place], Finding] = {}
+    for each in found:
+        known = worst.setdefault((each.kind, each.place), each)
+        if each.harm > known.harm:
+            worst[each.kind, each.place] = each
+    return [*worst.values(), *_missing(model), *_start_token(model)]
 
 
 def _of_layout(layout: Layout, sequences: Sequence[Array], runtime: str) -> Iterator[Finding]:
@@ -198,14 +200,14 @@ def _prefills(
             if found is not None and len(found) in (1, n) and (n == length or len(found) == n):
                 # Of one row, they are those of its last position.
                 errors.add({"logits_0": logits[n - len(found) : n]}, {"logits_0": found})
-            if bad := errors.first_below(_SAME_DB):
+            if bad := errors.first_below(SAME_DB):
                 padded = f", padded to {length}" if n < length else ""
                 yield Finding(
                     kind=PREFILL_DIFFERS,
                     place=Place("file", f"signature {step.edge.key!r}"),
                     expected=f"the cache of {n} × decode for {n} tokens{padded}",
                     got=f"{bad}",
-                    harm=Harm.decibels(_SAME_DB - bad.sqnr_db),
+                    harm=Harm.decibels(SAME_DB - bad.sqnr_db),
                     fix="export the file again with another prefill_lengths=, and report it; "
                     "prefill and decode must compute the same cache",
                 )
@@ -243,13 +245,13 @@ def _to_the_end(session: CacheSession, tokens: Array) -> Iterator[Finding]:
     *_, last = session.prefill(prompt)
     errors = CacheErrors()
     errors.add(alone, {name: session.positions(name) for name in session.cache})
-    if bad := errors.first_below(_SAME_DB):
+    if bad := errors.first_below(SAME_DB):
         yield Finding(
             kind=CACHE_OVERRUN,
             place=Place("file", f"signature {last.edge.key!r}"),
             expected=f"a prompt of {room} tokens as {room} × decode leave it in the cache",
             got=f"{bad}",
-            harm=Harm.decibels(_SAME_DB - bad.sqnr_db),
+            harm=Harm.decibels(SAME_DB - bad.sqnr_db),
             causes=(
                 f"the last chunk writes {last.length} positions and fewer are left: "
                 "DYNAMIC_UPDATE_SLICE moves it to the front, over tokens that were read before",

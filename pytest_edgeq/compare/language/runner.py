@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.compare.language.model import LanguageModel
-from pytest_edgeq.compare.language.stepping import CacheSession
+from pytest_edgeq.compare.language.stepping import SAME_DB, CacheSession
 from pytest_edgeq.compare.reference import as_tensor, call_reference, no_grad, torch_module
 from pytest_edgeq.compare.samples import Sample, as_array
 from pytest_edgeq.numerics.cache_errors import CacheErrors
 from pytest_edgeq.numerics.checks import UNKNOWN, Calibration
 from pytest_edgeq.numerics.comparison import WorstSamples
-from pytest_edgeq.numerics.findings import Finding
+from pytest_edgeq.numerics.findings import PREFILL_DIFFERS, Finding, Harm, Place
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.numerics.samples import EvaluatedLedger
 from pytest_edgeq.numerics.token_errors import PositionErrors, TokenAccumulator, TokenErrors
@@ -115,8 +115,8 @@ def reference_pass(reference: Callable[..., Any], sample: Sample, axes: Mapping[
         return Pass(_rows(call_reference(reference, sample)[0][1]))
     from transformers.cache_utils import DynamicCache
 
-    # Without a configuration no layer drops what lies outside of its window. transformers before
-    # 5.20 has the old name.
+    # Without a configuration no layer drops what lies outside of its window. `past_key_values` is
+    # the argument's name in older releases of transformers.
     names = inspect.signature(module.forward).parameters
     name = "cache" if "cache" in names else "past_key_values"
     with no_grad():
@@ -159,6 +159,9 @@ def stages_of(model: LanguageModel) -> dict[str, tuple[str, str]]:
     if model.float_steps is None:
         return {"total": ("float", "edge")}
     return _STAGES
+
+
+_SIDES = {"float_tflite": "the float file", "edge": "the file"}
 
 
 class LanguageMeasurement:
@@ -236,4 +239,14 @@ class LanguageMeasurement:
     def findings(self, calibration: Calibration = UNKNOWN) -> list[Finding]:
         """Return a finding where the cache behind a prefill is another than that of `decode`."""
         del calibration
-        return []
+        return [
+            Finding(
+                kind=PREFILL_DIFFERS,
+                place=Place("file", _SIDES[side]),
+                expected="behind a prefill the cache that decode alone gives",
+                got=str(bad),
+                harm=Harm.decibels(SAME_DB - bad.sqnr_db),
+            )
+            for side, errors in self.handover.items()
+            if (bad := errors.first_below(SAME_DB)) is not None
+        ]
