@@ -176,12 +176,13 @@ def step_findings(model: LanguageModel, sequences: Sequence[Array], runtime: str
 
 def _of_layout(layout: Layout, sequences: Sequence[Array], runtime: str) -> Iterator[Finding]:
     session = CacheSession(layout, runtime)
+    fresh = session.decode_all(sequences[-1])
     for tokens in sequences:
         session.reset()
         logits = session.decode_all(tokens)
         alone = {name: session.positions(name) for name in session.cache}
         yield from _prefills(session, tokens, alone, logits)
-    yield from _kept_state(session, sequences)
+    yield from _kept_state(fresh, logits)
     yield from _to_the_end(session, sequences[0])
 
 
@@ -213,19 +214,15 @@ def _prefills(
                 )
 
 
-def _kept_state(session: CacheSession, sequences: Sequence[Array]) -> Iterator[Finding]:
-    """Find what is left of one sequence in the next one."""
-    last = sequences[-1]
-    session.reset()
-    behind = session.decode_all(last)
-    fresh = session.clone().decode_all(last)
+def _kept_state(fresh: Array, behind: Array) -> Iterator[Finding]:
+    """Find what is left of other sequences: the logits of one before and behind them."""
     if np.array_equal(behind, fresh, equal_nan=True):
         return
     at = int((behind != fresh).any(axis=1).argmax())
     yield Finding(
         kind=STATE_KEPT,
         place=_OUTPUT,
-        expected="the logits of a new interpreter for a sequence behind another one",
+        expected="the same logits for a sequence before and behind others",
         got=f"others from position {at} on",
         causes=("the file or the runtime keeps something of the sequence before",),
         harm=USELESS,

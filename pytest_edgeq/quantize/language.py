@@ -37,6 +37,7 @@ def open_language(tflite: TflitePath | bytes, session: Session) -> Opened | None
             runtimes=session.runtimes,
             threads=session.threads,
             foreign=True,
+            one_interpreter=True,
         )
 
     if isinstance(tflite, (bytes, bytearray, memoryview)):

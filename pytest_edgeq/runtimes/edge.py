@@ -39,6 +39,7 @@ class EdgeFile:
         runtimes: Runtimes = BUILT_IN,
         foreign: bool = False,
         copied: Copied | None = None,
+        one_interpreter: bool = False,
     ) -> None:
         build = runtimes.builder(foreign=foreign)
         try:
@@ -57,6 +58,8 @@ class EdgeFile:
         self._key: str | None = None
         self._views: dict[str, EdgeFile] = {}
         self._runners: dict[tuple[str, bool], Runner] = {}
+        # Of one that runs all signatures: each interpreter holds a copy of the weights.
+        self._interpreters: dict[str, Any] | None = {} if one_interpreter else None
 
     @property
     def key(self) -> str | None:
@@ -108,6 +111,7 @@ class EdgeFile:
         """Return the same file, with interpreters of its own."""
         other = copy.copy(self)
         other._views, other._runners = {}, {}
+        other._interpreters = None if self._interpreters is None else {}
         return other
 
     @functools.cached_property
@@ -140,6 +144,7 @@ class EdgeFile:
             self.modules,
             keep=keep,
             foreign=self.foreign,
+            interpreters=self._interpreters,
         )
 
     def restart(self) -> None:

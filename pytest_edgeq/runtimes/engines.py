@@ -51,6 +51,8 @@ class Opening:
     modules: ModulePaths | None = None  # to name ops
     keep: bool = False  # whether to keep every intermediate tensor
     foreign: bool = False  # whether the file was made elsewhere
+    # interpreters by runtime that run all signatures of the file; None for one a signature
+    interpreters: dict[str, Any] | None = None
 
 
 class Engine:
@@ -81,6 +83,7 @@ class InterpreterEngine(Engine):
         threads: int,
         *,
         keep: bool = False,
+        interpreters: dict[str, Any] | None = None,
     ) -> None:
         for io_tensor in signature.outputs:
             # The interpreter reads a handle's memory as numbers, and crashes.
@@ -89,7 +92,10 @@ class InterpreterEngine(Engine):
         in_memory = isinstance(source, bytes)
         where: Any = {"model_content": source} if in_memory else {"model_path": str(source)}
         self._signature = signature
-        if runtime == "tensorflow":
+        known = {} if interpreters is None else interpreters
+        if runtime in known:
+            self._interpreter = known[runtime]
+        elif runtime == "tensorflow":
             with warnings.catch_warnings():
                 # TensorFlow 2.21 warns that its interpreter moves to LiteRT.
                 warnings.simplefilter("ignore")
@@ -100,6 +106,7 @@ class InterpreterEngine(Engine):
             where["experimental_op_resolver_type"] = OpResolverType[RESOLVERS[runtime]]
             where["experimental_preserve_all_tensors"] = keep
             self._interpreter = Interpreter(**where, num_threads=threads)
+        known[runtime] = self._interpreter
         head = described(signature)
         if signature.key is not None and signature.subgraph:
             keys = self._interpreter.get_signature_list()

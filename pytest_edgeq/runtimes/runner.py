@@ -48,7 +48,14 @@ def open_here(opening: Opening) -> Engine:
         return _OwnEngine(opening.own, source, signature)
     if opening.runtime == "compiled":
         return CompiledEngine(source, opening.graph, signature, opening.threads)
-    return InterpreterEngine(source, signature, opening.runtime, opening.threads, keep=opening.keep)
+    return InterpreterEngine(
+        source,
+        signature,
+        opening.runtime,
+        opening.threads,
+        keep=opening.keep,
+        interpreters=None if opening.keep else opening.interpreters,
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -66,7 +66,10 @@ def _opened_language_model(
     """Return a pickled language model with new interpreters."""
     runtimes = _runtimes(runtime, *machine)
     own, of_float = (
-        {key: EdgeFile(each, runtimes=runtimes, **settings) for key, each in files.items()}
+        {
+            key: EdgeFile(each, runtimes=runtimes, one_interpreter=True, **settings)
+            for key, each in files.items()
+        }
         for files in sections
     )
     return LanguageModel(
@@ -78,16 +81,17 @@ def _opened_language_model(
     )
 
 
+def _contents(sections: Mapping[str, EdgeFile]) -> dict[str, bytes]:
+    return {key: bytes(edge.graph.buffer[:]) for key, edge in sections.items()}
+
+
 def _pickled_language_model(model: LanguageModel, runtime: str) -> bytes:
     reference = model.float_model
     fix = "give a module that can be pickled, or leave the executor out"
     opened = functools.partial(
         _opened_language_model,
         runtime,
-        tuple(
-            {key: bytes(edge.graph.buffer[:]) for key, edge in files.items()}
-            for files in (model.sections, model.float_sections)
-        ),
+        (_contents(model.sections), _contents(model.float_sections)),
         {"threads": model.edge.threads, "modules": model.edge.modules},
         None if reference is None else pickled(reference, "the reference", fix),
         _machine(model.edge, runtime),

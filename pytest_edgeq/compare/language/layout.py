@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pytest_edgeq.names import readable
 from pytest_edgeq.runtimes.edge import EdgeFile
@@ -43,11 +43,6 @@ class Step:
         """Return the inputs by name."""
         return {each.name: each for each in self.edge.signature.inputs}
 
-    def clone(self) -> Step:
-        """Return the step with interpreters of its own."""
-        helpers = {role: each.clone() for role, each in self.helpers.items()}
-        return replace(self, edge=self.edge.clone(), helpers=helpers)
-
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -79,11 +74,6 @@ class Layout:
         """All steps, `decode` first, then by length."""
         return (self.decode, *(self.prefills[length] for length in sorted(self.prefills)))
 
-    def clone(self) -> Layout:
-        """Return the layout with interpreters of its own."""
-        prefills = {length: each.clone() for length, each in self.prefills.items()}
-        return replace(self, decode=self.decode.clone(), prefills=prefills)
-
 
 def holds_language_model(sections: Mapping[str, EdgeFile]) -> bool:
     """Return whether one of the sections decodes with a key-value cache."""
@@ -111,8 +101,9 @@ def layouts_of(sections: Mapping[str, EdgeFile], name: str) -> dict[int, Layout]
     tails = dict.fromkeys(
         found["cache"] or "" for key in signatures if (found := _STEP.fullmatch(key))
     )
-    found = [_layout(signatures, tail, name) for tail in tails]
-    return {each.cache_length: each for each in sorted(found, key=lambda each: -each.cache_length)}
+    layouts = [_layout(signatures, tail, name) for tail in tails]
+    layouts.sort(key=lambda each: each.cache_length, reverse=True)
+    return {each.cache_length: each for each in layouts}
 
 
 def _signatures(sections: Mapping[str, EdgeFile], name: str) -> Iterator[tuple[str, EdgeFile]]:

@@ -110,20 +110,12 @@ class LanguageModel(QuantizedModel):
         metadata: Any = None,
         **rest: Any,
     ) -> None:
-        self.sections, self.float_sections = sections, float_sections
-        self.layouts = layouts_of(sections, name)
-        self.float_layouts: dict[int, Layout] = {}
-        if float_sections:
-            self.float_layouts = layouts_of(float_sections, f"{name}: float_tflite")
-        steps, float_steps = self.steps, self.float_steps
-        if float_sections and float_steps is None:
-            raise ValueError(
-                f"{name}: float_tflite: expected a cache of {steps.cache_length} positions, got "
-                f"{list(self.float_layouts)}: export both files with the same cache_length="
-            )
+        self.name = name
+        self._open(sections, float_sections)
         self.metadata = metadata
         self._torch = reference
         self._tokenizer = tokenizer
+        steps, float_steps = self.steps, self.float_steps
         super().__init__(
             steps.decode.edge,
             name=name,
@@ -135,6 +127,21 @@ class LanguageModel(QuantizedModel):
             },
             **rest,
         )
+
+    def _open(
+        self, sections: Mapping[str, EdgeFile], float_sections: Mapping[str, EdgeFile]
+    ) -> None:
+        self.sections, self.float_sections = sections, float_sections
+        self.layouts = layouts_of(sections, self.name)
+        self.float_layouts: dict[int, Layout] = {}
+        if not float_sections:
+            return
+        self.float_layouts = layouts_of(float_sections, f"{self.name}: float_tflite")
+        if (length := self.steps.cache_length) not in self.float_layouts:
+            raise ValueError(
+                f"{self.name}: float_tflite: expected a cache of {length} positions, got "
+                f"{list(self.float_layouts)}: export both files with the same cache_length="
+            )
 
     @property
     def layout(self) -> str:
@@ -185,8 +192,12 @@ class LanguageModel(QuantizedModel):
     def clone(self) -> LanguageModel:
         """Return the same model with interpreters of its own."""
         other = cast("LanguageModel", super().clone())
-        other.layouts = {length: each.clone() for length, each in self.layouts.items()}
-        other.float_layouts = {length: each.clone() for length, each in self.float_layouts.items()}
+        other._open(
+            {key: each.clone() for key, each in self.sections.items()},
+            {key: each.clone() for key, each in self.float_sections.items()},
+        )
+        other.edge = other.steps.decode.edge
+        other.float_edge = None if self.float_edge is None else other.float_steps.decode.edge
         return other
 
     def signature(self, name: str) -> QuantizedModel:

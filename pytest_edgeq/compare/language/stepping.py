@@ -47,10 +47,6 @@ class CacheSession:
         self.cache: dict[str, Array] = {}
         self.reset()
 
-    def clone(self) -> CacheSession:
-        """Return a session with interpreters of its own."""
-        return CacheSession(self.layout.clone(), self._runtime)
-
     def reset(self) -> None:
         """Forget all tokens."""
         inputs = self.layout.decode.inputs()
@@ -105,7 +101,7 @@ class CacheSession:
         """Return a cache tensor as float [positions read, values of one position]."""
         values = decode(self.cache[name], self.layout.caches[name])
         by_position = np.moveaxis(values, self.layout.axes[name], 0)[: self.position]
-        return by_position.reshape(self.position, -1).astype(np.float32)
+        return np.asarray(by_position.reshape(self.position, -1), np.float32)
 
     def _decode(self, token: int) -> Array:
         logits = self.feed(self.layout.decode, [token])
