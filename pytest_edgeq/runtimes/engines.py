@@ -92,9 +92,8 @@ class InterpreterEngine(Engine):
         in_memory = isinstance(source, bytes)
         where: Any = {"model_content": source} if in_memory else {"model_path": str(source)}
         self._signature = signature
-        known = {} if interpreters is None else interpreters
-        if runtime in known:
-            self._interpreter = known[runtime]
+        if interpreters is not None and runtime in interpreters:
+            self._interpreter = interpreters[runtime]
         elif runtime == "tensorflow":
             with warnings.catch_warnings():
                 # TensorFlow 2.21 warns that its interpreter moves to LiteRT.
@@ -106,12 +105,13 @@ class InterpreterEngine(Engine):
             where["experimental_op_resolver_type"] = OpResolverType[RESOLVERS[runtime]]
             where["experimental_preserve_all_tensors"] = keep
             self._interpreter = Interpreter(**where, num_threads=threads)
-        known[runtime] = self._interpreter
+        if interpreters is not None:
+            interpreters[runtime] = self._interpreter
         head = described(signature)
-        if signature.key is not None and signature.subgraph:
+        if signature.key is not None and (signature.subgraph or interpreters is not None):
             keys = self._interpreter.get_signature_list()
             [head["signature"]] = (key for key in keys if readable(key) == signature.key)
-        self._file = OpenInterpreter(self._interpreter, head)
+        self._file = OpenInterpreter(self._interpreter, head, is_shared=interpreters is not None)
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
         """Run one sample."""

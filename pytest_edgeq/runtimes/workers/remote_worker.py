@@ -234,20 +234,22 @@ def _opened(content: bytes, head: Head) -> OpenInterpreter | OpenOnGpu:
 class OpenInterpreter:
     """An interpreter that runs the signature which a head describes; it is allocated once."""
 
-    def __init__(self, interpreter: Any, head: Head) -> None:
+    def __init__(self, interpreter: Any, head: Head, *, is_shared: bool = False) -> None:
         self._inputs, self._outputs = head["inputs"], head["outputs"]
         self._subgraph = head["subgraph"]
         self._interpreter = interpreter
         self._shapes: Any = [tuple(shape) for shape in head["shapes"]]
         try:
-            interpreter.allocate_tensors()
+            if not is_shared:
+                interpreter.allocate_tensors()
         except (RuntimeError, ValueError):
             if not head["has_free_shapes"]:
                 raise
             self._shapes = None
-        # The interpreter's own runner allocates anew at each call: for other subgraphs alone.
+        # The interpreter's own runner allocates anew at each call: for other subgraphs alone, and
+        # where other signatures have runners, as the interpreter then refuses all else.
         self._runner = None
-        if head["signature"] is not None and self._subgraph:
+        if head["signature"] is not None and (self._subgraph or is_shared):
             self._runner = interpreter.get_signature_runner(head["signature"])
 
     def run(self, arrays: list[Any]) -> list[Any]:
