@@ -727,7 +727,8 @@ class Edgeq:
         derives it), rounded outward to 3 digits. Bounded are those of `sqnr_db`,
         `cosine_similarity`, `max_lsb_error` (`max_abs_error` where an output has no LSB) and
         `top1_agreement` (where every sample is one row of classes) that are defined at every
-        output, and that an output of zeros, or a guess of the class, fails. What was left out, and
+        output, and that an output of zeros, or a guess of the class, fails; of a language model
+        those of `sqnr_db`, `top1_agreement`, `kl` and `perplexity_ratio`. What was left out, and
         why, is printed as a comment, and so is that samples are few, equal or constant.
 
         Args:

@@ -358,9 +358,10 @@ def _key(row: _Row) -> _RowKey:
 def _figure(row: _Row, key: str) -> str:
     """Format a number of a row, with more digits for shares and ratios near 1."""
     number = float(row[key])
+    if row["metric"] == "perplexity_ratio":
+        return f"{number:.6g}"
     is_share = row["metric"] in ("cosine_similarity", "top1_agreement")
-    is_near = 0.9 <= number < 1 if is_share else row["metric"] == "perplexity_ratio"
-    return f"{number:.6f}" if is_near else f"{number:.4g}"
+    return f"{number:.6f}" if is_share and 0.9 <= number < 1 else f"{number:.4g}"
 
 
 def _data(data: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from pytest_edgeq.baselines.paired_limits import (
     FEWEST_SAMPLES,
     FLOAT_NOISE_DB,
+    FLOOR_DB_POSITION,
     at_least,
     floor_db,
 )
@@ -37,9 +38,8 @@ from pytest_edgeq.numerics.token_errors import WORST
 _MOST_SAMPLES: Final = 1 << 13  # maximum number of samples to consider as sufficient
 # Metrics whose limits are reported: a maximum, or one sample, may vary without bound.
 _REPORTED: Final = ("sqnr_db", "cosine_similarity", "top1_agreement", *OF_TOKENS)
-# Metrics of parts of a sequence that are stored.
-_OF_QUARTER: Final = ("sqnr_db", "top1_agreement", "kl")
-_OF_POSITION: Final = ("sqnr_db",)
+# Of parts of a sequence: few positions hold too few tokens for margins of the others.
+_PART_METRICS: Final = ("sqnr_db",)
 _UNEVEN: Final = (
     "the error differs so much between these samples that a rebuild may move it by more than the "
     "SQNR itself"
@@ -63,13 +63,16 @@ def errors_to_remember(comparison: Comparison) -> dict[str, Any]:
     rows = []
     for stage, output, metrics in _outputs_to_remember(comparison):
         floor = floor_db(flow, stage, output.sqnr_db)
+        is_position = output.name == WORST
+        if is_position:
+            floor = max(floor, FLOOR_DB_POSITION)
         for metric, limit in limits(output, metrics=metrics).items():
             numbers = {key: json_number(number) for key, number in limit._asdict().items()}
             row = {"stage": stage, "output": output.name, "metric": metric, **numbers}
             limited = at_least(row, floor)
             name = METRICS[metric].by_sample
             # The next build may have another worst position.
-            if name and output.name != WORST:
+            if name and not is_position:
                 # The sums by sample, for a paired comparison with the next build. 5 digits are
                 # exact to 0.0004 dB and keep the file readable.
                 limited["samples"] = [
@@ -102,8 +105,7 @@ def _outputs_to_remember(
         if stage in comparison.positions:
             for output in comparison.positions[stage].outputs.values():
                 if not output.degenerate:
-                    is_worst = output.name == WORST
-                    yield stage, output, _OF_POSITION if is_worst else _OF_QUARTER
+                    yield stage, output, _PART_METRICS
 
 
 def build_to_remember(comparison: Comparison) -> dict[str, Any]:

@@ -129,8 +129,9 @@ class Budget:
         """
         Compare errors with this budget, output by output.
 
-        With `positions`, the violations of logits name the first position below the SQNR bound. An
-        output with anything non-finite, or where nothing was tested, gets that one violation.
+        With `positions`, the first violation of logits names the first position below the SQNR
+        bound. An output with anything non-finite, or where nothing was tested, gets that one
+        violation.
 
         Raises:
             ValueError: an output lacks a metric that is bounded.
@@ -190,21 +191,20 @@ class Budget:
                 "nothing was tested; give inputs that make this output speak"
             )
             return [_violation("degenerate", stage, output, 1, "at most 0", note)]
-        notes = {}
-        if positions is not None and output.name == LOGITS:
-            notes = dict.fromkeys(METRICS, positions.where_below(self.sqnr_db))
-        notes |= dict.fromkeys(("max_abs_error", "max_lsb_error"), f"the greatest at {at}")
+        notes = dict.fromkeys(("max_abs_error", "max_lsb_error"), f"the greatest at {at}")
         notes["worst_sample_sqnr_db"] = f"sample {output.worst_sample}"
-        found = []
+        where = ""
+        if positions is not None and output.name == LOGITS:
+            where = positions.where_below(self.sqnr_db)
+        found: list[Finding] = []
         for metric, bound in self.bounds().items():
             actual = getattr(output, metric)
             upper = metric in UPPER_BOUNDED
             # Never turned around: with NaN both comparisons are False, and NaN must fail.
             if not (actual <= bound if upper else actual >= bound):
                 expected = f"{'at most' if upper else 'at least'} {bound:.6g}"
-                found.append(
-                    _violation(metric, stage, output, actual, expected, notes.get(metric, ""))
-                )
+                note = "; ".join(filter(None, (notes.get(metric), "" if found else where)))
+                found.append(_violation(metric, stage, output, actual, expected, note))
         return found
 
 

@@ -259,7 +259,7 @@ def metric_cell(output: OutputErrors, metric: str) -> str:
     if value is None:
         return "-"
     # 0.99987 and 0.99912 are far apart, and both read 0.9999 or 1 in few digits.
-    digits = ".6f" if metric in ("cosine_similarity", "perplexity_ratio") else ".4g"
+    digits = {"cosine_similarity": ".6f", "perplexity_ratio": ".6g"}.get(metric, ".4g")
     return f"{value:{digits}}"
 
 

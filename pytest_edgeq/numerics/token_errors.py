@@ -272,6 +272,11 @@ def _pooled(
     return output.result()
 
 
+def _plain(values: Array) -> list[float | str | None]:
+    """Return numbers as JSON can hold them, to five digits: there are thousands of positions."""
+    return [json_number(float(f"{each:.5g}")) for each in values.tolist()]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PositionErrors:
     """
@@ -362,12 +367,12 @@ class PositionErrors:
     def to_dict(self) -> dict[str, Any]:
         """Return plain, JSON-able data with sorted keys; NaN and infinity as text."""
         return {
-            "agreement": [json_number(float(each)) for each in self.agreement],
+            "agreement": _plain(self.agreement),
             "first": self.first,
-            "kl": [json_number(float(each)) for each in self.kl],
-            "n": [int(each) for each in self.n],
+            "kl": _plain(self.kl),
+            "n": self.n.tolist(),
             "outputs": {name: self.outputs[name].to_dict() for name in sorted(self.outputs)},
-            "sqnr_db": [json_number(float(each)) for each in self.sqnr_db],
+            "sqnr_db": _plain(self.sqnr_db),
         }
 
     def __str__(self) -> str:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Iterable
 from itertools import permutations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
+from fixtures.token_logits import (
+    LENGTH,
+    VOCAB,
+    Sequences,
+    accumulated,
+    broken,
+    logits,
+    noisy,
+    sequences,
+)
 from pytest_edgeq.numerics import token_errors
-from pytest_edgeq.numerics.budget import Budget
-from pytest_edgeq.numerics.results import OutputErrors
+from pytest_edgeq.numerics.budget import Budget, loosened
+from pytest_edgeq.numerics.results import OutputErrors, wiped
 from pytest_edgeq.numerics.token_errors import (
     LOGITS,
     WORST,
@@ -22,59 +30,13 @@ from pytest_edgeq.numerics.token_errors import (
     TokenErrors,
 )
 
-Array = npt.NDArray[Any]
-
-LENGTH, VOCAB = 80, 96
-
-
-def logits(seed: int, length: int = LENGTH, vocab: int = VOCAB) -> tuple[Array, Array]:
-    """Return logits of a model that knows most of its next tokens, and these tokens."""
-    random = np.random.default_rng(seed)
-    values = random.normal(0, 2, (length, vocab))
-    tokens = random.integers(0, vocab, length)
-    # One position in four is uncertain.
-    values[np.arange(length), tokens] += np.where(np.arange(length) % 4 > 0, 12, 0)
-    tokens[-1] = -1
-    return values.astype(np.float32), tokens
-
-
-def noisy(reference: Array, seed: int, size: float = 0.05) -> Array:
-    """Return the logits with noise as of a sound quantization."""
-    noise = np.random.default_rng(1000 + seed).normal(0, size, reference.shape)
-    return (reference + noise).astype(np.float32)
-
-
-def broken(reference: Array, seed: int, start: int) -> Array:
-    """Return the same with another model's logits from a position on."""
-    found = noisy(reference, seed)
-    found[start:] = logits(500 + seed, *reference.shape)[0][start:]
-    return found
-
-
-def accumulated(
-    pairs: Iterable[tuple[Array, Array, Array]], start: int = 0, name: str = LOGITS
-) -> TokenAccumulator:
-    """Return an accumulator of (reference, actual, tokens) of sequences."""
-    found = TokenAccumulator()
-    for sample, pair in enumerate(pairs):
-        found.add(name, TokenErrors.measure(sample, *pair, start=start))
-    return found
-
-
-def sequences(make: Any = noisy, n: int = 8, **how: Any) -> list[tuple[Array, Array, Array]]:
-    """Return sequences with what `make` makes of their reference."""
-    return [
-        (reference, make(reference, seed, **how), tokens)
-        for seed, (reference, tokens) in enumerate(map(logits, range(n)))
-    ]
-
 
 def errors_of(make: Any = noisy, **how: Any) -> OutputErrors:
     """Return the errors of the logits of eight sequences."""
     return accumulated(sequences(make, **how)).stage().outputs[LOGITS]
 
 
-def oracle(pairs: list[tuple[Array, Array, Array]]) -> dict[str, float]:
+def oracle(pairs: Sequences) -> dict[str, float]:
     """Return the metrics by their definitions, in float64, without blocks or shifts."""
     f, q = (np.concatenate([pair[side] for pair in pairs]).astype(np.float64) for side in (0, 1))
     tokens = np.concatenate([pair[2] for pair in pairs])
@@ -179,7 +141,41 @@ def test_where_a_broken_cache_begins() -> None:
     assert sound.first_below(30) is None
     violations = Budget(sqnr_db=30, kl=0.01).violations(stage, "total", positions)
     first = "(the SQNR falls below 30 dB at position 40 of 80)"
-    assert [each.title.endswith(first) for each in violations] == [True, True]
+    assert [each.title.endswith(first) for each in violations] == [True, False]
+
+
+def test_a_budget_that_only_the_divergence_exceeds() -> None:
+    """Without a position below the SQNR bound the worst one is named."""
+    found = accumulated(sequences())
+    (violation,) = Budget(kl=1e-9).violations(found.stage(), "total", found.positions())
+    position, decibels = found.positions().worst
+    assert violation.title.endswith(
+        f"(the worst SQNR is {decibels:.3g} dB, at position {position} of 80)"
+    )
+    (alone,) = Budget(kl=1e-9).violations(found.stage(), "total")
+    assert alone.title.startswith("total, output 'logits': kl: expected at most 1e-09, got ")
+    assert "position" not in alone.title
+
+
+def test_the_budget_that_a_measurement_needs() -> None:
+    """A ratio is rounded outward in its distance from 1, and never below 1."""
+    for how in ({}, {"size": 1.0}):
+        errors = errors_of(**how)
+        needed = Budget(kl=9, perplexity_ratio=9).needed(errors)
+        assert needed is not None
+        assert needed.violations(errors, "total") == []
+    assert loosened("perplexity_ratio", 0.97) == 1
+    assert loosened("perplexity_ratio", 1.0012341) == 1.00124
+    assert loosened("perplexity_ratio", math.inf) is None
+    assert loosened("kl", 0.00123456) == 0.00124
+
+
+def test_logits_of_zeros() -> None:
+    """The metrics that a file of zeros would have, by which bounds that cannot fail are found."""
+    zeros = errors_of(lambda reference, seed: np.zeros_like(reference))
+    expected = wiped(errors_of())
+    for name in ("kl", "perplexity_ratio", "sqnr_db", "rmse", "max_abs_error"):
+        assert getattr(zeros, name) == pytest.approx(expected[name]), name
 
 
 def test_equal_logits() -> None:

@@ -17,9 +17,12 @@ import jsonschema
 import numpy as np
 import pytest
 
+from fixtures.token_logits import comparison as of_tokens
+from fixtures.token_logits import sequences
 from pytest_edgeq.baselines.record import Category
 from pytest_edgeq.numerics.findings import DiffLine, DiffPart
 from pytest_edgeq.report import run as run_module
+from pytest_edgeq.report.facts import comparison_facts
 from pytest_edgeq.report.html import figures
 from pytest_edgeq.report.html.page import html_page
 from pytest_edgeq.report.html.view import text_blocks
@@ -116,6 +119,17 @@ def test_everything_is_there(page: Page) -> None:
     # Stages, layers, and two of each output.
     assert len(page.charts) == 6
     assert page.attributes("alt") == [f"Sample {i}, input 0" for i in (7, 3, 5)]
+
+
+def test_a_language_model_has_two_more_columns(page: Page) -> None:
+    """The KL divergence and the ratio of perplexities, which no other model has."""
+    measured = comparison_facts(of_tokens(sequences()))
+    call = event("compare", "lm-1", comparison=measured)
+    run = run_of({"lm-1": model("lm")}, [outcome("test_x.py::test_lm", ["lm-1"], call)])
+    SCHEMA.validate(run.data)
+    assert "cosine top-1 KL perplexity ratio non-finite" in Page(html_page(run)).text
+    assert "cosine top-1 non-finite" in page.text
+    assert "perplexity" not in page.text
 
 
 def test_bokeh_finds_no_mistake_in_the_charts(caplog: pytest.LogCaptureFixture) -> None:
