@@ -47,13 +47,16 @@ def load_prebuilt(
     session: Session,
     layout: LayoutArgument = None,
     float_tflite: TflitePath | bytes | None = None,
+    section: str | None = None,
 ) -> QuantizedModel:
     """Open a file with its float file and its references."""
     build = session.runtimes.builder(foreign=True)
-    graph = OpGraph.read(tflite, build)
+    graph = OpGraph.read(tflite, build, section)
+    if section is not None and graph.section is None:
+        raise ValueError(f"{name}: section: expected a bundle, got a single .tflite file")
 
     def opened(content: TflitePath | bytes) -> EdgeFile:
-        other = OpGraph.read(content, build)
+        other = OpGraph.read(content, build, graph.section)
         # The layout does not apply to a file with other inputs or outputs.
         own = layout if _has_io_of(other, graph) else None
         return EdgeFile(other, runtimes=session.runtimes, layout=own, foreign=True)
