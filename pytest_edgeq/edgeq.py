@@ -286,10 +286,11 @@ class Edgeq:
         float_tflite: TflitePath | bytes | None = None,
         name: str | None = None,
         layout: str | Mapping[str, str] | None = None,
+        section: str | None = None,
         tokenizer: Tokenizer | None = None,
     ) -> QuantizedModel:
         """
-        Open a `.tflite` file made elsewhere.
+        Open a `.tflite` file made elsewhere, or a model in a `.litertlm` or `.task` bundle.
 
         A file of a language model (`prefill_N` and `decode` with a key-value cache, bare or in a
         `.litertlm`) is a `LanguageModel`: its samples are sequences of token ids. Its reference is
@@ -318,25 +319,31 @@ class Edgeq:
                 ones by their names in the file, also of three or five dimensions (`"nwc"`,
                 `"ndhwc"`, …). Samples, and what `run` gives, are laid out as the reference has
                 them. Nothing is turned without it.
+            section: The model to open of a bundle with several, such as `embedder`; `edgeq show`
+                lists them. Another bundle, as float file or reference, is opened at the same one.
             tokenizer: Of a language model, for sequences that are text: a callable that returns
                 token ids, such as a Hugging Face tokenizer.
 
         Raises:
             FileNotFoundError: No such file.
             ValueError: Not a whole `.tflite` file, a reference in train mode, a layout that fits
-                nothing in the file, or a float file with other signatures, inputs or outputs.
+                nothing in the file, or a float file with other signatures, inputs or outputs; a
+                bundle without this section, or with several models and no section named.
             TypeError: Neither a path nor bytes, or a reference that cannot be called.
+            ModuleNotFoundError: The package that reads `.litertlm` is not installed.
         """
         from pytest_edgeq.compare.file_health import conformance_findings
         from pytest_edgeq.quantize.prebuilt import load_prebuilt
 
         if name is None:
-            stem = Path(tflite).stem if isinstance(tflite, (str, os.PathLike)) else None
+            stem = None
+            if isinstance(tflite, (str, os.PathLike)):
+                stem = Path(tflite).stem if section is None else f"{Path(tflite).name}:{section}"
             name = stem or _class_name(reference) or "model"
         name = readable(name)
         with booking(self._journal, "load") as booked:
             booked.model = load_prebuilt(
-                tflite, reference, name, self._session, layout, float_tflite, tokenizer
+                tflite, reference, name, self._session, layout, float_tflite, section, tokenizer
             )
         for warnings in (False, True):
             for each in conformance_findings(booked.model.edge, warnings=warnings):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,51 +12,41 @@ from pytest_edgeq.compare.language.model import LanguageModel, Tokenizer
 from pytest_edgeq.compare.reference import in_train_mode, module_tree, torch_module
 from pytest_edgeq.quantize.session import Session
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.tflite.bundles import open_bundle
+from pytest_edgeq.tflite.bundles import Bundle, open_bundle
+from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.source import TflitePath
 
 # What `export_hf` writes beside `model.tflite` for the layouts of several files.
 _BESIDE = ("embedder", "auxiliary")
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """The sections of a language model's file."""
+def open_sections(tflite: TflitePath | bytes, session: Session) -> dict[str, EdgeFile]:
+    """Open all models of a bundle, or a file, with what `export_hf` wrote beside it."""
+    build = session.runtimes.builder(foreign=True)
 
-    sections: Mapping[str, EdgeFile]
-    metadata: Any = None
-
-
-def open_language(tflite: TflitePath | bytes, session: Session) -> Opened | None:
-    """Open the sections of a bundle or the one of a `.tflite`; None of other models."""
-
-    def edge(content: Path | bytes) -> EdgeFile:
+    def edge(source: TflitePath | bytes, section: str | None = None) -> EdgeFile:
         return EdgeFile(
-            content,
+            OpGraph.read(source, build, section),
             runtimes=session.runtimes,
             threads=session.threads,
             foreign=True,
             one_interpreter=True,
         )
 
-    if isinstance(tflite, (bytes, bytearray, memoryview)):
-        sections, metadata = {"model": edge(bytes(tflite))}, None
-    else:
+    if (bundle := _bundle(tflite)) is not None:
+        return {name: edge(tflite, name) for name in bundle.names}
+    sections = {"model": edge(tflite)}
+    if isinstance(tflite, (str, os.PathLike)) and holds_language_model(sections):
         path = Path(tflite)
-        bundle = open_bundle(path)
-        if bundle is not None:
-            sections = {name: edge(content) for name, content in bundle.models.items()}
-            metadata = bundle.metadata
-        else:
-            sections, metadata = {"model": edge(path)}, None
-            if holds_language_model(sections):
-                sections |= {
-                    name: edge(other)
-                    for name in _BESIDE
-                    if _takes(sections["model"], name)
-                    and (other := path.with_name(path.name.replace("model", name))).is_file()
-                }
-    return Opened(sections, metadata) if holds_language_model(sections) else None
+        for name in _BESIDE:
+            other = path.with_name(path.name.replace("model", name))
+            if _takes(sections["model"], name) and other.is_file():
+                sections[name] = edge(other)
+    return sections
+
+
+def _bundle(tflite: TflitePath | bytes) -> Bundle | None:
+    return open_bundle(Path(tflite) if isinstance(tflite, (str, os.PathLike)) else tflite)
 
 
 def _takes(edge: EdgeFile, section: str) -> bool:
@@ -67,7 +56,8 @@ def _takes(edge: EdgeFile, section: str) -> bool:
 
 
 def load_language(
-    opened: Opened,
+    tflite: TflitePath | bytes,
+    sections: Mapping[str, EdgeFile],
     reference: Any,
     name: str,
     session: Session,
@@ -82,10 +72,9 @@ def load_language(
         float_sections = {key: each.clone() for key, each in reference.sections.items()}
         reference = None
     elif float_tflite is not None:
-        of_float = open_language(float_tflite, session)
-        if of_float is None:
+        float_sections = open_sections(float_tflite, session)
+        if not holds_language_model(float_sections):
             raise ValueError(f"{name}: float_tflite: expected a file of a language model")
-        float_sections = of_float.sections
     if reference is not None and not callable(reference):
         raise TypeError(
             f"reference: expected a Hugging Face module, got {type(reference).__name__}"
@@ -94,13 +83,13 @@ def load_language(
     if module is not None and in_train_mode(module):
         raise ValueError(f"{name}: the reference is in train mode; call reference.eval() first")
     if module is not None and module is reference:
-        for edge in (*opened.sections.values(), *float_sections.values()):
+        for edge in (*sections.values(), *float_sections.values()):
             edge.modules = module_tree(module)
     return LanguageModel(
         name=name,
-        sections=opened.sections,
+        sections=sections,
         float_sections=float_sections,
-        metadata=opened.metadata,
+        metadata=None if (bundle := _bundle(tflite)) is None else bundle.metadata,
         tokenizer=tokenizer,
         reference=reference,
         runtime=session.runtime,

@@ -14,6 +14,7 @@ from pytest_edgeq.compare.foreign import (
     is_keras,
     looks_like_session,
 )
+from pytest_edgeq.compare.language.layout import holds_language_model
 from pytest_edgeq.compare.language.model import Tokenizer
 from pytest_edgeq.compare.quantized import QuantizedModel, Reference, SignatureReference
 from pytest_edgeq.compare.reference import (
@@ -28,7 +29,7 @@ from pytest_edgeq.compare.reference import (
 )
 from pytest_edgeq.compare.samples import Sample, SampleSpec
 from pytest_edgeq.names import nearest, readable
-from pytest_edgeq.quantize.language import load_language, open_language
+from pytest_edgeq.quantize.language import load_language, open_sections
 from pytest_edgeq.quantize.session import Session, float_file
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
@@ -49,16 +50,25 @@ def load_prebuilt(
     session: Session,
     layout: LayoutArgument = None,
     float_tflite: TflitePath | bytes | None = None,
+    section: str | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> QuantizedModel:
     """Open a file with its float file and its references."""
     build = session.runtimes.builder(foreign=True)
-    if not isinstance(reference, Mapping) and (opened_lm := open_language(tflite, session)):
-        return load_language(opened_lm, reference, name, session, float_tflite, tokenizer)
-    graph = OpGraph.read(tflite, build)
+    sections: Mapping[str, EdgeFile] = {}
+    if section is None and not isinstance(reference, Mapping):
+        sections = open_sections(tflite, session)
+    if holds_language_model(sections):
+        return load_language(tflite, sections, reference, name, session, float_tflite, tokenizer)
+    known = [each.graph for each in sections.values()]
+    graph = known[0] if len(known) == 1 else OpGraph.read(tflite, build, section)
+    if section is not None and graph.section is None:
+        raise ValueError(f"{name}: section: expected a bundle, got a single .tflite file")
+    if tokenizer is not None:
+        raise ValueError(f"{name}: tokenizer: expected a language model, got another file")
 
     def opened(content: TflitePath | bytes) -> EdgeFile:
-        other = OpGraph.read(content, build)
+        other = OpGraph.read(content, build, graph.section)
         # The layout does not apply to a file with other inputs or outputs.
         own = layout if _has_io_of(other, graph) else None
         return EdgeFile(other, runtimes=session.runtimes, layout=own, foreign=True)

@@ -27,12 +27,13 @@ from pytest_edgeq.tflite.subgraph import Signature, Subgraph
 
 
 class EdgeFile:
-    """One `.tflite` file with its graph, signature and interpreters."""
+    """One `.tflite` file, or a section of a bundle, with its signature and interpreters."""
 
     def __init__(
         self,
         source: TflitePath | bytes | OpGraph,
         *,
+        section: str | None = None,
         modules: ModulePaths | None = None,
         threads: int = 1,
         layout: LayoutArgument = None,
@@ -43,7 +44,9 @@ class EdgeFile:
     ) -> None:
         build = runtimes.builder(foreign=foreign)
         try:
-            self.graph = source if isinstance(source, OpGraph) else OpGraph.read(source, build)
+            if not isinstance(source, OpGraph):
+                source = OpGraph.read(source, build, section)
+            self.graph = source
         except ValueError as error:
             if copied is None:
                 raise
@@ -165,6 +168,12 @@ class EdgeFile:
         """Path of the file; None for one held in memory."""
         buffer = self.graph.buffer
         return buffer.path if isinstance(buffer, MappedFile) else None
+
+    @property
+    def label(self) -> str:
+        """Name of the file in texts: its path, or that of the bundle with the section."""
+        buffer = self.graph.buffer
+        return buffer.label if isinstance(buffer, MappedFile) else "the file held in memory"
 
     def by_input_name(
         self, names: Sequence[str], arrays: Sequence[npt.NDArray[Any]]

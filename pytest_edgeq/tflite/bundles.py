@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
 import hashlib
 import io
@@ -99,46 +100,41 @@ class Bundle:
     def model(self, name: str) -> Path:
         """Return the path of a copy of a model, which is made once."""
         path = self._copies / f"{self.names.index(name)}.tflite"
-        [section] = [each for each in self.sections if each.name == name]
+        section = next(each for each in self.sections if each.name == name)
         if not section.size:
             raise ValueError(f"{self.label}:{name} is empty: 0 bytes are no .tflite file")
         with _lock:
             if not path.exists():
-                part = path.with_suffix(".part")
                 try:
-                    with part.open("wb") as file:
+                    with path.open("wb") as file:
                         file.writelines(self.chunks(section))
-                    part.rename(path)
-                finally:
-                    part.unlink(missing_ok=True)
+                except BaseException:
+                    path.unlink()
+                    raise
         return path
 
     @functools.cached_property
     def metadata(self) -> LmMetadata | None:
         """The tokens of a language model; None if the bundle has no metadata."""
-        section = self._first("LlmMetadataProto")
-        if section is None:
+        content = self._content("LlmMetadataProto")
+        if content is None:
             return None
         from litert_lm_builder.runtime.proto import llm_metadata_pb2
 
-        content = self._content(section)
-        with self._described(section.name):
+        with self._described("LlmMetadataProto"):
             found = llm_metadata_pb2.LlmMetadata.FromString(content)
-            stops = tuple(map(_token, found.stop_tokens))
-            return LmMetadata(
-                _token(found.start_token) or None, stops, found.max_num_tokens or None
-            )
+            start, stops = _token(found.start_token), tuple(map(_token, found.stop_tokens))
+            return LmMetadata(start or None, stops, found.max_num_tokens or None)
 
     @functools.cached_property
     def tokenizer(self) -> BundleTokenizer | None:
         """The tokenizer of a language model; None if the bundle has none."""
-        if (section := self._first("SP_Tokenizer")) is not None:
-            return BundleTokenizer("sentencepiece", self._content(section))
-        if (section := self._first("HF_Tokenizer_Zlib")) is None:
+        if (content := self._content("SP_Tokenizer")) is not None:
+            return BundleTokenizer("sentencepiece", content)
+        if (content := self._content("HF_Tokenizer_Zlib")) is None:
             return None
-        content = self._content(section)  # the size of the text, and the compressed text
-        size = int.from_bytes(content[:8], "little")
-        with self._described(section.name):
+        with self._described("HF_Tokenizer_Zlib"):
+            size = int.from_bytes(content[:8], "little")  # of the text, which follows compressed
             text = zlib.decompressobj().decompress(content[8:], size)
             if len(text) != size:
                 raise ValueError(f"{size - len(text):,} bytes are missing")
@@ -159,18 +155,10 @@ class Bundle:
             raise ValueError(f"{self.label} has no model {name!r}{hint}; its models: {known}")
         return name
 
-    def sha256(self, section: BundleSection) -> str:
-        """Return the hash of a section's content, in hexadecimal."""
-        digest = hashlib.sha256()
-        for chunk in self.chunks(section):
-            digest.update(chunk)
-        return digest.hexdigest()
-
-    def _first(self, kind: str) -> BundleSection | None:
-        return next((each for each in self.sections if each.kind == kind), None)
-
-    def _content(self, section: BundleSection) -> bytes:
-        return b"".join(self.chunks(section))
+    def _content(self, kind: str) -> bytes | None:
+        """Return the content of the first section of a type."""
+        found = (each for each in self.sections if each.kind == kind)
+        return next((b"".join(self.chunks(each)) for each in found), None)
 
     def chunks(self, section: BundleSection) -> Iterator[bytes]:
         """Read a section piece by piece."""
@@ -192,9 +180,11 @@ class Bundle:
         """Name file and section in the error of a damaged bundle."""
         try:
             yield
-        except (OSError, ModuleNotFoundError):
+        except ModuleNotFoundError:
             raise
         except Exception as error:  # whatever damaged bytes make the readers raise
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+                raise  # and no offset before the file
             raise ValueError(
                 f"{self.label}: damaged bundle or archive: {part} cannot be read ({error}). It "
                 "was truncated or overwritten; build or download it again"

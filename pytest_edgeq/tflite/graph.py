@@ -52,10 +52,13 @@ class OpGraph:
 
     @classmethod
     def read(
-        cls, source: TflitePath | bytes, build: Callable[[Buffer], None] | None = None
+        cls,
+        source: TflitePath | bytes,
+        build: Callable[[Buffer], None] | None = None,
+        section: str | None = None,
     ) -> OpGraph:
-        """Read the graph of a file."""
-        return _read(open_tflite(source, build))
+        """Read the graph of a file; of a bundle that of a section."""
+        return _read(open_tflite(source, build, section))
 
     @property
     def ops(self) -> tuple[Op, ...]:
@@ -68,6 +71,11 @@ class OpGraph:
         if isinstance(self._buffer, MappedFile):
             self._buffer.check()
         return self._buffer
+
+    @property
+    def section(self) -> str | None:
+        """Name of the section of a bundle; None of a file that is no bundle."""
+        return self._buffer.section if isinstance(self._buffer, MappedFile) else None
 
     @property
     def is_stateful(self) -> bool:

@@ -353,7 +353,7 @@ class IsolatedEngine(RemoteEngine):
         """Report a crash: the step, the file, the op, and how the worker ended."""
         assert isinstance(error, WorkerCrashError), "a local worker raises nothing else"
         opening, content = self._opening, self._opening.graph.buffer
-        facts = [file_fact(opening.source, hashlib.sha256(content).hexdigest(), len(content))]
+        facts = [file_fact(content, hashlib.sha256(content).hexdigest())]
         if opening.own is None and not error.was_killed:
             facts.append(find_op())
         how = "was ended" if error.was_killed or error.kind == "timeout" else "crashed"
