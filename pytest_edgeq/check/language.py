@@ -154,7 +154,10 @@ def _causes(
     if bad is not None:
         yield f"the cache differs first at {bad}"
     elif caches is not None and caches:
-        yield f"every cache tensor has {least:g} dB or more: it is behind the last layer's cache"
+        yield (
+            f"every cache tensor has {least:g} dB or more: the error arises behind the last "
+            "layer's cache"
+        )
     window = getattr(getattr(model.float_model, "config", None), "sliding_window", None)
     if window and position in (window - 1, window, window + 1):
         yield f"the reference's sliding window has {window} positions (config.sliding_window)"

@@ -12,8 +12,7 @@ from fixtures.language.models import exported, sequences, tiny
 from pytest_edgeq import Budget, assert_within_budget
 from pytest_edgeq.compare.language.model import LanguageModel
 from pytest_edgeq.edgeq import Edgeq
-
-from .defects import OF_THE_LOOP, OF_THE_REFERENCE, Tampered, changed, with_window
+from tests.language.defects import OF_THE_LOOP, OF_THE_REFERENCE, Tampered, changed, with_window
 
 _SEQUENCES = sequences(3, 80, 11)
 
@@ -32,7 +31,7 @@ _FOUND = {
     "caches of two layers swapped after prefill": r"'prefill_16'.*kv_cache_v_0 at position",
     "later chunks one position early": r"'prefill_16'.*kv_cache_k_0 at position 15",
     "rope theta 10000 → 12000": r"kv_cache_k_0 at position 1",
-    "rope interleaved in layer 1": r"position 1$.*behind the last layer's cache",
+    "rope interleaved in layer 1": r"below it is 1\b.*behind the last layer's cache",
     "norm epsilon 1e-6 → 1e-5": r"kv_cache_k_0 at position 0",
     "norm epsilon 1e-6 → 1e-2": r"kv_cache_k_0 at position 0",
     "attention scale × 1.1 in layer 1": r"behind the last layer's cache",
@@ -95,10 +94,10 @@ def test_every_defect_has_an_expected_text() -> None:
 
 
 def test_the_sound_file_passes() -> None:
-    edgeq = Edgeq(
-        runtimes={"tampered": Tampered(lambda key, inputs, run: run(inputs))}, runtime="tampered"
-    )
-    edgeq.check(_loaded(edgeq, _llama()), _SEQUENCES)
+    untouched = Tampered(lambda key, inputs, run: run(inputs))
+    edgeq = Edgeq(runtimes={"tampered": untouched}, runtime="tampered")
+    with pytest.warns(UserWarning, match="baselines were not checked"):
+        edgeq.check(_loaded(edgeq, _llama()), _SEQUENCES)
 
 
 @pytest.mark.slow

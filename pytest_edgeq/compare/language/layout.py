@@ -107,6 +107,12 @@ def layouts_of(sections: Mapping[str, EdgeFile], name: str) -> dict[int, Layout]
 
 
 def _signatures(sections: Mapping[str, EdgeFile], name: str) -> Iterator[tuple[str, EdgeFile]]:
+    for section in sections:
+        if section.startswith(("vision", "audio")):
+            raise ValueError(
+                f"{name}: section {section!r} is not known: sequences are of text, without images "
+                "or audio; open one section: edgeq.load(path, section=…)"
+            )
     for section, edge in sections.items():
         for key in (each.key or "" for each in edge.graph.signatures):
             if not (_STEP.fullmatch(key) or _HELPER.fullmatch(key)):
