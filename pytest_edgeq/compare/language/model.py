@@ -197,7 +197,7 @@ class LanguageModel(QuantizedModel):
             {key: each.clone() for key, each in self.float_sections.items()},
         )
         other.edge = other.steps.decode.edge
-        other.float_edge = None if self.float_edge is None else other.float_steps.decode.edge
+        other.float_edge = None if (of_float := other.float_steps) is None else of_float.decode.edge
         return other
 
     def signature(self, name: str) -> QuantizedModel:

@@ -101,7 +101,8 @@ class CacheSession:
         """Return a cache tensor as float [positions read, values of one position]."""
         values = decode(self.cache[name], self.layout.caches[name])
         by_position = np.moveaxis(values, self.layout.axes[name], 0)[: self.position]
-        return np.asarray(by_position.reshape(self.position, -1), np.float32)
+        floats: Array = by_position.reshape(self.position, -1).astype(np.float32)
+        return floats
 
     def _decode(self, token: int) -> Array:
         logits = self.feed(self.layout.decode, [token])
