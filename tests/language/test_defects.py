@@ -85,15 +85,18 @@ def _marked(name: str) -> Any:
 
 @pytest.mark.parametrize("name", list(map(_marked, _FOUND)))
 def test_a_defect_is_told_with_its_position_and_tensor(name: str) -> None:
+    """The first position and the first cache tensor name the cause."""
     text = _failure(name)
     assert re.search(_FOUND[name], text, re.DOTALL | re.MULTILINE), text
 
 
 def test_every_defect_has_an_expected_text() -> None:
+    """None is left out."""
     assert set(_FOUND) == {*OF_THE_LOOP, *OF_THE_REFERENCE}
 
 
 def test_the_sound_file_passes() -> None:
+    """So what fails is the defect, not the runtime that plants it."""
     untouched = Tampered(lambda key, inputs, run: run(inputs))
     edgeq = Edgeq(runtimes={"tampered": untouched}, runtime="tampered")
     with pytest.warns(UserWarning, match="baselines were not checked"):

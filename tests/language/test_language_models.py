@@ -31,6 +31,7 @@ SEQUENCES = sequences(3, 60, 11)
 
 @functools.cache
 def module(family: str) -> Any:
+    """Return the Hugging Face module of a family, loaded once."""
     return tiny(family)
 
 
@@ -46,6 +47,7 @@ def loaded(edgeq: Edgeq, name: str = "llama", **options: Any) -> LanguageModel:
 
 
 def tampered(defect: Defect) -> Edgeq:
+    """Return a session whose only runtime has a defect."""
     return Edgeq(runtimes={"tampered": Tampered(defect)}, runtime="tampered")
 
 
@@ -73,6 +75,7 @@ LAYOUTS = [
 def test_a_sound_file_of_each_layout_passes(
     name: str, quantization: str, layout: str, family: str, least: float
 ) -> None:
+    """The figures are those of the same file by `fixtures.language.loop`, and nothing is found."""
     edgeq = Edgeq()
     model = edgeq.load(exported(name, quantization), reference=module(family))
     assert isinstance(model, LanguageModel)
@@ -86,6 +89,7 @@ def test_a_sound_file_of_each_layout_passes(
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
 def test_four_bits_pass_without_an_alarm(family: str) -> None:
+    """Their loss, 14 to 20 dB, is the recipe's own."""
     edgeq = Edgeq()
     model = edgeq.load(
         exported(family, "wi4"), reference=module(family), float_tflite=exported(family, "float")
@@ -112,11 +116,13 @@ def test_a_bool_mask_that_is_added_is_told() -> None:
     ],
 )
 def test_what_only_other_runtimes_know_is_refused_by_name(name: str, unknown: str) -> None:
+    """Ignored, an input would be zeros, and every figure wrong."""
     with pytest.raises(ValueError, match=unknown):
         Edgeq().load(exported(name, "wi8"))
 
 
 def test_the_stages_are_those_of_float_file_and_module() -> None:
+    """The float file between them tells the converter's error from the quantizer's."""
     comparison = Edgeq().compare(loaded(Edgeq()), SEQUENCES)
     assert list(comparison.stages) == ["conversion", "quantization", "total"]
     assert_within_budget(
@@ -132,6 +138,7 @@ def test_the_stages_are_those_of_float_file_and_module() -> None:
 
 @pytest.mark.parametrize("given", ["path", "model", "float_tflite"])
 def test_a_float_file_is_enough(given: str) -> None:
+    """A team that ships a file need not have the module."""
     edgeq, path = Edgeq(), exported("llama", "float")
     by_name: dict[str, dict[str, Any]] = {
         "path": {"reference": path},
@@ -144,6 +151,7 @@ def test_a_float_file_is_enough(given: str) -> None:
 
 
 def test_a_callable_and_a_module_in_bfloat16_are_references() -> None:
+    """Bounds follow the precision of the reference."""
     edgeq, llama = Edgeq(), module("llama")
 
     def logits(tokens: np.ndarray) -> np.ndarray:
@@ -158,6 +166,7 @@ def test_a_callable_and_a_module_in_bfloat16_are_references() -> None:
 
 
 def test_text_needs_a_tokenizer() -> None:
+    """Text and its token ids are the same sequence."""
     edgeq, text = Edgeq(), "w1 w2 w3 w4 <sep> w1 w2"
     model = loaded(edgeq)
     with pytest.raises(TypeError, match="give the tokenizer"):
@@ -177,12 +186,14 @@ def test_text_needs_a_tokenizer() -> None:
     ],
 )
 def test_a_sequence_that_does_not_fit_is_refused(sequence: Any, says: str) -> None:
+    """The file would clamp a position, or read a row that the embedding does not have."""
     edgeq = Edgeq()
     with pytest.raises((ValueError, TypeError), match=says):
         edgeq.compare(loaded(edgeq), [sequence])
 
 
 def test_rows_of_an_array_are_sequences() -> None:
+    """As a data loader or a tokenizer returns them."""
     edgeq = Edgeq()
     model = loaded(edgeq)
     rows = edgeq.compare(model, np.stack(SEQUENCES))
@@ -190,6 +201,7 @@ def test_rows_of_an_array_are_sequences() -> None:
 
 
 def test_workers_measure_the_same() -> None:
+    """Sequences are measured apart, and merged in any order."""
     edgeq = Edgeq()
     model = loaded(edgeq)
     here = edgeq.compare(model, SEQUENCES)
@@ -208,6 +220,7 @@ def test_workers_measure_the_same() -> None:
 
 
 def test_assertions_read_the_section_that_decodes() -> None:
+    """It holds the ops; each of its signatures can be run by itself."""
     model = loaded(Edgeq())
     with pytest.raises(AssertionError):
         assert_no_float_ops(model)
@@ -224,11 +237,14 @@ def found(edgeq: Edgeq, **options: Any) -> list[str]:
 
 
 def test_sound_signatures_have_no_finding() -> None:
+    """Neither in the built-in runtime nor in the one that plants the defects."""
     assert found(Edgeq()) == []
     assert found(tampered(lambda key, inputs, run: run(inputs))) == []
 
 
 def test_a_prefill_that_differs_is_found() -> None:
+    """One signature of two, by a tenth."""
+
     def defect(key: str, x: Arrays, run: Run) -> Arrays:
         y = run(x)
         if key == "prefill_8":
@@ -252,6 +268,8 @@ def test_a_padded_prefill_that_differs_is_found() -> None:
 
 
 def test_state_that_is_kept_is_found() -> None:
+    """A conversation must not change the next one."""
+
     class Keeping:
         """Adds what it has summed up over all runs before."""
 
@@ -280,6 +298,7 @@ def test_a_last_chunk_that_moves_to_the_front_is_found() -> None:
 
 
 def test_a_signature_that_is_missing_is_found() -> None:
+    """A quantizer that wrote `decode` alone leaves the prompt to single steps."""
     edgeq = Edgeq()
     model = loaded(edgeq, float_tflite=exported("llama", "float"))
     only = next(iter(model.layouts.values()))
@@ -289,6 +308,7 @@ def test_a_signature_that_is_missing_is_found() -> None:
 
 
 def test_a_start_token_that_is_not_the_tokenizers_is_found() -> None:
+    """The runtime begins each prompt with the bundle's."""
     edgeq = Edgeq()
     model = loaded(edgeq, tokenizer=tokenizer("llama"))
     assert step_findings(model, SEQUENCES[:1], "xnnpack") == []
@@ -298,6 +318,8 @@ def test_a_start_token_that_is_not_the_tokenizers_is_found() -> None:
 
 
 def test_compare_tells_of_a_handover_that_differs() -> None:
+    """Also where only budgets are asserted, and `check` is not called."""
+
     def defect(key: str, x: Arrays, run: Run) -> Arrays:
         y = run(x)
         if key != "decode" and x["input_pos"][0] > 0:
@@ -311,6 +333,7 @@ def test_compare_tells_of_a_handover_that_differs() -> None:
 
 
 def test_a_cache_that_is_full_is_not_written() -> None:
+    """DYNAMIC_UPDATE_SLICE would clamp the position, and overwrite the last token."""
     from pytest_edgeq.compare.language.stepping import CacheFullError, CacheSession
 
     session = CacheSession(loaded(Edgeq()).steps, "xnnpack")

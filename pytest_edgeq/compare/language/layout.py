@@ -137,6 +137,8 @@ def _layout(signatures: Mapping[str, EdgeFile], tail: str, name: str) -> Layout:
     caches = {key: each for key, each in inputs.items() if _CACHE.fullmatch(key)}
     if not caches:
         raise ValueError(f"{name}: expected inputs kv_cache_k_0, …, got {list(inputs)}")
+    if "logits" not in (each.name for each in decode.edge.signature.outputs):
+        raise ValueError(f"{name}: expected an output 'logits' of 'decode{tail}'")
     length = _cache_length(inputs, caches)
     kind = "external embedder" if "embeddings" in inputs else "default"
     return Layout(

@@ -106,7 +106,7 @@ class CacheSession:
 
     def _decode(self, token: int) -> Array:
         logits = self.feed(self.layout.decode, [token])
-        assert logits is not None, "unreachable because `LanguageModel` has looked for logits"
+        assert logits is not None, "unreachable because a layout has been checked for logits"
         return logits[-1]
 
     def _run(self, step: Step, tokens: Array, start: int) -> Mapping[str, Array]:
