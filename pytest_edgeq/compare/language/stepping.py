@@ -107,7 +107,8 @@ class CacheSession:
     def _decode(self, token: int) -> Array:
         logits = self.feed(self.layout.decode, [token])
         assert logits is not None, "unreachable because a layout has been checked for logits"
-        return logits[-1]
+        last: Array = logits[-1]
+        return last
 
     def _run(self, step: Step, tokens: Array, start: int) -> Mapping[str, Array]:
         n, room = len(tokens), step.length
