@@ -13,7 +13,7 @@ from pytest_edgeq.check.verdict import Verdict
 from pytest_edgeq.compare.comparer import compare
 from pytest_edgeq.compare.language.layout import Layout
 from pytest_edgeq.compare.language.model import LanguageModel
-from pytest_edgeq.compare.language.stepping import SAME_DB, CacheSession
+from pytest_edgeq.compare.language.stepping import SAME_DB, CacheSession, chunks
 from pytest_edgeq.compare.samples import SampleSource, read_samples
 from pytest_edgeq.numerics.cache_errors import CacheErrors
 from pytest_edgeq.numerics.comparison import Comparison
@@ -237,26 +237,29 @@ def _to_the_end(session: CacheSession, tokens: Array) -> Iterator[Finding]:
     layout, room = session.layout, session.layout.cache_length
     if not layout.prefills:
         return
-    prompt = np.resize(tokens, room)
+    *before, (step, last) = chunks(layout, np.resize(tokens, room))
     session.reset()
-    session.decode_all(prompt)
-    alone = {name: session.positions(name) for name in session.cache}
-    session.reset()
-    *_, last = session.prefill(prompt)
+    for earlier, chunk in before:
+        session.feed(earlier, chunk)
+    cache, position = session.cache, session.position
+    session.feed(step, last)
+    at_once = {name: session.positions(name) for name in cache}
+    session.cache, session.position = cache, position
+    session.decode_all(last)
     errors = CacheErrors()
-    errors.add(alone, {name: session.positions(name) for name in session.cache})
+    errors.add({name: session.positions(name) for name in cache}, at_once)
     if bad := errors.first_below(SAME_DB):
         yield Finding(
             kind=CACHE_OVERRUN,
-            place=Place("file", f"signature {last.edge.key!r}"),
-            expected=f"a prompt of {room} tokens as {room} × decode leave it in the cache",
+            place=Place("file", f"signature {step.edge.key!r}"),
+            expected=f"the last {len(last)} of {room} positions as {len(last)} × decode fill them",
             got=f"{bad}",
             harm=Harm.decibels(SAME_DB - bad.sqnr_db),
             causes=(
-                f"the last chunk writes {last.length} positions and fewer are left: "
-                "DYNAMIC_UPDATE_SLICE moves it to the front, over tokens that were read before",
+                f"it writes {step.length} positions and fewer are left: DYNAMIC_UPDATE_SLICE moves "
+                "them to the front, over tokens that were read before",
             )
-            * bool(room % last.length),
+            * (step.length > len(last)),
             fix="export with a cache_length= that is a multiple of the longest of prefill_lengths=",
         )
 

@@ -69,7 +69,8 @@ class CacheSession:
         n, start = len(tokens), self.position
         if start + n > self.layout.cache_length:
             raise CacheFullError(
-                f"{start + n} tokens, and the cache has {self.layout.cache_length} positions"
+                f"{start + n} tokens, and the cache has {self.layout.cache_length} positions: "
+                "DYNAMIC_UPDATE_SLICE would move the last one to the front, over another"
             )
         outputs = self._run(step, np.asarray(tokens), start)
         self.position += n
