@@ -53,6 +53,7 @@ class SampleErrors(NamedTuple):
     tokens: int = 0  # number of positions whose next token is known
     nll: float = 0.0  # σ−log q(next token)
     nll_reference: float = 0.0  # σ−log p(next token)
+    nll_squares: float = 0.0  # σ(log p − log q)² of the next token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

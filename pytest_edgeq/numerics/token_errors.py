@@ -32,7 +32,7 @@ _BLOCK: Final = 1 << 20  # elements that are held in float64 at a time
 
 _SUMS: Final = (
     *("signal", "noise", "power", "product", "absolute", "largest", "magnitude", "peak"),
-    *("kl", "kl_of_zeros", "nll", "nll_reference"),
+    *("kl", "kl_of_zeros", "nll", "nll_reference", "nll_squares"),
 )
 """Columns of float64; of a row with anything non-finite they are NaN."""
 
@@ -192,6 +192,7 @@ def _measure_distributions(
     rows["kl_of_zeros"] = np.maximum(math.log(f.shape[1]) + mean_f - np.log(whole_f), 0)
     rows["nll"] = np.where(rows["known"], np.log(whole_q) - given_q, 0)
     rows["nll_reference"] = np.where(rows["known"], np.log(whole_f) - given_f, 0)
+    rows["nll_squares"] = np.square(rows["nll"] - rows["nll_reference"])
 
 
 def _row_dots(left: Array, right: Array) -> Array:
