@@ -12,9 +12,9 @@ from the spread of the samples' errors, and is rather too wide than too narrow:
   difference of two is logistic. The spread of few samples is widened as Student's t widens a normal
   quantile, and one LSB is added for the codes.
 - A KL divergence grows with the power of the error, and its sum is taken like that of squares.
-- The logarithm of a ratio of perplexities is a mean of differences that may have either sign. Its
-  standard error is that of the bootstrap, or √(2·KL / tokens) if that is more: of small errors the
-  variance of log p − log q is twice the divergence. Two builds differ by √2 of it.
+- The logarithm of a ratio of perplexities is the mean of log p − log q, of either sign, over the
+  tokens. Its standard error is that of the bootstrap, or that of the tokens if they were
+  independent, whichever is more; the difference of two builds has √2 times that error.
 - Errors below 2⁻¹⁷ of the output's RMS, some hundred roundings of float32, are not distinguished.
 """
 
@@ -220,9 +220,8 @@ def _kl(draws: _Draws, value: float) -> tuple[float, float]:
 
 
 def _perplexity(draws: _Draws, value: float) -> tuple[float, float]:
-    tokens, positions = draws.sums["tokens"], draws.sums["positions"]
+    by_token = math.sqrt(draws.sums["nll_squares"]) / draws.sums["tokens"]
     difference = draws.drawn["nll"] - draws.drawn["nll_reference"]
-    by_token = math.sqrt(2 * draws.sums["kl"] / positions / tokens)
     growth = draws.growth(np.exp(difference / draws.drawn["tokens"]))
     margin = max(math.log(growth), by_token * _Z * math.sqrt(2)) + draws.floor
     return value * math.exp(margin), value * math.exp(-margin)

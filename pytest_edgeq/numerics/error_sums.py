@@ -1,7 +1,7 @@
 """
 Accumulators that turn outputs, sample by sample, into errors, and merge.
 
-Sums over samples are computed at the end. Memory grows by nineteen numbers a sample and output.
+Sums over samples are computed at the end. Memory grows by twenty numbers a sample and output.
 """
 
 from __future__ import annotations

@@ -53,6 +53,7 @@ class SampleErrors(NamedTuple):
     tokens: int = 0  # number of positions whose next token is known
     nll: float = 0.0  # σ−log q(next token)
     nll_reference: float = 0.0  # σ−log p(next token)
+    nll_squares: float = 0.0  # σ(log p − log q)² of the next token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +82,8 @@ class OutputErrors:
         cosine_similarity: Σfq / (√Σf² · √Σq²).
         top1_agreement: share of rows where the top-1 class agrees; None of another rank than 2. Of
             an output that holds a choice the share of rows that match (`error_sums.match_counts`).
+            Of logits of a language model rows whose two greatest logits in the reference are nearer
+            than twice the error do not count.
         chosen: whether it holds a choice: labels, sorted boxes, masks of a comparison.
         kl: mean of KL(reference‖actual) over all positions, in nats; None without tokens.
         perplexity_ratio: perplexity of the file over that of the reference on the known next
@@ -287,10 +290,12 @@ def wiped(errors: OutputErrors) -> dict[str, float]:
     metrics["rmse"] = math.sqrt(signal / n)
     if errors.scale:
         metrics["max_lsb_error"] = peak / errors.scale
+    positions = sum(each.positions for each in samples)
     if rows := sum(each.rows for each in samples):
-        guessed = 0.0 if errors.chosen else rows**2 / n
+        classes = n / (positions or rows)
+        guessed = 0.0 if errors.chosen else rows / classes
         metrics["top1_agreement"] = max(sum(each.first for each in samples), guessed) / rows
-    if positions := sum(each.positions for each in samples):
+    if positions:
         metrics["kl"] = math.fsum(each.kl_of_zeros for each in samples) / positions
     if tokens := sum(each.tokens for each in samples):
         mean = math.fsum(each.nll_reference for each in samples) / tokens

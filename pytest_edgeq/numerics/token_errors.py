@@ -32,7 +32,7 @@ _BLOCK: Final = 1 << 20  # elements that are held in float64 at a time
 
 _SUMS: Final = (
     *("signal", "noise", "power", "product", "absolute", "largest", "magnitude", "peak"),
-    *("kl", "kl_of_zeros", "nll", "nll_reference"),
+    *("kl", "kl_of_zeros", "nll", "nll_reference", "nll_squares"),
 )
 """Columns of float64; of a row with anything non-finite they are NaN."""
 
@@ -192,6 +192,7 @@ def _measure_distributions(
     rows["kl_of_zeros"] = np.maximum(math.log(f.shape[1]) + mean_f - np.log(whole_f), 0)
     rows["nll"] = np.where(rows["known"], np.log(whole_q) - given_q, 0)
     rows["nll_reference"] = np.where(rows["known"], np.log(whole_f) - given_f, 0)
+    rows["nll_squares"] = np.square(rows["nll"] - rows["nll_reference"])
 
 
 def _row_dots(left: Array, right: Array) -> Array:
@@ -255,7 +256,7 @@ class TokenAccumulator:
         """
         if LOGITS not in self._sequences:
             raise ValueError("no sequence was measured position by position")
-        return PositionErrors.of(self._of(LOGITS))
+        return _by_position(self._of(LOGITS))
 
     def _of(self, name: str) -> list[TokenErrors]:
         """Return the sequences in order, so that sums do not depend on how they were split."""
@@ -298,31 +299,9 @@ class PositionErrors:
     agreement: Array
     outputs: Mapping[str, OutputErrors]
 
-    @classmethod
-    def of(cls, sequences: list[TokenErrors]) -> PositionErrors:
-        """Pool the errors of sequences, in their order."""
-        first = min(each.start for each in sequences)
-        last = max(each.start + each.rows.size for each in sequences)
-        n, counted = (np.zeros(last - first, np.int64) for _ in range(2))
-        sums = {name: np.zeros(last - first) for name in ("signal", "noise", "kl", "agrees")}
-        for each in sequences:
-            at = slice(each.start - first, each.start - first + each.rows.size)
-            n[at] += 1
-            counted[at] += each.rows["counts"]
-            sums["agrees"][at] += each.rows["agrees"] & each.rows["counts"]
-            for name in ("signal", "noise", "kl"):
-                sums[name][at] += each.rows[name]
-        pairs = zip(sums["signal"].tolist(), sums["noise"].tolist(), strict=True)
-        decibels = np.array([sqnr_db(*pair) for pair in pairs])
-        with np.errstate(invalid="ignore", divide="ignore"):
-            kl, agreement = sums["kl"] / n, sums["agrees"] / counted
-        found = cls(first, n, decibels, kl, agreement, {})
-        outputs = {name: _pooled(name, sequences, *pair) for name, pair in found._ranges.items()}
-        return replace(found, outputs=outputs)
-
     @property
-    def _ranges(self) -> dict[str, tuple[int, int]]:
-        """First position and end of each output."""
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """The first position of each output, and the one behind its last."""
         edges = [self.first + self.n.size * part // _QUARTERS for part in range(_QUARTERS + 1)]
         quarters = enumerate(pairwise(edges), 1)
         named = {f"{LOGITS}, quarter {part}": pair for part, pair in quarters if pair[0] < pair[1]}
@@ -358,6 +337,8 @@ class PositionErrors:
     def summary(self) -> str:
         """The worst position and the SQNR of each quarter, in one line."""
         position, db = self.worst
+        if db == math.inf:
+            return "no error at any position"
         quarters = [each.sqnr_db for name, each in self.outputs.items() if name != WORST]
         return (
             f"worst at position {position} of {self.end} ({db:.3g} dB), quarters "
@@ -379,9 +360,31 @@ class PositionErrors:
         """Return a table with a row for each quarter and for the worst position."""
         metrics = ("sqnr_db", "kl", "top1_agreement", "perplexity_ratio")
         rows: list[tuple[str, ...]] = [("output", "positions", "sequences", *metrics)]
-        for name, (begin, end) in self._ranges.items():
+        for name, (begin, end) in self.ranges.items():
             output = self.outputs[name]
             places = str(begin) if end == begin + 1 else f"{begin} to {end - 1}"
             cells = (metric_cell(output, metric) for metric in metrics)
             rows.append((name, places, str(output.n_samples), *cells))
         return "\n".join(aligned(rows, numeric=range(2, 3 + len(metrics))))
+
+
+def _by_position(sequences: list[TokenErrors]) -> PositionErrors:
+    """Pool the errors of sequences, in their order."""
+    first = min(each.start for each in sequences)
+    last = max(each.start + each.rows.size for each in sequences)
+    n, counted = (np.zeros(last - first, np.int64) for _ in range(2))
+    sums = {name: np.zeros(last - first) for name in ("signal", "noise", "kl", "agrees")}
+    for each in sequences:
+        at = slice(each.start - first, each.start - first + each.rows.size)
+        n[at] += 1
+        counted[at] += each.rows["counts"]
+        sums["agrees"][at] += each.rows["agrees"] & each.rows["counts"]
+        for name in ("signal", "noise", "kl"):
+            sums[name][at] += each.rows[name]
+    pairs = zip(sums["signal"].tolist(), sums["noise"].tolist(), strict=True)
+    decibels = np.array([sqnr_db(*pair) for pair in pairs])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        kl, agreement = sums["kl"] / n, sums["agrees"] / counted
+    found = PositionErrors(first, n, decibels, kl, agreement, {})
+    outputs = {name: _pooled(name, sequences, *pair) for name, pair in found.ranges.items()}
+    return replace(found, outputs=outputs)

@@ -123,7 +123,7 @@ def test_a_sound_file_is_not_failed_by_near_ties() -> None:
     assert 0.7 * 8 * LENGTH < counted < 8 * LENGTH
 
 
-@pytest.mark.parametrize(("start", "most"), [(0, 0.1), (40, 0.6), (60, 0.8)])
+@pytest.mark.parametrize(("start", "most"), [(0, 0.1), (10, 0.2), (40, 0.6), (60, 0.8)])
 def test_a_broken_file_does_not_agree(start: int, most: float) -> None:
     """Neither one that is broken everywhere nor one whose cache breaks on the way is excused."""
     agreement = errors_of(broken, start=start).top1_agreement
@@ -185,6 +185,7 @@ def test_equal_logits() -> None:
     assert (errors.kl, errors.perplexity_ratio, errors.top1_agreement) == (0, 1, 1)
     assert found.positions().first_below(200) is None
     assert errors.sqnr_db == math.inf
+    assert found.positions().summary == "no error at any position"
 
 
 def test_values_that_are_not_finite() -> None:
