@@ -47,6 +47,10 @@ SEQUENCES = 2
 _FLOAT32_DB, _FLOAT16_DB = 80.0, 30.0
 _DRIFT_DB = 12.0
 _OUTPUT = Place("output", "logits")
+_DIFFERS = (
+    "prefill and decode must compute the same cache: export the file again with other "
+    "prefill_lengths=, and report it to litert-torch"
+)
 
 
 def check_language(
@@ -77,9 +81,7 @@ def check_language(
         verdict.notes.append("logits were not compared: there is no reference and no float_tflite")
         return None
     comparison = compare(model, inputs, runtime=runtime, progress=progress, engine=engine)
-    known = verdict.has([PREFILL_DIFFERS, CACHE_OVERRUN])
-    health = [each for each in comparison.health if not (known and each.kind == PREFILL_DIFFERS)]
-    verdict.add(*health, *position_findings(model, comparison))
+    verdict.add(*comparison.health, *position_findings(model, comparison))
     return comparison
 
 
@@ -212,8 +214,7 @@ def _prefills(
                     expected=f"the cache of {n} × decode for {n} tokens{padded}",
                     got=f"{bad}",
                     harm=Harm.decibels(SAME_DB - bad.sqnr_db),
-                    fix="export the file again with another prefill_lengths=, and report it; "
-                    "prefill and decode must compute the same cache",
+                    fix=_DIFFERS,
                 )
 
 
@@ -249,18 +250,21 @@ def _to_the_end(session: CacheSession, tokens: Array) -> Iterator[Finding]:
     errors = CacheErrors()
     errors.add({name: session.positions(name) for name in cache}, at_once)
     if bad := errors.first_below(SAME_DB):
+        is_moved = step.length > len(last)
         yield Finding(
-            kind=CACHE_OVERRUN,
+            kind=CACHE_OVERRUN if is_moved else PREFILL_DIFFERS,
             place=Place("file", f"signature {step.edge.key!r}"),
             expected=f"the last {len(last)} of {room} positions as {len(last)} × decode fill them",
-            got=f"{bad}",
+            got=str(bad),
             harm=Harm.decibels(SAME_DB - bad.sqnr_db),
             causes=(
                 f"it writes {step.length} positions and fewer are left: DYNAMIC_UPDATE_SLICE moves "
                 "them to the front, over tokens that were read before",
             )
-            * (step.length > len(last)),
-            fix="export with a cache_length= that is a multiple of the longest of prefill_lengths=",
+            * is_moved,
+            fix="export with a cache_length= that is a multiple of the longest of prefill_lengths="
+            if is_moved
+            else _DIFFERS,
         )
 
 
