@@ -63,7 +63,7 @@ def check_language(
     engine: SampleExecutor | None,
 ) -> Comparison | None:
     """
-    Add what is wrong with a language model; return the comparison, None without a reference.
+    Add the findings on a language model; return the comparison, None without a reference.
 
     The signatures of each file are compared with each other on the first two sequences.
     """
@@ -219,14 +219,14 @@ def _prefills(
 
 
 def _kept_state(fresh: Array, behind: Array) -> Iterator[Finding]:
-    """Find what is left of other sequences: the logits of one before and behind them."""
+    """Compare the logits of a sequence before and after other sequences."""
     if np.array_equal(behind, fresh, equal_nan=True):
         return
     at = int((behind != fresh).any(axis=1).argmax())
     yield Finding(
         kind=STATE_KEPT,
         place=_OUTPUT,
-        expected="the same logits for a sequence before and behind others",
+        expected="the same logits for a sequence before and after others",
         got=f"others from position {at} on",
         causes=("the file or the runtime keeps something of the sequence before",),
         harm=USELESS,

@@ -21,7 +21,7 @@ _BESIDE = ("embedder", "auxiliary")
 
 
 def open_sections(tflite: TflitePath | bytes, session: Session) -> dict[str, EdgeFile]:
-    """Open all models of a bundle, or a file, with what `export_hf` wrote beside it."""
+    """Open all models of a bundle, or a file and the files of its other sections."""
     build = session.runtimes.builder(foreign=True)
 
     def edge(source: TflitePath | bytes, section: str | None = None) -> EdgeFile:
@@ -50,7 +50,7 @@ def _bundle(tflite: TflitePath | bytes) -> Bundle | None:
 
 
 def _takes(edge: EdgeFile, section: str) -> bool:
-    """Return whether a file takes what a section computes."""
+    """Return whether a file has an input that a section computes."""
     name = {"embedder": "embeddings", "auxiliary": "pos_emb_cos"}[section]
     return any(each.name == name for key in edge.graph.signatures for each in key.inputs)
 

@@ -1,1 +1,1 @@
-"""Language models with a key-value cache: their files, step by step, beside torch."""
+"""Run language models that have a key-value cache, and compare them with torch."""

@@ -180,7 +180,7 @@ class LanguageModel(QuantizedModel):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer that was given; None without one."""
+        """The tokenizer, if there is one."""
         return self._tokenizer
 
     def with_tokenizer(self, tokenizer: Tokenizer | None) -> LanguageModel:

@@ -82,7 +82,7 @@ class CacheSession:
         return np.stack([self._decode(token) for token in tokens])
 
     def prefill(self, tokens: Array) -> list[Step]:
-        """Read the tokens as the runtime does, and return the steps that it took."""
+        """Read the tokens as LiteRT-LM does, and return the steps."""
         steps = []
         for step, chunk in chunks(self.layout, tokens):
             self.feed(step, chunk)
