@@ -34,7 +34,7 @@ class CacheFullError(ValueError):
 
 class CacheSession:
     """
-    One sequence in a file: what was read so far is its cache.
+    One sequence in a file, with its key-value cache.
 
     Attributes:
         position: How many tokens were read.
