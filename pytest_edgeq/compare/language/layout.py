@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from pytest_edgeq.names import readable
 from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.subgraph import SignatureTensor
 
 _STEP = re.compile(r"(?P<kind>prefill|decode)(?P<length>_\d+)?(?P<cache>_cache_\d+)?")
@@ -137,6 +138,12 @@ def _layout(signatures: Mapping[str, EdgeFile], tail: str, name: str) -> Layout:
     caches = {key: each for key, each in inputs.items() if _CACHE.fullmatch(key)}
     if not caches:
         raise ValueError(f"{name}: expected inputs kv_cache_k_0, …, got {list(inputs)}")
+    for key, each in caches.items():
+        if numpy_dtype(each.tensor.dtype) is None:
+            raise ValueError(
+                f"{name}: input {key!r} is {each.tensor.dtype}, which numpy does not have: export "
+                "it with a cache in float32 or float16"
+            )
     if "logits" not in (each.name for each in decode.edge.signature.outputs):
         raise ValueError(f"{name}: expected an output 'logits' of 'decode{tail}'")
     length = _cache_length(inputs, caches)
