@@ -6,6 +6,7 @@ from collections.abc import Container, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pytest_edgeq.tflite.flatbuffer import enum_names
 from pytest_edgeq.tflite.graph import OpGraph
@@ -149,13 +150,29 @@ def _fields(graph: OpGraph, op: Op) -> dict[str, Any]:
     from ai_edge_litert import schema_py_generated as schema
 
     raw = schema.OperatorT.InitFromObj(graph.operator(op))
-    fields = {} if raw.builtinOptions is None else vars(raw.builtinOptions)
+    fields: dict[str, Any] = {}
+    for options in (raw.builtinOptions, raw.builtinOptions2):
+        fields |= {} if options is None else vars(options)
+    if fields.pop("decompositionSubgraphIndex", None) is not None:  # each file numbers its own
+        fields |= _attributes(fields.pop("compositeAttributes"))
     if raw.customOptions is not None:
         fields = {**fields, "options": bytes(bytearray(raw.customOptions))}
     return {
         key: value.tolist() if isinstance(value, np.ndarray) else value
         for key, value in fields.items()
     }
+
+
+def _attributes(content: npt.NDArray[np.uint8] | None) -> dict[str, Any]:
+    """Return the attributes of a composite, by name."""
+    from flatbuffers import flexbuffers  # type: ignore[import-untyped] # ships no types
+
+    raw = b"" if content is None else bytes(bytearray(content))
+    try:
+        found = flexbuffers.Loads(raw)
+    except Exception:  # of many kinds in a damaged file
+        found = None
+    return found if isinstance(found, dict) else {"attributes": raw}
 
 
 def parameter_difference(ours: Tensor, theirs: Tensor) -> str:
