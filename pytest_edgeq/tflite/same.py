@@ -172,7 +172,30 @@ def _attributes(content: npt.NDArray[np.uint8] | None) -> dict[str, Any]:
         found = flexbuffers.Loads(raw)
     except Exception:  # of many kinds in a damaged file
         found = None
-    return found if isinstance(found, dict) else {"attributes": raw}
+    if not isinstance(found, dict):
+        return {"attributes": raw}
+    # A float32 is not written as the float64 that it is.
+    return {k: float(f"{v:.7g}") if isinstance(v, float) else v for k, v in found.items()}
+
+
+def decomposition_differences(origin: OpGraph, other: OpGraph, one: Op, two: Op) -> Iterator[str]:
+    """Describe the differing options and float constants of the ops of two composites."""
+    here, there = origin.decomposition(one), other.decomposition(two)
+    if here is None or there is None or [o.name for o in here.ops] != [o.name for o in there.ops]:
+        return
+    for ours, theirs in zip(here.ops, there.ops, strict=True):
+        texts = [*option_differences(origin, other, ours, theirs)]
+        for place, pair in enumerate(zip(ours.inputs, theirs.inputs, strict=False)):
+            if min(pair) < 0:
+                continue
+            sides = (origin, here.tensors[pair[0]]), (other, there.tensors[pair[1]])
+            if not all(each.is_constant and each.dtype == "float32" for _, each in sides):
+                continue
+            expected, got = (graph.constant(each).view(np.float32) for graph, each in sides)
+            if expected.size == got.size and (expected != got).any():
+                at = int((expected != got).argmax())
+                texts.append(f"operand {place}: expected {expected[at]:.6g}, got {got[at]:.6g}")
+        yield from (f"its {theirs.name} #{theirs.index}: {text}" for text in texts)
 
 
 def parameter_difference(ours: Tensor, theirs: Tensor) -> str:
