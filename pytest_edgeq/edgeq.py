@@ -417,6 +417,8 @@ class Edgeq:
         *,
         runtime: str = "builtin",
         executor: Executor | None = None,
+        positions: Sequence[int] | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> LayerErrors:
         """
         Measure every op of the file in isolation, and name the one to blame.
@@ -427,6 +429,10 @@ class Edgeq:
         which gives what quantizing the layer costs. What went wrong further up changes neither.
         The float form itself is held against torch, as closely as float32 allows.
 
+        Of a language model, `decode` is measured at some positions of each sequence, with the cache
+        that the file itself filled up to there, against its float file (`float_tflite`). A
+        composite, such as `odml.rms_norm`, is one op.
+
         Args:
             quantized: From `quantize` or `load`, with a reference. One that is no torch module, or
                 that cannot be converted in float, leaves the constants unknown; a warning tells
@@ -436,15 +442,20 @@ class Edgeq:
             runtime: `builtin` or `reference`, or those of a target (`TARGET:builtin`): kernels that
                 keep every tensor between.
             executor: As `compare` takes it. The first sample is measured in this process.
+            positions: Of a language model, the positions at which every sequence is measured, from
+                0; by default the first, the last and three between them.
+            tokenizer: As `compare` takes it.
 
         Raises:
-            ValueError: No sample, one that does not fit, no reference, or another runtime.
+            ValueError: No sample, one that does not fit, no reference, another runtime, or a
+                position that a sequence does not have.
             TypeError: A sample of another kind or dtype.
             RuntimeError: The kernels cannot allocate the file.
         """
         from pytest_edgeq.localize import localize
 
         _require_model("localize", quantized, inputs)
+        quantized, inputs = _with_sequences(quantized, inputs, tokenizer)
         engine = self._session.executor.engine(executor)
         with booking(self._journal, "localize", quantized) as booked:
             booked.layers = localize(
@@ -454,6 +465,7 @@ class Edgeq:
                 threads=self._session.threads,
                 progress=self._session.progress,
                 engine=engine,
+                positions=positions,
             )
         return booked.layers
 

@@ -14,6 +14,7 @@ from pytest_edgeq.quantize.session import Session
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.bundles import Bundle, open_bundle
 from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.modules import exported_modules
 from pytest_edgeq.tflite.source import TflitePath
 
 # What `export_hf` writes beside `model.tflite` for the layouts of several files.
@@ -83,8 +84,9 @@ def load_language(
     if module is not None and in_train_mode(module):
         raise ValueError(f"{name}: the reference is in train mode; call reference.eval() first")
     if module is not None and module is reference:
+        tree = module_tree(module)
         for edge in (*sections.values(), *float_sections.values()):
-            edge.modules = module_tree(module)
+            edge.modules = exported_modules(edge.graph, tree) or tree
     return LanguageModel(
         name=name,
         sections=sections,

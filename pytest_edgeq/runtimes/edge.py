@@ -20,7 +20,7 @@ from pytest_edgeq.tflite.boundary import decode, encode
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.layout import LayoutArgument, Layouts, mismatch_hint
 from pytest_edgeq.tflite.mapped import MappedFile
-from pytest_edgeq.tflite.modules import ModulePaths
+from pytest_edgeq.tflite.modules import ModulePaths, exported_modules
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 from pytest_edgeq.tflite.source import TflitePath
 from pytest_edgeq.tflite.subgraph import Signature, Subgraph
@@ -51,7 +51,7 @@ class EdgeFile:
             if copied is None:
                 raise
             raise CopyError(f"{copied.what} cannot be read: {error}") from error
-        self.modules = modules
+        self.modules = exported_modules(self.graph) if modules is None else modules
         self.threads = threads
         self.runtimes = runtimes
         self.foreign = foreign

@@ -98,6 +98,18 @@ class OpGraph:
         """Return an option of an op by the schema's name, or the default if it has none."""
         return builtin_option(self.operator(op), field, default)
 
+    def decomposition(self, op: Op) -> Subgraph | None:
+        """Return the subgraph that a composite consists of; None of other ops."""
+        from ai_edge_litert import schema_py_generated as schema
+
+        raw = self.operator(op)
+        if raw.BuiltinOptions2Type() != schema.BuiltinOptions2.StableHLOCompositeOptions:
+            return None
+        options, table = schema.StableHLOCompositeOptions(), raw.BuiltinOptions2()
+        options.Init(table.Bytes, table.Pos)
+        index = options.DecompositionSubgraphIndex()
+        return self.subgraphs[index] if 0 <= index < len(self.subgraphs) else None
+
     def version(self, op: Op) -> int:
         """Return the version of an op, by which kernels choose their behaviour."""
         version: int = self._model.OperatorCodes(self.operator(op).OpcodeIndex()).Version()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 
+from pytest_edgeq.compare.foreign import FileReference
 from pytest_edgeq.compare.language.layout import Layout, layouts_of
 from pytest_edgeq.compare.quantized import QuantizedModel, SignatureReference
 from pytest_edgeq.compare.samples import InputSpec, Sample, SampleSpec
@@ -201,16 +202,32 @@ class LanguageModel(QuantizedModel):
         return other
 
     def signature(self, name: str) -> QuantizedModel:
-        """Choose one signature of the section that decodes, to run it by itself."""
-        edge = self.steps.decode.edge
+        """
+        Choose one signature of the section that decodes, to run it by itself.
+
+        Its reference is the float file.
+        """
+        references, float_edge = dict(self._references), None
+        if self.float_edge is not None:
+            float_edge = _whole(self.float_edge)
+            for each in float_edge.graph.signatures:
+                if each.key in references:
+                    form = FileReference(float_edge.at(each.key), is_form=True)
+                    references[each.key] = replace(references[each.key], float_model=form)
         plain = QuantizedModel(
-            EdgeFile(edge.graph, modules=edge.modules, runtimes=edge.runtimes, foreign=True),
+            _whole(self.edge),
             name=self.name,
             flow=self.flow,
-            references=self._references,
+            float_edge=float_edge,
+            references=references,
             runtime=self._runtime,
             directory=self._directory,
             threads=self.threads,
             executor=self._executor,
         )
         return plain.signature(name)
+
+
+def _whole(edge: EdgeFile) -> EdgeFile:
+    """Return a file with no signature chosen, and interpreters of its own."""
+    return EdgeFile(edge.graph, modules=edge.modules, runtimes=edge.runtimes, foreign=True)

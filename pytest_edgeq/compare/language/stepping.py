@@ -98,6 +98,11 @@ class CacheSession:
             found.append(int(self._decode(found[-1]).argmax()))
         return found[1:]
 
+    def inputs(self, token: int) -> dict[str, Array]:
+        """Return the inputs of `decode` for the next token, without running it."""
+        step = self.layout.decode
+        return _inputs(step.edge, self._given(step, np.array([token]), self.position))
+
     def positions(self, name: str) -> Array:
         """Return a cache tensor as float [positions read, values of one position]."""
         values = decode(self.cache[name], self.layout.caches[name])
@@ -111,7 +116,8 @@ class CacheSession:
         last: Array = logits[-1]
         return last
 
-    def _run(self, step: Step, tokens: Array, start: int) -> Mapping[str, Array]:
+    def _given(self, step: Step, tokens: Array, start: int) -> dict[str, Array]:
+        """Return the inputs of a step and of its helpers, by name."""
         n, room = len(tokens), step.length
         ids, at = np.zeros(room, np.int32), np.zeros(room, np.int32)
         ids[:n], at[:n] = tokens, np.arange(start, start + n)
@@ -131,6 +137,10 @@ class CacheSession:
         wanted = step.inputs()
         if "mask" in wanted and "mask" not in step.helpers:
             given["mask"] = _mask(wanted["mask"].tensor.dtype, at, is_real, self.layout)
+        return given
+
+    def _run(self, step: Step, tokens: Array, start: int) -> Mapping[str, Array]:
+        given = self._given(step, tokens, start)
         outputs = self._call(step.edge, given)
         if "cache_update" in step.helpers:
             given |= {name: each for name, each in outputs.items() if name.startswith("kv_slice")}
@@ -140,15 +150,19 @@ class CacheSession:
 
     def _call(self, edge: EdgeFile, given: Mapping[str, Array]) -> dict[str, Array]:
         """Run one signature; integers, and the cache, are passed on as the file stores them."""
-        inputs = {}
-        for each in edge.signature.inputs:
-            shape, dtype = each.tensor.shape, numpy_dtype(each.tensor.dtype)
-            inputs[each.name] = given[each.name].astype(dtype, copy=False).reshape(shape)
-        found = edge.runner(self._runtime).run(inputs)
+        found = edge.runner(self._runtime).run(_inputs(edge, given))
         return {
             each.name: decode(value, each) if each.name == "logits" else value
             for each, value in zip(edge.signature.outputs, found, strict=True)
         }
+
+
+def _inputs(edge: EdgeFile, given: Mapping[str, Array]) -> dict[str, Array]:
+    inputs = {}
+    for each in edge.signature.inputs:
+        shape, dtype = each.tensor.shape, numpy_dtype(each.tensor.dtype)
+        inputs[each.name] = given[each.name].astype(dtype, copy=False).reshape(shape)
+    return inputs
 
 
 def chunks(layout: Layout, tokens: Array) -> Iterator[tuple[Step, Array]]:

@@ -65,9 +65,14 @@ def float_bound(graph: OpGraph, op: Op, *, exact: bool = False, half: bool = Fal
     With `half` for float16, whose half unit in the last place is 2^−11: a sum of terms of one sign
     stops growing at 2,048 of them, so that roundings of long sums are not independent.
 
+    The bound of a composite is the sum of those of the ops that it consists of.
+
     Kernels that quantize their input sum integers, exactly. Compared with a sum in float64 of the
     quantized input and float32 weights only the weights' own roundings are left, 8 · √Σw².
     """
+    parts = graph.decomposition(op)
+    if parts is not None:
+        return sum(float_bound(graph, each, exact=exact, half=half) for each in parts.ops)
     sums, roots = _rows(graph, op)
     n = reduction_length(graph, op)
     if exact and hybrid_position(graph, op) is not None:
