@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from pytest_edgeq.baselines.session import SnapshotSession
+    from pytest_edgeq.compare.language.generation import Generation
     from pytest_edgeq.compare.language.model import Tokenizer
     from pytest_edgeq.compare.quantized import QuantizedModel, Reference
     from pytest_edgeq.compare.samples import SampleSource
@@ -408,6 +409,50 @@ class Edgeq:
                 comparison, self._session.localize_seconds, self._session.progress, on_localized
             )
         return booked.comparison
+
+    @names_missing_libraries
+    def generate(
+        self,
+        lm: QuantizedModel,
+        prompts: Iterable[Any],
+        *,
+        steps: int = 64,
+        runtime: str | None = None,
+        tokenizer: Tokenizer | None = None,
+    ) -> Generation:
+        """
+        Generate greedily with a language model's file and its reference, and compare the tokens.
+
+        The file reads all but the last token of a prompt by its prefill signatures, as LiteRT-LM
+        does, then token by token. The reference is the Hugging Face module, or else the float file;
+        no stop token ends it and no penalty applies. `assert generation.first_difference is None,
+        generation` shows where the tokens differ, and whether rounding decided there.
+
+        Args:
+            lm: A language model from `load`.
+            prompts: Token ids or text of each prompt; at least 2 tokens.
+            steps: Tokens to generate after each prompt.
+            runtime: As `compare` takes it.
+            tokenizer: As `compare` takes it.
+
+        Raises:
+            ValueError: No prompt, no reference, an unknown runtime, or a prompt and steps that do
+                not fit into the cache.
+            TypeError: No language model, or a prompt that is neither token ids nor text.
+        """
+        from pytest_edgeq.compare.language.generation import generate
+        from pytest_edgeq.compare.language.model import LanguageModel
+
+        _require_model("generate", lm, prompts)
+        if not isinstance(lm, LanguageModel):
+            raise TypeError(f"generate: {lm.name} is no language model with a key-value cache")
+        return generate(
+            lm.with_tokenizer(tokenizer),
+            prompts,
+            steps,
+            runtime=runtime or self._session.runtime(),
+            progress=self._session.progress,
+        )
 
     @names_missing_libraries
     def localize(

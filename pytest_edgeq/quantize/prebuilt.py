@@ -254,7 +254,7 @@ def _reference_of(
         names, positional = (*known.positional, *known.keyword_only), len(known.positional)
         keeps_names = known.accepts_any_name and known.accepts_any_position
         inputs = [io_tensor.name for io_tensor in signature.inputs]
-        if known.accepts_any_name and not keeps_names and set(known.positional) <= set(inputs):
+        if known.accepts_any_name and not keeps_names and known.required <= set(inputs):
             names += tuple(each for each in inputs if each not in names)
     spec = SampleSpec.of_signature(signature, names, positional, layouts, keeps_names=keeps_names)
     module = None if reference is None else _in_float(reference)

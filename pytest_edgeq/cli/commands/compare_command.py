@@ -157,8 +157,13 @@ def _compared(
     with project_runtimes(runtime) as known:
         runtimes = known.isolated(bare_isolation())
         reference, edge = open_files(a, b, section=section, runtimes=runtimes)
+        keys = [each.key for each in max(reference.signatures, edge.signatures, key=len)]
         if signature is not None:
             reference, edge = reference.at(signature), edge.at(signature)
+        elif len(keys) > 1:
+            raise ValueError(
+                f"the file has {len(keys)} signatures {keys}: choose one: --signature {keys[0]}"
+            )
         samples = read_samples(inputs, reference.signature.inputs)
         name = f"{label_of(b, edge.graph.section)} against {label_of(a, reference.graph.section)}"
         return compare_files(reference, edge, samples, runtime=runtime, name=name)

@@ -108,27 +108,37 @@ def file_pass(session: CacheSession, tokens: Array) -> Pass:
     return Pass(logits, cache, after, {name: session.positions(name) for name in session.cache})
 
 
-def reference_pass(reference: Callable[..., Any], sample: Sample, axes: Mapping[str, int]) -> Pass:
-    """Run a Hugging Face module, or any callable from token ids to logits, over a sequence."""
-    module = torch_module(reference)
-    if module is not reference or not hasattr(module, "config"):
-        return Pass(_rows(call_reference(reference, sample)[0][1]))
+def new_cache(reference: Callable[..., Any]) -> Any:
+    """Return an empty cache for a Hugging Face module, None for any other callable."""
+    if torch_module(reference) is not reference or not hasattr(reference, "config"):
+        return None
     from transformers.cache_utils import DynamicCache
 
-    # Without a configuration no layer drops what lies outside of its window. `past_key_values` is
-    # the argument's name in older releases of transformers.
+    # Without a configuration no layer drops what lies outside of its window.
+    return DynamicCache()
+
+
+def call_with_cache(module: Any, ids: Array, cache: Any) -> Any:
+    """Run a Hugging Face module on token ids [1, length] behind those in the cache."""
+    # `past_key_values` is the argument's name in older releases of transformers.
     names = inspect.signature(module.forward).parameters
     name = "cache" if "cache" in names else "past_key_values"
+    return module(input_ids=as_tensor(ids), use_cache=True, **{name: cache})
+
+
+def reference_pass(reference: Callable[..., Any], sample: Sample, axes: Mapping[str, int]) -> Pass:
+    """Run a Hugging Face module, or any callable from token ids to logits, over a sequence."""
+    held = new_cache(reference)
+    if held is None:
+        return Pass(_rows(call_reference(reference, sample)[0][1]))
     with no_grad():
-        found = reference(
-            input_ids=as_tensor(sample.arrays()[0]), use_cache=True, **{name: DynamicCache()}
-        )
-    layers, cache = found[name].layers, {}
+        found = call_with_cache(reference, sample.arrays()[0], held)
+    cache = {}
     for tensor in axes:
         kind, layer = tensor.split("_")[-2:]
-        held = layers[int(layer)]
+        of_layer = held.layers[int(layer)]
         # [1, heads, tokens, size of a head]
-        values = as_array(held.keys if kind == "k" else held.values)[0]
+        values = as_array(of_layer.keys if kind == "k" else of_layer.values)[0]
         cache[tensor] = np.moveaxis(values, 1, 0).reshape(values.shape[1], -1).astype(np.float32)
     return Pass(_rows(as_array(found.logits)), cache)
 
