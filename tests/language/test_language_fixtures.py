@@ -107,7 +107,20 @@ def test_the_whisper_in_a_file_is_the_modules() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)  # 300 steps, 20 s on an idle core
+def test_training_again_makes_a_model_that_copies() -> None:
+    """By the same function that `make --train` calls, in a third of the steps."""
+    threads = torch.get_num_threads()
+    module = make.train("llama", steps=300)
+    torch.set_num_threads(threads)
+    tokens = torch.from_numpy(np.array(models.sequences(8, 64, seed=11)))
+    with torch.no_grad():
+        predicted = module(input_ids=tokens).logits.argmax(-1)
+    assert (predicted[:, 26:-1] == tokens[:, 27:]).float().mean() >= 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # up to two exports of 60 s
 @pytest.mark.parametrize("name", [*make.EXPORTS, "encoder_decoder"])
 def test_the_installed_converter_writes_the_same(name: str, tmp_path: Path) -> None:
     """A release that writes another layout must be seen: run `python -m fixtures.language.make`."""
