@@ -73,7 +73,7 @@ class Continuation:
 @dataclass(frozen=True, slots=True)
 class Generation:
     """
-    Greedy tokens of a file beside those of its reference, returned by `edgeq.generate`.
+    Greedy tokens of a file and of its reference, returned by `edgeq.generate`.
 
     Attributes:
         name: Of the model.
