@@ -301,9 +301,13 @@ class ExportedModules:
 
     def _path(self, stack: str) -> str | None:
         labels = stack.split("/")
-        if _EXPORTED.fullmatch(labels[0]) is None:
+        if not labels[0].startswith(_EXPORTER):
             return None
-        found = [_LABEL.fullmatch(label) for label in labels[2:]]
+        models = [at for at, label in enumerate(labels) if _MODEL.search(label)]
+        if not models and len(labels) > 1:
+            return None
+        called_labels = labels[models[0] + 1 :] if models else []
+        found = [_LABEL.fullmatch(label) for label in called_labels]
         called = tuple(each["attribute"] for each in found if each is not None)
         listed = (
             f"layers.{each['attribute']}" if each["owner"].endswith("Layer") else each["attribute"]
@@ -313,15 +317,17 @@ class ExportedModules:
         return self._paths.get(called) or ".".join(listed)
 
 
-_EXPORTED = re.compile(r"litert_torch\.generative\.export_hf\.[\w.]*DecoderOnlyLM\w*")
+_EXPORTER = "litert_torch.generative.export_hf."
+_MODEL = re.compile(r"For(CausalLM|ConditionalGeneration)_")
 _LABEL = re.compile(r"(?P<owner>.*?)_(?P<attribute>[a-z0-9_]+)")
 
 
 def exported_modules(graph: OpGraph, tree: ModuleTree | None = None) -> ExportedModules | None:
     """Return the modules of a file of `export_hf` by their names; None for other files."""
     names = (tensor.name for subgraph in graph.subgraphs for tensor in subgraph.tensors)
-    labels = (stack.partition("/")[0] for name in names for stack in _stacks(name))
-    return ExportedModules(tree) if any(map(_EXPORTED.fullmatch, labels)) else None
+    stacks = (stack for name in names for stack in _stacks(name))
+    found = any(stack.startswith(_EXPORTER) and _MODEL.search(stack) for stack in stacks)
+    return ExportedModules(tree) if found else None
 
 
 def _paths_without_lists(
