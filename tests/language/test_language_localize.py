@@ -22,6 +22,8 @@ from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 from pytest_edgeq.tflite.writing import aligned_buffer, packed, unpacked
 
+from .defects import OF_THE_REFERENCE, changed
+
 SOUND = "no single layer stands out"
 Change = Callable[[OpGraph, Any, Op], None]
 
@@ -171,6 +173,17 @@ def test_a_failed_budget_names_the_layer(maker: Edgeq) -> None:
     text = str(caught.value)
     assert f"({module}): the weight's codes: the scale is 1.5 × the reference's" in text
     assert f"localized on the worst 2 samples, at position {worst}:" in text
+
+
+def test_a_conversion_that_lost_more_is_not_blamed_on_a_layer(maker: Edgeq) -> None:
+    """Ops are compared with those of the float file, which is another model here."""
+    files = (models.exported("llama", each) for each in ("wi8", "float"))
+    other = changed(models.tiny("llama"), OF_THE_REFERENCE["GELU for SiLU in layer 0"])
+    model = maker.load(next(files), float_tflite=next(files), reference=other)
+    comparison = maker.compare(model, models.sequences(2, 30, 3))
+
+    with pytest.raises(AssertionError, match="layer to blame: not known, as the float file itself"):
+        assert_within_budget(comparison, total=Budget(sqnr_db=60))
 
 
 def test_states_are_those_that_the_file_reached(maker: Edgeq) -> None:
