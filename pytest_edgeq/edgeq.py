@@ -476,7 +476,8 @@ class Edgeq:
 
         Of a language model, `decode` is measured at some positions of each sequence, with the cache
         that the file itself filled up to there, against its float file (`float_tflite`). A
-        composite, such as `odml.rms_norm`, is one op.
+        composite, such as `odml.rms_norm`, is one op. If no op of that section is to blame, an
+        embedder in a section of its own is measured, and returned if its op is.
 
         Args:
             quantized: From `quantize` or `load`, with a reference. One that is no torch module, or

@@ -49,16 +49,37 @@ def localize(
     """Measure the error of every op of a file on the op's own inputs."""
     from pytest_edgeq.compare.language.model import LanguageModel
     from pytest_edgeq.compare.samples import read_samples
+
+    def measure(model: QuantizedModel, samples: Iterable[Any]) -> LayerErrors:
+        return _localize(model, samples, runtime, threads, progress, engine)
+
+    if not isinstance(quantized, LanguageModel):
+        if positions is not None:
+            raise ValueError(f"positions: {quantized.name} is no language model")
+        return measure(quantized, inputs)
+    from pytest_edgeq.localize.language import decoder_of, embedder_of, states
+
+    decoder, embedder = decoder_of(quantized), embedder_of(quantized)
+    sequences = read_samples(inputs, quantized.spec, "evaluation")
+    embedded = None if embedder is None else list[Any]()
+    errors = measure(decoder, states(quantized, sequences, positions, runtime, embedded))
+    if embedder is not None and embedded and errors.culprit is None:
+        of_embedder = measure(embedder, embedded)
+        errors = errors if of_embedder.culprit is None else of_embedder
+    return errors
+
+
+def _localize(
+    quantized: QuantizedModel,
+    inputs: Iterable[Any],
+    runtime: str,
+    threads: int,
+    progress: Progress,
+    engine: SampleExecutor | None,
+) -> LayerErrors:
+    from pytest_edgeq.compare.samples import read_samples
     from pytest_edgeq.localize.localizer import Localizer
 
-    if isinstance(quantized, LanguageModel):
-        from pytest_edgeq.localize.language import decoder_of, states
-
-        sequences = read_samples(inputs, quantized.spec, "evaluation")
-        inputs = states(quantized, sequences, positions, runtime)
-        quantized = decoder_of(quantized)
-    elif positions is not None:
-        raise ValueError(f"positions: {quantized.name} is no language model")
     step = progress.step("localize", quantized.name, inputs)
     with step as running, Localizer(quantized, runtime) as localizer:
         samples = read_samples(inputs, quantized.spec, "evaluation")

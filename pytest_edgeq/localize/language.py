@@ -30,17 +30,30 @@ def decoder_of(model: LanguageModel) -> QuantizedModel:
     return model.signature(key)
 
 
+def embedder_of(model: LanguageModel) -> QuantizedModel | None:
+    """Return the signature that computes the embeddings for `decode`; None without one."""
+    steps = [each.decode for each in (model.steps, model.float_steps) if each is not None]
+    helpers = [each.helpers.get("embedder") for each in steps]
+    if helpers[0] is None or None in helpers:
+        return None
+    key = helpers[0].signature.key
+    assert key is not None, "unreachable because a section is known by its signatures"
+    return model.signature(key)
+
+
 def states(
     model: LanguageModel,
     sequences: Iterable[Sample],
     positions: Sequence[int] | None,
     runtime: str = "builtin",
+    embedded: list[dict[str, npt.NDArray[Any]]] | None = None,
 ) -> Iterator[dict[str, npt.NDArray[Any]]]:
     """
     Yield the inputs of `decode` at some positions of each sequence, in order.
 
     The cache among them is the one that the file itself filled, token by token. By default the
-    positions are the first, the last, and three between them.
+    positions are the first, the last, and three between them. Inputs of the embedder are added to
+    `embedded`.
 
     Raises:
         ValueError: A sequence has no such position.
@@ -59,5 +72,7 @@ def states(
         session.reset()
         for position in range(max(chosen) + 1):
             if position in chosen:
+                if embedded is not None:
+                    embedded.append(session.inputs(tokens[position], "embedder"))
                 yield session.inputs(tokens[position])
             session.feed(session.layout.decode, tokens[position : position + 1])

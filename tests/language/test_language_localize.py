@@ -16,6 +16,7 @@ from pytest_edgeq import Budget, assert_within_budget
 from pytest_edgeq.compare.language.model import LanguageModel
 from pytest_edgeq.edgeq import Edgeq
 from pytest_edgeq.localize.language import states
+from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.modules import exported_modules
 from pytest_edgeq.tflite.roles import roles_of
@@ -141,6 +142,24 @@ def test_a_defect_is_named_by_its_module(
     assert found.culprit.module == module
     assert cause in found.cause
     assert found.others == ()
+
+
+def test_an_embedder_of_its_own_is_measured(maker: Edgeq) -> None:
+    """Its defect reaches `decode` as an input, of which no op there is to blame."""
+    model = _load(maker, "llama_split")
+    graph = model.sections["embedder"].graph
+    content = unpacked(graph)
+    for op in graph.ops:
+        if op.name == "EMBEDDING_LOOKUP":
+            _scaled(1.5, slice(None))(graph, content, op)
+    sections = {**model.sections, "embedder": EdgeFile(packed(content))}
+    model._open(sections, model.float_sections)
+
+    found = maker.localize(model, models.sequences(1, 30, 3), positions=[3, 20])
+
+    assert found.culprit is not None
+    assert found.culprit.op == "EMBEDDING_LOOKUP"
+    assert "the scale is 1.5 × the reference's" in found.cause
 
 
 def _planted(graph: OpGraph, module: str, change: Change) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -203,29 +203,39 @@ class LanguageModel(QuantizedModel):
 
     def signature(self, name: str) -> QuantizedModel:
         """
-        Choose one signature of the section that decodes, to run it by itself.
+        Choose one signature of a section, to run it by itself.
 
-        Its reference is the float file.
+        Its reference is that of the float file.
         """
-        references, float_edge = dict(self._references), None
-        if self.float_edge is not None:
-            float_edge = _whole(self.float_edge)
-            for each in float_edge.graph.signatures:
-                if each.key in references:
-                    form = FileReference(float_edge.at(each.key), is_form=True)
-                    references[each.key] = replace(references[each.key], float_model=form)
+        edge = _section(self.sections, name) or _whole(self.edge)
+        float_edge = _section(self.float_sections, name)
+        known = () if float_edge is None else [each.key for each in float_edge.graph.signatures]
         plain = QuantizedModel(
-            _whole(self.edge),
+            edge,
             name=self.name,
             flow=self.flow,
             float_edge=float_edge,
-            references=references,
+            references={
+                each.key: SignatureReference(
+                    SampleSpec.of_signature(each),
+                    FileReference(float_edge.at(each.key), is_form=True)
+                    if float_edge is not None and each.key in known
+                    else None,
+                )
+                for each in edge.graph.signatures
+            },
             runtime=self._runtime,
             directory=self._directory,
             threads=self.threads,
             executor=self._executor,
         )
         return plain.signature(name)
+
+
+def _section(sections: Mapping[str, EdgeFile], name: str) -> EdgeFile | None:
+    """Return the section that has a signature of this name."""
+    found = (e for e in sections.values() if any(each.key == name for each in e.graph.signatures))
+    return next(map(_whole, found), None)
 
 
 def _whole(edge: EdgeFile) -> EdgeFile:

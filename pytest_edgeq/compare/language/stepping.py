@@ -98,10 +98,11 @@ class CacheSession:
             found.append(int(self._decode(found[-1]).argmax()))
         return found[1:]
 
-    def inputs(self, token: int) -> dict[str, Array]:
-        """Return the inputs of `decode` for the next token, without running it."""
+    def inputs(self, token: int, role: str | None = None) -> dict[str, Array]:
+        """Return the inputs of `decode`, or of one of its helpers, for the next token."""
         step = self.layout.decode
-        return _inputs(step.edge, self._given(step, np.array([token]), self.position))
+        edge = step.edge if role is None else step.helpers[role]
+        return _inputs(edge, self._given(step, np.array([token]), self.position))
 
     def positions(self, name: str) -> Array:
         """Return a cache tensor as float [positions read, values of one position]."""
