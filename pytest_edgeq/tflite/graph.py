@@ -102,10 +102,11 @@ class OpGraph:
         """Return the subgraph that a composite consists of; None of other ops."""
         from ai_edge_litert import schema_py_generated as schema
 
-        raw = self.operator(op)
-        if raw.BuiltinOptions2Type() != schema.BuiltinOptions2.StableHLOCompositeOptions:
+        raw, kind = self.operator(op), schema.BuiltinOptions2.StableHLOCompositeOptions
+        table = raw.BuiltinOptions2()
+        if table is None or raw.BuiltinOptions2Type() != kind:
             return None
-        options, table = schema.StableHLOCompositeOptions(), raw.BuiltinOptions2()
+        options = schema.StableHLOCompositeOptions()
         options.Init(table.Bytes, table.Pos)
         index = options.DecompositionSubgraphIndex()
         return self.subgraphs[index] if 0 <= index < len(self.subgraphs) else None
