@@ -366,7 +366,10 @@ class Edgeq:
 
         Args:
             quantized: From `quantize` or `load`.
-            inputs: Any iterable of samples; read once, in order, one held at a time and core.
+            inputs: Any iterable of samples; read once, in order, one held at a time and core. Of a
+                file with the signatures `encode` and `decode` and a reference for each a sample
+                is a pair: inputs of `encode`, and the tokens that `decode` is fed one after the
+                other, with its state. Each side hands on what its own encoder returns.
             runtime: What runs the file: `xnnpack`, `builtin`, `reference`, `compiled`,
                 `tensorflow`, `gpu`, `gpu_f32`, `TARGET` or `TARGET:KERNELS`, or one of your own;
                 the session's own by default.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_edgeq.compare.build_facts import build_of
 from pytest_edgeq.compare.executors.remote import Reading
 from pytest_edgeq.compare.file_health import runtime_findings, static_findings
+from pytest_edgeq.compare.language.encoder_decoder import EncoderDecoder, EncoderDecoderRunner
 from pytest_edgeq.compare.language.model import LanguageModel
 from pytest_edgeq.compare.language.runner import LanguageMeasurement, LanguageRunner
 from pytest_edgeq.compare.measurement import Arrays, Measurement, SampleOutputs, SampleRunner
@@ -39,7 +40,14 @@ def compare(
     keeps_points: bool = False,
     engine: SampleExecutor | None = None,
 ) -> Comparison:
-    """Measure the errors of every stage of the model's flow."""
+    """
+    Measure the errors of every stage of the model's flow.
+
+    Of a file with an encoder and a decoder, both signatures are run for each sample, in this
+    process.
+    """
+    if both := EncoderDecoder.of(quantized):
+        quantized, engine = both, None
     progress = Progress() if progress is None else progress
     comparer = Comparer(
         quantized, runtime, keeps_points=keeps_points, by_sample=isinstance(inputs, SampleSource)
@@ -70,13 +78,15 @@ def runner_of(quantized: QuantizedModel, runtime: str) -> SampleRunner:
     """Return what runs one sample through a model and its references."""
     if isinstance(quantized, LanguageModel):
         return LanguageRunner(quantized, runtime)  # type: ignore[return-value] # the same protocol
+    if isinstance(quantized, EncoderDecoder):
+        return EncoderDecoderRunner(quantized, runtime)  # type: ignore[return-value] # the same
     return SampleRunner(quantized, runtime)
 
 
 def measurement_of(quantized: QuantizedModel, *, keeps_points: bool) -> Measurement:
     """Return an empty measurement of a model and its references."""
-    if isinstance(quantized, LanguageModel):
-        return LanguageMeasurement(quantized)  # type: ignore[return-value] # the same protocol
+    if isinstance(quantized, (LanguageModel, EncoderDecoder)):
+        return LanguageMeasurement(quantized)  # type: ignore[return-value,arg-type] # the same
     return Measurement.of(quantized, keeps_points=keeps_points)
 
 
@@ -139,7 +149,7 @@ class Comparer:
         """Measure samples, in order if the first one changes the reference's state."""
         self._runner.prepare()  # on all cores, as no sum is in it
         is_remote = self._quantized.edge.runtimes.target_of(self._runtime) is not None
-        if isinstance(self._quantized, LanguageModel):
+        if isinstance(self._quantized, (LanguageModel, EncoderDecoder)):
             threads = 1  # each interpreter of a large model holds its weights; it uses all cores
         at_once = AtOnce(threads, is_remote=is_remote)
         with on_one_thread():

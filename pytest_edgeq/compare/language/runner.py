@@ -217,7 +217,7 @@ class LanguageMeasurement:
             if found is not None and found.prefilled:
                 errors_of_side.add(found.cache, found.prefilled)
         self.evaluated.add(index, arrays)
-        self.ranges = [(0.0, 0.0)]
+        self.ranges = [(0.0, 0.0)] * len(arrays)
 
     def merge(self, other: LanguageMeasurement) -> None:
         """Add all sequences of another measurement."""

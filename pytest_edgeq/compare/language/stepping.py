@@ -21,7 +21,7 @@ from pytest_edgeq.tflite.boundary import decode, numpy_dtype
 Array = npt.NDArray[Any]
 
 # What LiteRT-LM adds to hidden scores (`InitializeAttentionMask`), by the size of the mask's float.
-_HIDDEN = {2: -45824.0, 4: -0.7 * float(np.finfo(np.float32).max)}
+HIDDEN = {2: -45824.0, 4: -0.7 * float(np.finfo(np.float32).max)}
 
 # Two ways through one file differ by rounding alone: bit-equal in the default layout of Llama,
 # Qwen3 and Gemma 3, 144 dB in the split cache. One flipped code in a row of 8 bits is 45 dB.
@@ -184,4 +184,4 @@ def _mask(dtype: str, at: Array, is_real: Array, layout: Layout) -> Array:
     if dtype == "bool":
         return seen
     floats = np.dtype(numpy_dtype(dtype))
-    return np.where(seen, 0.0, _HIDDEN[floats.itemsize]).astype(floats)
+    return np.where(seen, 0.0, HIDDEN[floats.itemsize]).astype(floats)
