@@ -435,12 +435,16 @@ class Edgeq:
             lm: A language model from `load`.
             prompts: Token ids or text of each prompt; at least 2 tokens.
             steps: Tokens to generate after each prompt.
-            runtime: As `compare` takes it.
+            runtime: As `compare` takes it; or `litert_lm`, which runs a `.litertlm` by LiteRT-LM's
+                own engine (`pip install litert-lm-api`): a second opinion, which without a
+                reference is compared with this package's own steps. It ends at a stop token, reads
+                text, and adds the bundle's start token, with which prompts must begin.
             tokenizer: As `compare` takes it.
 
         Raises:
             ValueError: No prompt, no reference, an unknown runtime, or a prompt and steps that do
-                not fit into the cache.
+                not fit into the cache, or, with `litert_lm`, that its tokenizer cannot write.
+            ModuleNotFoundError: The runtime needs a package that is not installed.
             TypeError: No language model, or a prompt that is neither token ids nor text.
         """
         from pytest_edgeq.compare.language.generation import generate

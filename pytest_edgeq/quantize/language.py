@@ -92,6 +92,7 @@ def load_language(
         sections=sections,
         float_sections=float_sections,
         metadata=None if (bundle := _bundle(tflite)) is None else bundle.metadata,
+        bundle=None if bundle is None else bundle.path,
         tokenizer=tokenizer,
         reference=reference,
         runtime=session.runtime,

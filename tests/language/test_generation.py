@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -11,7 +15,8 @@ import torch
 
 from fixtures.language import models
 from pytest_edgeq import Edgeq
-from tests.language.defects import OF_THE_LOOP, Tampered
+from pytest_edgeq.compare.language.generation import _OfEngine
+from tests.language.defects import OF_THE_LOOP, OF_THE_REFERENCE, Tampered, changed
 
 #: Two that the model predicts, and four random ones, after which the logits are close.
 PROMPTS = [
@@ -122,3 +127,91 @@ def test_text_any_callable_and_what_does_not_fit(llama: Any) -> None:
             edgeq.generate(lm, prompts, steps=steps)
     with pytest.raises(ValueError, match=r"llama.float has no reference to generate with"):
         edgeq.generate(edgeq.load(path), [ids])
+
+
+def test_litert_lm_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text has the command that installs it."""
+    monkeypatch.setitem(sys.modules, "litert_lm", None)
+    lm = Edgeq().load(models.exported("llama", "wi8"))
+
+    with pytest.raises(ModuleNotFoundError, match="pip install litert-lm-api"):
+        Edgeq().generate(lm, PROMPTS[:1], runtime="litert_lm")
+
+
+class _Engine:
+    """LiteRT-LM's engine and its session, which write these pieces; `<` is read as two tokens."""
+
+    bos_token_id, eos_token_ids = None, [[5], [9]]
+
+    def __init__(self, *pieces: str) -> None:
+        self.pieces = pieces
+
+    def detokenize(self, ids: list[int]) -> str:
+        return " ".join("<" if each == 9 else f"w{each}" for each in ids)
+
+    def tokenize(self, text: str) -> list[int]:
+        words = text.replace("<", "w7 w8").split()
+        return [int(each.removeprefix("w")) for each in words]
+
+    def create_session(self, **_: Any) -> Any:
+        return contextlib.nullcontext(self)
+
+    def run_prefill(self, _: list[str]) -> None: ...
+
+    def run_decode_async(self) -> list[Any]:
+        return [SimpleNamespace(texts=[each]) for each in self.pieces]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "tokens"),
+    [
+        (("w1", " <", " w25"), [1, 9, 25]),  # `<` is the token expected, whatever it is read as
+        (("w1", " <", " w2"), [1, 9, 2]),  # and w2 is not the start of w25
+        (("w1", " w90", " w2"), [1, 90, 2]),
+        (("w1", " <"), [1, 9, 5]),  # it met a stop token, which it does not write
+        (("w1",), [1, 9]),  # also the one expected
+    ],
+)
+def test_tokens_are_read_from_the_text_of_litert_lm(
+    monkeypatch: pytest.MonkeyPatch, pieces: tuple[str, ...], tokens: list[int]
+) -> None:
+    """Only behind the first difference are they what the tokenizer reads."""
+    library = MagicMock()
+    library.Engine.return_value = _Engine(*pieces)
+    monkeypatch.setitem(sys.modules, "litert_lm", library)
+    engine = _OfEngine(Edgeq().load(models.exported("llama", "wi8")))  # type: ignore[arg-type]
+
+    assert engine.greedy(np.array([3, 4]), [1, 9, 25]) == tokens
+    with pytest.raises(ValueError, match="give a prompt without special tokens"):
+        engine.greedy(np.array([3, 9]), [1])
+
+
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_litert_lm_generates_what_the_steps_of_the_file_do(family: str, llama: Any) -> None:
+    """It is fed by its own code; with another reference the tokens are others."""
+    pytest.importorskip("litert_lm", exc_type=ImportError)
+    edgeq = Edgeq()
+    path = models.exported(family, "wi8")
+    start = [] if family == "qwen3" else [models.BOS]  # of the bundle's metadata
+    prompts = [np.array([*start, *each]) for each in PROMPTS[2:]]
+
+    generation = edgeq.generate(edgeq.load(path), prompts, steps=20, runtime="litert_lm")
+
+    assert generation.first_difference is None, generation
+    assert "all tokens are those of the file itself, step by step" in str(generation)
+    other = changed(llama, OF_THE_REFERENCE["attention scale of 1/√32"])
+    lm = edgeq.load(path, reference=other)
+    assert edgeq.generate(lm, prompts, steps=20, runtime="litert_lm").first_difference is not None
+
+
+def test_what_litert_lm_cannot_run() -> None:
+    """It adds the start token, and opens bundles alone."""
+    pytest.importorskip("litert_lm", exc_type=ImportError)
+    edgeq = Edgeq()
+    lm = edgeq.load(models.exported("llama", "wi8"))
+    for model, prompt, sentence in (
+        (lm, [3, 4], "begins every prompt with the bundle's start token 252"),
+        (edgeq.load(models.exported("llama", "float")), [252, 4], "runs .litertlm bundles alone"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            edgeq.generate(model, [np.array(prompt)], steps=2, runtime="litert_lm")

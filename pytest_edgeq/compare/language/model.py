@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -95,6 +96,7 @@ class LanguageModel(QuantizedModel):
         layouts: How the file is fed, by the length of its cache, the longest first.
         float_layouts: The same of the float file.
         metadata: Start and stop tokens of a `.litertlm`; None without.
+        bundle: Path of the bundle; None of a bare file.
 
     Raises:
         ValueError: A signature or an input is not known, or the caches differ in length.
@@ -109,11 +111,12 @@ class LanguageModel(QuantizedModel):
         reference: Callable[..., Any] | None,
         tokenizer: Tokenizer | None = None,
         metadata: Any = None,
+        bundle: Path | None = None,
         **rest: Any,
     ) -> None:
         self.name = name
         self._open(sections, float_sections)
-        self.metadata = metadata
+        self.metadata, self.bundle = metadata, bundle
         self._torch = reference
         self._tokenizer = tokenizer
         steps, float_steps = self.steps, self.float_steps
