@@ -65,7 +65,7 @@ class Wiring:
     @classmethod
     def of(cls, encode: Signature, decode: Signature, name: str) -> Wiring | None:
         """
-        Return the wiring of two signatures; None if `decode` takes no tokens or nothing encoded.
+        Return the wiring of two signatures; None without inputs for tokens and encoder outputs.
 
         Raises:
             ValueError: An input of `decode` is of no known kind.
