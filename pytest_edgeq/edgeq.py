@@ -8,10 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_edgeq.compare.parallel import available_cores, torch_threads
+from pytest_edgeq.compare.parallel import torch_threads
 from pytest_edgeq.names import CACHE_MODES, ISOLATE_MODES, readable
 from pytest_edgeq.report.journal import Booking, booking
-from pytest_edgeq.runtimes.workers.settings import DEFAULT_SECONDS, memory_bound
+from pytest_edgeq.runtimes.workers.settings import (
+    DEFAULT_SECONDS,
+    available_cores,
+    memory_bound,
+)
 from pytest_edgeq.versions import names_missing_libraries, naming_missing_libraries
 
 if TYPE_CHECKING:
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
     import torch
 
     from pytest_edgeq.baselines.session import SnapshotSession
+    from pytest_edgeq.compare.language.generation import Generation
+    from pytest_edgeq.compare.language.model import Tokenizer
     from pytest_edgeq.compare.quantized import QuantizedModel, Reference
     from pytest_edgeq.compare.samples import SampleSource
     from pytest_edgeq.localize.rows import LayerErrors
@@ -285,9 +291,15 @@ class Edgeq:
         float_tflite: TflitePath | bytes | None = None,
         name: str | None = None,
         layout: str | Mapping[str, str] | None = None,
+        section: str | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> QuantizedModel:
         """
-        Open a `.tflite` file made elsewhere.
+        Open a `.tflite` file made elsewhere, or a model in a `.litertlm` or `.task` bundle.
+
+        A file of a language model (`prefill_N` and `decode` with a key-value cache, bare or in a
+        `.litertlm`) is a `LanguageModel`: its samples are sequences of token ids. Its reference is
+        the Hugging Face module, called once over each sequence. `.layout` says how the file is fed.
 
         Args:
             tflite: Path or content.
@@ -312,23 +324,31 @@ class Edgeq:
                 ones by their names in the file, also of three or five dimensions (`"nwc"`,
                 `"ndhwc"`, …). Samples, and what `run` gives, are laid out as the reference has
                 them. Nothing is turned without it.
+            section: The model to open of a bundle with several, such as `embedder`; `edgeq show`
+                lists them. Another bundle, as float file or reference, is opened at the same one.
+            tokenizer: Of a language model, for sequences that are text: a callable that returns
+                token ids, such as a Hugging Face tokenizer.
 
         Raises:
             FileNotFoundError: No such file.
             ValueError: Not a whole `.tflite` file, a reference in train mode, a layout that fits
-                nothing in the file, or a float file with other signatures, inputs or outputs.
+                nothing in the file, or a float file with other signatures, inputs or outputs; a
+                bundle without this section, or with several models and no section named.
             TypeError: Neither a path nor bytes, or a reference that cannot be called.
+            ModuleNotFoundError: The package that reads `.litertlm` is not installed.
         """
         from pytest_edgeq.compare.file_health import conformance_findings
         from pytest_edgeq.quantize.prebuilt import load_prebuilt
 
         if name is None:
-            stem = Path(tflite).stem if isinstance(tflite, (str, os.PathLike)) else None
+            stem = None
+            if isinstance(tflite, (str, os.PathLike)):
+                stem = Path(tflite).stem if section is None else f"{Path(tflite).name}:{section}"
             name = stem or _class_name(reference) or "model"
         name = readable(name)
         with booking(self._journal, "load") as booked:
             booked.model = load_prebuilt(
-                tflite, reference, name, self._session, layout, float_tflite
+                tflite, reference, name, self._session, layout, float_tflite, section, tokenizer
             )
         for warnings in (False, True):
             for each in conformance_findings(booked.model.edge, warnings=warnings):
@@ -343,19 +363,24 @@ class Edgeq:
         *,
         runtime: str | None = None,
         executor: Executor | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> Comparison:
         """
         Measure the errors of every stage on the same samples.
 
         Args:
             quantized: From `quantize` or `load`.
-            inputs: Any iterable of samples; read once, in order, one held at a time and core.
+            inputs: Any iterable of samples; read once, in order, one held at a time and core. Of a
+                file with the signatures `encode` and `decode` and a reference for each a sample
+                is a pair: inputs of `encode`, and the tokens that `decode` is fed one after the
+                other, with its state. Each side hands on what its own encoder returns.
             runtime: What runs the file: `xnnpack`, `builtin`, `reference`, `compiled`,
                 `tensorflow`, `gpu`, `gpu_f32`, `TARGET` or `TARGET:KERNELS`, or one of your own;
                 the session's own by default.
             executor: Any `concurrent.futures.Executor`, whose workers measure the samples to the
                 same figures; the session's own by default. A model whose samples depend on those
                 before them is measured in this process, which a warning tells.
+            tokenizer: Of a language model, for sequences that are text; that of `load` by default.
 
         Raises:
             ValueError: No sample, one that does not fit, no reference, an unknown runtime, or
@@ -370,6 +395,7 @@ class Edgeq:
         from pytest_edgeq.localize import with_explanation
 
         _require_model("compare", quantized, inputs)
+        quantized, inputs = _with_sequences(quantized, inputs, tokenizer)
         engine = self._session.executor.engine(executor)
 
         def on_localized(layers: LayerErrors, seconds: float) -> None:
@@ -392,6 +418,54 @@ class Edgeq:
         return booked.comparison
 
     @names_missing_libraries
+    def generate(
+        self,
+        lm: QuantizedModel,
+        prompts: Iterable[Any],
+        *,
+        steps: int = 64,
+        runtime: str | None = None,
+        tokenizer: Tokenizer | None = None,
+    ) -> Generation:
+        """
+        Generate greedily with a language model's file and its reference, and compare the tokens.
+
+        The file reads all but the last token of a prompt by its prefill signatures, as LiteRT-LM
+        does, then token by token. The reference is the Hugging Face module, or else the float file;
+        no stop token ends it and no penalty applies. `assert generation.first_difference is None,
+        generation` shows where the tokens differ, and whether rounding decided there.
+
+        Args:
+            lm: A language model from `load`.
+            prompts: Token ids or text of each prompt; at least 2 tokens.
+            steps: Tokens to generate after each prompt.
+            runtime: As `compare` takes it; or `litert_lm`, which runs a `.litertlm` by LiteRT-LM's
+                own engine (`pip install litert-lm-api`): a second opinion, which without a
+                reference is compared with this package's own steps. It ends at a stop token, reads
+                text, and adds the bundle's start token, with which prompts must begin.
+            tokenizer: As `compare` takes it.
+
+        Raises:
+            ValueError: No prompt, no reference, an unknown runtime, or a prompt and steps that do
+                not fit into the cache, or, with `litert_lm`, that its tokenizer cannot write.
+            ModuleNotFoundError: The runtime needs a package that is not installed.
+            TypeError: No language model, or a prompt that is neither token ids nor text.
+        """
+        from pytest_edgeq.compare.language.generation import generate
+        from pytest_edgeq.compare.language.model import LanguageModel
+
+        _require_model("generate", lm, prompts)
+        if not isinstance(lm, LanguageModel):
+            raise TypeError(f"generate: {lm.name} is no language model with a key-value cache")
+        return generate(
+            lm.with_tokenizer(tokenizer),
+            prompts,
+            steps,
+            runtime=runtime or self._session.runtime(),
+            progress=self._session.progress,
+        )
+
+    @names_missing_libraries
     def localize(
         self,
         quantized: QuantizedModel,
@@ -399,6 +473,8 @@ class Edgeq:
         *,
         runtime: str = "builtin",
         executor: Executor | None = None,
+        positions: Sequence[int] | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> LayerErrors:
         """
         Measure every op of the file in isolation, and name the one to blame.
@@ -409,6 +485,11 @@ class Edgeq:
         which gives what quantizing the layer costs. What went wrong further up changes neither.
         The float form itself is held against torch, as closely as float32 allows.
 
+        Of a language model, `decode` is measured at some positions of each sequence, with the cache
+        that the file itself filled up to there, against its float file (`float_tflite`). A
+        composite, such as `odml.rms_norm`, is one op. If no op of that section is to blame, an
+        embedder in a section of its own is measured, and returned if its op is.
+
         Args:
             quantized: From `quantize` or `load`, with a reference. One that is no torch module, or
                 that cannot be converted in float, leaves the constants unknown; a warning tells
@@ -418,15 +499,20 @@ class Edgeq:
             runtime: `builtin` or `reference`, or those of a target (`TARGET:builtin`): kernels that
                 keep every tensor between.
             executor: As `compare` takes it. The first sample is measured in this process.
+            positions: Of a language model, the positions at which every sequence is measured, from
+                0; by default the first, the last and three between them.
+            tokenizer: As `compare` takes it.
 
         Raises:
-            ValueError: No sample, one that does not fit, no reference, or another runtime.
+            ValueError: No sample, one that does not fit, no reference, another runtime, or a
+                position that a sequence does not have.
             TypeError: A sample of another kind or dtype.
             RuntimeError: The kernels cannot allocate the file.
         """
         from pytest_edgeq.localize import localize
 
         _require_model("localize", quantized, inputs)
+        quantized, inputs = _with_sequences(quantized, inputs, tokenizer)
         engine = self._session.executor.engine(executor)
         with booking(self._journal, "localize", quantized) as booked:
             booked.layers = localize(
@@ -436,6 +522,7 @@ class Edgeq:
                 threads=self._session.threads,
                 progress=self._session.progress,
                 engine=engine,
+                positions=positions,
             )
         return booked.layers
 
@@ -448,6 +535,7 @@ class Edgeq:
         name: str | None = None,
         executor: Executor | None = None,
         states: Mapping[str, str] | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         """
         Run the default gate: every check that this package has for a model.
@@ -468,6 +556,11 @@ class Edgeq:
         kernels that lack an op. So are differences of the reference kernels alone, which no
         device runs.
 
+        Of a language model, `decode` and every `prefill_N` of the file and of its float file
+        compute the same cache (on the first 2 sequences): padded, behind another sequence, and up
+        to the end of the cache. The logits have the precision of the file at every position, the
+        file has all signatures of the float file, and its start token is the tokenizer's.
+
         Args:
             quantized: From `quantize` or `load`.
             inputs: Any iterable of samples that the calibration has not seen; read once, in order,
@@ -478,6 +571,7 @@ class Edgeq:
             states: By name of an output, the name of the input that takes its codes over, of any
                 signature: their scales and zero points must be equal. An output and an input of
                 another signature that have the same name are compared without it.
+            tokenizer: As `compare` takes it.
 
         Raises:
             AssertionError: Lists all that is wrong, the most telling first.
@@ -487,6 +581,7 @@ class Edgeq:
         from pytest_edgeq.check.gate import CheckResult, check
 
         _require_model("check", quantized, inputs)
+        quantized, inputs = _with_sequences(quantized, inputs, tokenizer)
         engine = self._session.executor.engine(executor)
         names = (None, None) if name is None else (f"{name}_op_dtypes", f"{name}_errors")
 
@@ -603,6 +698,7 @@ class Edgeq:
         data = quantized.op_dtypes.to_dict()
         if delegation:
             found = self.delegation(quantized, "gpu" if delegation is True else delegation)
+            data["delegation"] = found.runtime
             for row, op in zip(data["ops"], found.ops, strict=True):
                 row["delegation"] = str(op)
         self._memory.check("op_dtype_map", name or "op_dtypes", data, options=quantized.options)
@@ -708,7 +804,8 @@ class Edgeq:
         derives it), rounded outward to 3 digits. Bounded are those of `sqnr_db`,
         `cosine_similarity`, `max_lsb_error` (`max_abs_error` where an output has no LSB) and
         `top1_agreement` (where every sample is one row of classes) that are defined at every
-        output, and that an output of zeros, or a guess of the class, fails. What was left out, and
+        output, and that an output of zeros, or a guess of the class, fails; of a language model
+        those of `sqnr_db`, `top1_agreement`, `kl` and `perplexity_ratio`. What was left out, and
         why, is printed as a comment, and so is that samples are few, equal or constant.
 
         Args:
@@ -735,6 +832,19 @@ def _class_name(reference: object) -> str:
     from pytest_edgeq.compare.reference import model_name
 
     return model_name(reference)
+
+
+def _with_sequences(
+    quantized: QuantizedModel, inputs: Any, tokenizer: Tokenizer | None
+) -> tuple[QuantizedModel, Any]:
+    """Return a model and its samples: of a language model with a tokenizer, and as sequences."""
+    from pytest_edgeq.compare.language.model import LanguageModel, as_sequences
+
+    if isinstance(quantized, LanguageModel):
+        return quantized.with_tokenizer(tokenizer), as_sequences(inputs)
+    if tokenizer is not None:
+        raise ValueError(f"tokenizer: {quantized.name} is no language model")
+    return quantized, inputs
 
 
 def _require_comparison(method: str, comparison: object) -> None:

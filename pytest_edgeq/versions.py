@@ -127,9 +127,14 @@ def _spec_of(package: str) -> ModuleSpec | None:
     return spec if spec is not None and spec.origin is not None else None
 
 
+def library_versions() -> dict[str, str | None]:
+    """Return the versions of the libraries that convert, quantize and run."""
+    return {name: version_of(name) for name in _PACKAGES}
+
+
 def producer() -> dict[str, str | None]:
     """Return the versions of everything that a baseline may depend on."""
-    return {name: version_of(name) for name in ("pytest-edgeq", *_PACKAGES)}
+    return {"pytest-edgeq": version_of("pytest-edgeq"), **library_versions()}
 
 
 class Untried(NamedTuple):
@@ -258,12 +263,9 @@ def check_stack(error: Exception) -> None:
     missing = _missing_name(error)
     if missing is None or not _raised_here(error):
         return
-    versions = producer()
-    stack = ", ".join(
-        f"{name} {version}"
-        for name, version in versions.items()
-        if version is not None and name != "pytest-edgeq"
-    )
+    versions = library_versions()
+    installed = {name: version for name, version in versions.items() if version is not None}
+    stack = ", ".join(f"{name} {version}" for name, version in installed.items())
     new = ", ".join(map(str, untried(versions))) or "none"
     raise StackError(
         f"pytest-edgeq needs {missing}, which this stack does not have: {stack}; releases not "

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from _pytest import pytester
 
-from pytest_edgeq.compare.parallel import available_cores
+from pytest_edgeq.runtimes.workers.settings import available_cores
 from pytest_edgeq.versions import loaded_torch
 from tests.shared_cache import VARIABLE
 
@@ -51,6 +51,7 @@ LONGEST = (
     *("test_lowest.py", "test_packages.py", "test_runtime_tensorflow.py"),
     *("test_damaged_files.py", "test_kills.py", "test_detection.py", "test_hits.py"),
     *("test_local_pool.py", "test_plugin_library_output.py", "test_beyond.py", "test_readers.py"),
+    *("test_stacks.py", "test_efficientnet_gpu.py", "test_arm_install.py"),
 )
 
 
@@ -148,20 +149,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def _mark_sweeps(items: list[pytest.Item]) -> None:
-    """Leave n cases to every run, spread over all of them; the others are slow."""
-    sweeps: dict[tuple[Any, str, int], list[pytest.Function]] = {}
+    """
+    Leave n cases to every run, spread over all of them; the others are slow.
+
+    With `slow=m` the pipeline runs m of all cases, and the others are marked `full`, too.
+    """
+    sweeps: dict[tuple[Any, str, int, int | None], list[pytest.Function]] = {}
     for item in items:
         mark = item.get_closest_marker("sweep")
         if mark is not None and isinstance(item, pytest.Function):
-            key = (item.parent, item.originalname, *mark.args)
+            key = (item.parent, item.originalname, *mark.args, mark.kwargs.get("slow"))
             sweeps.setdefault(key, []).append(item)
-    for (_, _, count), cases in sweeps.items():
+    for (_, _, count, slow), cases in sweeps.items():
         # Whatever shuffles them, in the order of their definition.
         cases.sort(key=lambda case: tuple(case.callspec.indices.values()))
-        always = {i * len(cases) // count for i in range(count)}
+        counts = count, len(cases) if slow is None else slow
+        always, pipeline = ({i * len(cases) // n for i in range(n)} for n in counts)
         for i, case in enumerate(cases):
             if i not in always:
                 case.add_marker("slow")
+            if i not in always | pipeline:
+                case.add_marker("full")
 
 
 @pytest.hookimpl(trylast=True)

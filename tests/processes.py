@@ -11,8 +11,6 @@ import psutil
 from pytest_edgeq.runtimes.workers.link import LOCAL_NAME
 from tests.waiting import wait_until
 
-__all__ = ["left_after", "let_sigint_through", "target_workers"]
-
 
 def target_workers(parent: int | None = None) -> list[psutil.Process]:
     """Return the processes of targets that this process, or another one, has started."""

@@ -1,4 +1,4 @@
-"""The private roots of the run."""
+"""Folders that are made once a run, the private roots among them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,28 @@ from pytest_edgeq.runtimes.workers.private_root import PrivateRootError, is_fini
 
 
 @pytest.fixture(scope="session")
-def run_folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The temporary folder of the run, of all workers of pytest-xdist."""
     folder = tmp_path_factory.getbasetemp()
-    return folder if worker_id == "master" else folder.parent
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+Provide = Callable[[str, Callable[[Path], None]], Path]
+
+
+@pytest.fixture(scope="session")
+def once_a_run(run_folder: Path) -> Provide:
+    """Make a folder once in a run, whichever worker of pytest-xdist asks first."""
+
+    def provide(name: str, make: Callable[[Path], None]) -> Path:
+        folder, done = run_folder / name, run_folder / f"{name}.done"
+        with FileLock(run_folder / f"{name}.lock"):
+            if not done.exists():
+                make(folder)
+                done.touch()
+        return folder
+
+    return provide
 
 
 @pytest.fixture(scope="session")

@@ -23,9 +23,9 @@ from pytest_edgeq.check.agreement import (
     SAMPLES,
     Agreement,
     AgreementResult,
-    RuntimeDistance,
     compared_runtimes,
 )
+from pytest_edgeq.check.runtime_results import RuntimeDistance
 from pytest_edgeq.compare.reference import call_reference
 from pytest_edgeq.compare.samples import read_samples
 from pytest_edgeq.numerics.findings import text_of
@@ -386,7 +386,7 @@ def test_what_only_the_reference_kernels_do_is_no_defect_of_the_file(
     found = _agreement(quantized, inputs)
     assert (found.unable, found.differences, found.notes) == ((), (), ())
 
-    monkeypatch.setattr("pytest_edgeq.check.agreement.KNOWN_WRONG", frozenset())
+    monkeypatch.setattr("pytest_edgeq.check.runtime_results.KNOWN_WRONG", frozenset())
     found = _agreement(quantized, inputs)
     assert (found.unable, found.differences) == ((), ())
     [note] = found.notes

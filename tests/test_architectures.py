@@ -103,6 +103,7 @@ def quantized_architecture(maker: Edgeq, name: str, preset: str) -> QuantizedMod
     )
 
 
+@pytest.mark.sweep(0, slow=3)
 @pytest.mark.parametrize("preset", ["pt2e_static_int8", "recipe_dynamic_wi8_afp32"])
 @pytest.mark.parametrize("name", MODELS)
 def test_an_architecture_goes_through(tmp_path: Any, name: str, preset: str) -> None:

@@ -84,7 +84,7 @@ def test_a_module_of_such_a_name(key: str) -> None:
     def paths(node: ModuleNode) -> list[str]:
         return [node.path, *(path for child in node.children for path in paths(child))]
 
-    found = paths(module_tree(_Keyed(key))._root)
+    found = paths(module_tree(_Keyed(key)).root)
     assert found == ["", "layers", readable(f"layers.{key}")]
 
 

@@ -537,7 +537,10 @@ def test_a_callable_of_any_names_is_called_by_name(
     def first(a: Any, **inputs: Any) -> Any:
         return both(a, **inputs)
 
-    for reference in (by_name, anything, first):
+    def optional(a: Any, cache: Any = None, **inputs: Any) -> Any:
+        return both(a, **inputs)
+
+    for reference in (by_name, anything, first, optional):
         comparison = maker.compare(maker.load(named, reference=reference), others)
         assert comparison.total.sqnr_db > 100, reference
     tuples = [(each["a"], each["b"]) for each in others]

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from fixtures.tflite.writer import one_op, pack, unpack
+from fixtures.token_logits import broken, comparison, noisy, sequences
 from pytest_edgeq import Budget, Comparison, Edgeq, QuantizedModel
-from pytest_edgeq.check.remember import errors_to_remember
+from pytest_edgeq.baselines.errors import describe_change
+from pytest_edgeq.check.remember import Evaluation, errors_to_remember
 from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 
 Array = np.ndarray[Any, Any]
@@ -165,3 +167,62 @@ def test_a_model_is_no_comparison(add: QuantizedModel, method: str) -> None:
     """The text says what to give."""
     with pytest.raises(TypeError, match=f"{method}: .* gives, got Quant.*; compare it first"):
         getattr(Edgeq(), method)(add)
+
+
+def test_a_language_model_is_remembered_by_quarter_and_worst_position() -> None:
+    """Beside all metrics of the whole, of which none is missing."""
+    data = errors_to_remember(comparison(sequences()))
+    stored: dict[str, set[str]] = {}
+    for row in data["errors"]:
+        stored.setdefault(row["output"], set()).add(row["metric"])
+    parts = [*(f"logits, quarter {n}" for n in (1, 2, 3, 4)), "logits, worst position"]
+    assert list(stored) == ["logits", *parts]
+    assert stored["logits"] >= {"sqnr_db", "kl", "perplexity_ratio", "top1_agreement"}
+    assert all(stored[each] == {"sqnr_db"} for each in parts)
+    assert Evaluation(comparison(sequences())).refusal(data) is None
+
+
+def test_a_rebuilt_language_model_keeps_its_limits() -> None:
+    """Other noise of the same size is no regression, in whatever part."""
+    data = [errors_to_remember(comparison(sequences(build=build))) for build in range(6)]
+    assert [describe_change(data[0], each) for each in data[1:]] == [None] * 5
+
+
+def test_a_loss_in_the_last_quarter_alone() -> None:
+    """The whole is within its margin; the quarter is not."""
+    lossy = sequences(broken, start=60, size=0.085, build=1)
+    before, after = (errors_to_remember(comparison(each)) for each in (sequences(), lossy))
+    found = describe_change(before, after)
+    assert found is not None
+    assert found.title.startswith(
+        "errors regressed: total, output 'logits, quarter 4': sqnr_db: expected at least "
+    )
+    worse = [line.split("  ")[1] for line in found.evidence if "logits" in line]
+    assert "logits" not in worse
+
+
+def test_a_loss_at_one_position_alone() -> None:
+    """Of 80 positions one is off by a tenth of its signal, and no quarter shows it."""
+
+    def spoiled(reference: Array, seed: int) -> Array:
+        found = noisy(reference, seed, build=1)
+        found[40] = noisy(reference, seed, size=0.22, build=2)[40]
+        return found
+
+    before, after = (
+        errors_to_remember(comparison(each)) for each in (sequences(), sequences(spoiled))
+    )
+    found = describe_change(before, after)
+    assert found is not None
+    assert "output 'logits, worst position': sqnr_db" in found.title
+    assert not any("quarter" in line for line in found.evidence), found.evidence
+
+
+def test_the_budget_of_a_language_model() -> None:
+    """It bounds what shows a broken cache, and a rebuild keeps it."""
+    budget = Edgeq().suggest_budget(comparison(sequences()))
+    assert set(budget.bounds()) == {"sqnr_db", "top1_agreement", "kl", "perplexity_ratio"}
+    rebuilt = comparison(sequences(build=1))
+    assert budget.violations(rebuilt.total, "total") == []
+    worse = comparison(sequences(broken, start=40))
+    assert len(budget.violations(worse.total, "total")) == 4

@@ -13,8 +13,6 @@ from typing import Any
 
 import psutil
 
-__all__ = ["SECONDS", "line_of", "output_of", "readable", "rounds", "running", "wait_until"]
-
 SECONDS = 60.0
 """Of one wait, unless it says otherwise: below what pytest-timeout leaves a test."""
 

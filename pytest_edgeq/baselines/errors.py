@@ -356,8 +356,10 @@ def _key(row: _Row) -> _RowKey:
 
 
 def _figure(row: _Row, key: str) -> str:
-    """Format a number of a row, with more digits for shares near 1."""
+    """Format a number of a row, with more digits for shares and ratios near 1."""
     number = float(row[key])
+    if row["metric"] == "perplexity_ratio":
+        return f"{number:.6g}"
     is_share = row["metric"] in ("cosine_similarity", "top1_agreement")
     return f"{number:.6f}" if is_share and 0.9 <= number < 1 else f"{number:.4g}"
 

@@ -47,7 +47,7 @@ _OP = {
     "subgraph": int,
     "delegation?": str,
 }
-_OP_DTYPE_MAP = {"inputs": [_IO], "outputs": [_IO], "ops": [_OP]}
+_OP_DTYPE_MAP = {"inputs": [_IO], "outputs": [_IO], "ops": [_OP], "delegation?": str}
 
 
 def _op_dtype_map_problem(data: Mapping[str, Any]) -> str:

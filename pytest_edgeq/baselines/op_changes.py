@@ -74,10 +74,8 @@ def describe_change(
         if key not in old or key not in new or old[key] != new[key]
     ]
     before, after = old["ops"], new["ops"]
-    if _has_delegation(before) is not _has_delegation(after):
-        # One change, not one of each op.
-        asked = _has_delegation(after)
-        others.append(f"delegation: {'not in the baseline' if asked else 'no longer asked for'}")
+    if old.get("delegation") != new.get("delegation"):
+        # Of another runtime: one change, not one of each op.
         before, after = (
             [{key: row[key] for key in row if key != "delegation"} for row in rows]
             for rows in (before, after)
@@ -95,14 +93,10 @@ def describe_change(
     return Finding(
         kind=OP_DTYPES_CHANGED,
         place=FILE,
-        headline=ops.first_line([*io_changes, *others]),
+        headline=ops.first_line([*others, *io_changes]),
         diff=tuple(diff),
         evidence=(effect,),
     )
-
-
-def _has_delegation(rows: Sequence[Row]) -> bool:
-    return any("delegation" in row for row in rows)
 
 
 class _OpChanges:

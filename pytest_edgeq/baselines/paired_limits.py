@@ -32,6 +32,10 @@ FLOOR_DB_LOWERING: Final = 5.0
 # Where calibration is a moving average, which depends on the order of its samples: 3.5 dB.
 FLOOR_DB_AVERAGED: Final = 4.0
 
+# At the worst position of a language model: a bit. It is the least of many, often of few sequences,
+# and with all codes rounded anew it moved by up to 4 dB.
+FLOOR_DB_POSITION: Final = 20 * math.log10(2)
+
 # On other kernels: a bit. Of a float input that is nowhere negative builtin's symmetric hybrid
 # kernels use half of the codes (`SymmetricQuantizeFloats` in
 # tensorflow/lite/kernels/internal/reference/portable_tensor_utils.cc), XNNPACK's all: 3.1 dB.

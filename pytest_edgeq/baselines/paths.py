@@ -11,13 +11,14 @@ Where that asks for a change, a short hash of the exact text keeps two names apa
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_edgeq.baselines.record import Owner, OwnerRecord
+if TYPE_CHECKING:
+    from pytest_edgeq.baselines.record import Owner, OwnerRecord
 
 FOLDER = "__edgeq__"
 
@@ -27,8 +28,7 @@ _LONGEST_NAME = 60
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(?=\.|$)")
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """The places of baselines."""
 
     rootdir: Path  # pytest's root folder, to which shown paths are relative

@@ -56,7 +56,7 @@ class OwnerRecord(TypedDict):
 
 
 class TestRecord(TypedDict):
-    """The claims of one run of one test: the attribute `edgeq` of its call report."""
+    """The claims of one run of one test, if any: the attribute `edgeq` of its call report."""
 
     owner: OwnerRecord
     claims: list[ClaimRecord]

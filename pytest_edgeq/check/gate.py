@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.baselines.op_changes import describe_change
 from pytest_edgeq.check.agreement import AgreementResult
+from pytest_edgeq.check.language import check_language
 from pytest_edgeq.check.measuring import Measuring
 from pytest_edgeq.check.remember import notes_on
 from pytest_edgeq.check.verdict import Verdict
 from pytest_edgeq.compare.file_health import state_findings
+from pytest_edgeq.compare.language.model import LanguageModel
 from pytest_edgeq.compare.parallel import on_one_thread
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.errors import failure, findings_of, warn_user
@@ -89,15 +91,21 @@ def check(
     """Run all checks of a model in one pass; `Edgeq.check` documents the errors."""
     about_states = state_findings(quantized.edge, states) if states else ()
     verdict = Verdict()
-    gate = _Gate(quantized, verdict)
-    # First, since it validates the call.
-    measuring = Measuring(quantized, runtime, verdict, inputs, keeps_points=keeps_points)
-    gate.check_origin()
-    with on_one_thread(), progress.step("check", quantized.name, inputs) as step:
-        measuring.measure(threads, step, engine)
-    gate.judge(measuring)
+    layers: LayerErrors | None = None
+    if isinstance(quantized, LanguageModel):
+        comparison = check_language(
+            quantized, inputs, verdict, runtime=runtime, progress=progress, engine=engine
+        )
+    else:
+        gate = _Gate(quantized, verdict)
+        # First, since it validates the call.
+        measuring = Measuring(quantized, runtime, verdict, inputs, keeps_points=keeps_points)
+        gate.check_origin()
+        with on_one_thread(), progress.step("check", quantized.name, inputs) as step:
+            measuring.measure(threads, step, engine)
+        gate.judge(measuring)
+        comparison, layers = measuring.comparison, measuring.layers
     verdict.add(*about_states)
-    comparison = measuring.comparison
     unwritten = writes and bool(verdict.findings)
     if not unwritten:
         explained = comparison
@@ -105,7 +113,7 @@ def check(
             # Errors that regressed are blamed on it.
             explained = replace(comparison, explain=verdict.explain)
         _check_baselines(verdict, claims(explained))
-    on_result(CheckResult(comparison, measuring.layers, verdict.merged()))
+    on_result(CheckResult(comparison, layers, verdict.merged()))
     sample_notes = [] if comparison is None else notes_on(comparison.evaluated)
     if verdict.findings:
         verdict.notes += sample_notes

@@ -10,11 +10,12 @@ from typing import Any, Final
 from pytest_edgeq.baselines.paired_limits import (
     FEWEST_SAMPLES,
     FLOAT_NOISE_DB,
+    FLOOR_DB_POSITION,
     at_least,
     floor_db,
 )
 from pytest_edgeq.errors import failure
-from pytest_edgeq.numerics.bootstrap import CHOICE_METRICS, RESAMPLES, SEED, limits, remembered
+from pytest_edgeq.numerics.bootstrap import CHOICE_METRICS, RESAMPLES, SEED, limits
 from pytest_edgeq.numerics.budget import Budget, loosened
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.confidence import LEVEL
@@ -28,14 +29,17 @@ from pytest_edgeq.numerics.findings import (
     counted,
     text_of,
 )
-from pytest_edgeq.numerics.metric_table import METRICS, UPPER_BOUNDED
+from pytest_edgeq.numerics.metric_table import METRICS, OF_TOKENS, UPPER_BOUNDED
 from pytest_edgeq.numerics.metrics import json_number
 from pytest_edgeq.numerics.results import OutputErrors, accepts, is_below_a_step, wiped
 from pytest_edgeq.numerics.samples import EvaluatedSamples
+from pytest_edgeq.numerics.token_errors import WORST
 
 _MOST_SAMPLES: Final = 1 << 13  # maximum number of samples to consider as sufficient
 # Metrics whose limits are reported: a maximum, or one sample, may vary without bound.
-_REPORTED: Final = ("sqnr_db", "cosine_similarity", "top1_agreement")
+_REPORTED: Final = ("sqnr_db", "cosine_similarity", "top1_agreement", *OF_TOKENS)
+# Of parts of a sequence: few positions hold too few tokens for margins of the others.
+_PART_METRICS: Final = ("sqnr_db",)
 _UNEVEN: Final = (
     "the error differs so much between these samples that a rebuild may move it by more than the "
     "SQNR itself"
@@ -57,15 +61,24 @@ def errors_to_remember(comparison: Comparison) -> dict[str, Any]:
     _require_sound(comparison)
     flow, stages = comparison.flow, comparison.stages
     rows = []
-    for row in remembered(stages):
-        output = stages[row["stage"]].outputs[row["output"]]
-        limited = at_least(row, floor_db(flow, row["stage"], output.sqnr_db))
-        if name := METRICS[row["metric"]].by_sample:
-            # The sums by sample, for a paired comparison with the next build. 5 digits are exact to
-            # 0.0004 dB and keep the file readable.
-            sums = [float(f"{getattr(each, name):.5g}") for each in output.samples]
-            limited = {**limited, "samples": sums}
-        rows.append(limited)
+    for stage, output, metrics in _outputs_to_remember(comparison):
+        floor = floor_db(flow, stage, output.sqnr_db)
+        is_position = output.name == WORST
+        if is_position:
+            floor = max(floor, FLOOR_DB_POSITION)
+        for metric, limit in limits(output, metrics=metrics).items():
+            numbers = {key: json_number(number) for key, number in limit._asdict().items()}
+            row = {"stage": stage, "output": output.name, "metric": metric, **numbers}
+            limited = at_least(row, floor)
+            name = METRICS[metric].by_sample
+            # The next build may have another worst position.
+            if name and not is_position:
+                # The sums by sample, for a paired comparison with the next build. 5 digits are
+                # exact to 0.0004 dB and keep the file readable.
+                limited["samples"] = [
+                    float(f"{getattr(each, name):.5g}") for each in output.samples
+                ]
+            rows.append(limited)
     return {
         **build_to_remember(comparison),
         "flow": flow,
@@ -80,6 +93,19 @@ def errors_to_remember(comparison: Comparison) -> dict[str, Any]:
         },
         "errors": rows,
     }
+
+
+def _outputs_to_remember(
+    comparison: Comparison,
+) -> Iterator[tuple[str, OutputErrors, Collection[str] | None]]:
+    """Yield stage, output and the metrics that are stored of it (None: all that it has)."""
+    for stage, errors in comparison.stages.items():
+        for output in errors.outputs.values():
+            yield stage, output, CHOICE_METRICS if output.chosen else None
+        if stage in comparison.positions:
+            for output in comparison.positions[stage].outputs.values():
+                if not output.degenerate:
+                    yield stage, output, _PART_METRICS
 
 
 def build_to_remember(comparison: Comparison) -> dict[str, Any]:
@@ -304,6 +330,8 @@ def budget_to_suggest(comparison: Comparison) -> tuple[Budget, list[str]]:
 
 def _wanted(outputs: list[OutputErrors]) -> list[str]:
     """Return the metrics to bound; each detects another defect."""
+    if all(output.kl is not None for output in outputs):
+        return ["sqnr_db", "top1_agreement", *OF_TOKENS]
     scaled = all(output.max_lsb_error is not None for output in outputs)
     wanted = ["sqnr_db", "cosine_similarity", "max_lsb_error" if scaled else "max_abs_error"]
     # If every sample is one row, the last axis holds classes.

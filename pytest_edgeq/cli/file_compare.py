@@ -66,7 +66,7 @@ def _run(
     try:
         return edge.run(names, arrays, runtime)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{where}: {edge.path}: {error}") from None
+        raise type(error)(f"{where}: {edge.label}: {error}") from None
 
 
 _NUMBERED = ("args", "arr")

@@ -21,12 +21,28 @@ if TYPE_CHECKING:
 PATH = click.Path(path_type=Path)
 
 
-def open_file(path: Path, runtimes: Runtimes | None = None) -> EdgeFile:
-    """Open a file."""
+section_option = click.option(
+    "--section", metavar="NAME", help="The model to open, of a bundle (.litertlm, .task)."
+)
+
+
+def open_files(
+    *paths: Path, section: str | None, runtimes: Runtimes | None = None
+) -> list[EdgeFile]:
+    """Open files, and bundles at a section."""
     from pytest_edgeq.runtimes.edge import EdgeFile
     from pytest_edgeq.runtimes.registry import BUILT_IN
 
-    return EdgeFile(path, runtimes=BUILT_IN if runtimes is None else runtimes, foreign=True)
+    known = BUILT_IN if runtimes is None else runtimes
+    edges = [EdgeFile(path, section=section, runtimes=known, foreign=True) for path in paths]
+    if section is not None and all(edge.graph.section is None for edge in edges):
+        raise ValueError(f"--section: expected a bundle, got {paths[0]}, a single .tflite file")
+    return edges
+
+
+def label_of(path: Path | str, section: str | None) -> str:
+    """Return the name of a file, or of a model of a bundle, in texts."""
+    return str(path) if section is None else f"{path}:{section}"
 
 
 @contextlib.contextmanager

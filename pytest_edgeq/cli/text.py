@@ -64,10 +64,9 @@ def _wrap(text: str, first: str, later: str) -> list[str]:
 
 def metric_tables(stage: StageErrors) -> list[str]:
     """Return a row for each metric and a column for each output, in tables of `WIDTH` columns."""
-    from pytest_edgeq.numerics.comparison import metric_cell
-    from pytest_edgeq.numerics.metric_table import LOWER_BOUNDED, UPPER_BOUNDED
+    from pytest_edgeq.numerics.results import measured_metrics, metric_cell
 
-    metrics = (*UPPER_BOUNDED, *LOWER_BOUNDED)
+    metrics = measured_metrics(stage.outputs.values())
     first = max(map(len, metrics))
     groups: list[list[OutputErrors]] = [[]]
     used = first

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 from pytest_edgeq.compare.build_facts import build_of
 from pytest_edgeq.compare.executors.remote import Reading
 from pytest_edgeq.compare.file_health import runtime_findings, static_findings
+from pytest_edgeq.compare.language.encoder_decoder import EncoderDecoder, EncoderDecoderRunner
+from pytest_edgeq.compare.language.model import LanguageModel
+from pytest_edgeq.compare.language.runner import LanguageMeasurement, LanguageRunner
 from pytest_edgeq.compare.measurement import Arrays, Measurement, SampleOutputs, SampleRunner
 from pytest_edgeq.compare.parallel import AtOnce, begin, in_order, on_one_thread
 from pytest_edgeq.compare.quantized import QuantizedModel
@@ -37,7 +40,14 @@ def compare(
     keeps_points: bool = False,
     engine: SampleExecutor | None = None,
 ) -> Comparison:
-    """Measure the errors of every stage of the model's flow."""
+    """
+    Measure the errors of every stage of the model's flow.
+
+    Of a file with an encoder and a decoder, both signatures are run for each sample, in this
+    process.
+    """
+    if both := EncoderDecoder.of(quantized):
+        quantized, engine = both, None
     progress = Progress() if progress is None else progress
     comparer = Comparer(
         quantized, runtime, keeps_points=keeps_points, by_sample=isinstance(inputs, SampleSource)
@@ -64,6 +74,22 @@ def compare(
     return comparer.result(machines)
 
 
+def runner_of(quantized: QuantizedModel, runtime: str) -> SampleRunner:
+    """Return what runs one sample through a model and its references."""
+    if isinstance(quantized, LanguageModel):
+        return LanguageRunner(quantized, runtime)  # type: ignore[return-value] # the same protocol
+    if isinstance(quantized, EncoderDecoder):
+        return EncoderDecoderRunner(quantized, runtime)  # type: ignore[return-value] # the same
+    return SampleRunner(quantized, runtime)
+
+
+def measurement_of(quantized: QuantizedModel, *, keeps_points: bool) -> Measurement:
+    """Return an empty measurement of a model and its references."""
+    if isinstance(quantized, (LanguageModel, EncoderDecoder)):
+        return LanguageMeasurement(quantized)  # type: ignore[return-value,arg-type] # the same
+    return Measurement.of(quantized, keeps_points=keeps_points)
+
+
 class Comparer:
     """
     Errors of every stage, measured sample by sample.
@@ -81,14 +107,14 @@ class Comparer:
         by_sample: bool = False,
     ) -> None:
         quantized.edge.runtimes.check(runtime)
-        if quantized.float_model is None:
+        if not quantized.has_reference:
             raise ValueError(
                 f"{quantized.name} has no reference to compare with: load it with "
                 "edgeq.load(tflite, reference=model)"
             )
         self._quantized = quantized
         self._runtime = runtime
-        self._runner = SampleRunner(quantized, runtime)
+        self._runner = runner_of(quantized, runtime)
         self._keeps_points = keeps_points
         self.measurement = self._new_measurement()
         self._by_sample = by_sample
@@ -102,15 +128,15 @@ class Comparer:
         for edge in (quantized.edge, quantized.float_edge):
             if edge is not None:
                 edge.restart()
-        assert quantized.float_model is not None, "unreachable because __init__ has checked"
-        self._changed = self._open.enter_context(undisturbed(quantized.float_model, quantized.name))
+        if (reference := quantized.float_model) is not None:
+            self._changed = self._open.enter_context(undisturbed(reference, quantized.name))
         return self
 
     def __exit__(self, *raised: object) -> None:
         self._open.close()
 
     def _new_measurement(self) -> Measurement:
-        return Measurement.of(self._quantized, keeps_points=self._keeps_points)
+        return measurement_of(self._quantized, keeps_points=self._keeps_points)
 
     def update(self, sample: Sample) -> SampleOutputs:
         """Measure one sample."""
@@ -123,6 +149,8 @@ class Comparer:
         """Measure samples, in order if the first one changes the reference's state."""
         self._runner.prepare()  # on all cores, as no sum is in it
         is_remote = self._quantized.edge.runtimes.target_of(self._runtime) is not None
+        if isinstance(self._quantized, (LanguageModel, EncoderDecoder)):
+            threads = 1  # each interpreter of a large model holds its weights; it uses all cores
         at_once = AtOnce(threads, is_remote=is_remote)
         with on_one_thread():
             if begin(samples, self._quantized, at_once.workers, self.update):
@@ -197,6 +225,8 @@ class Comparer:
                 dict(zip(quantized.input_names, measurement.ranges, strict=True)),
             ),
             points=measurement.points(),
+            positions=measurement.positions(),
+            caches=measurement.caches(),
             quantized=quantized,
             **stages,
         )
@@ -212,12 +242,12 @@ class Comparer:
 class _CompareRunner:
     def __init__(self, model: QuantizedModel, *, keeps_points: bool) -> None:
         self._model, self._keeps_points = model, keeps_points
-        self._runner = SampleRunner(model.clone(), model.runtime)
+        self._runner = runner_of(model.clone(), model.runtime)
 
     def __call__(self, items: Iterable[tuple[int, Any]], extra: Any) -> Measurement:
         """Measure samples."""
         del extra
-        measurement = Measurement.of(self._model, keeps_points=self._keeps_points)
+        measurement = measurement_of(self._model, keeps_points=self._keeps_points)
         for index, sample in items:
             outcome = self._runner.run(sample, index)
             measurement.update(index, sample.arrays(), outcome, sample.clone)

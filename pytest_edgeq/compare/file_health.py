@@ -57,21 +57,16 @@ def static_findings(edge: EdgeFile) -> tuple[Finding, ...]:
 
 
 def runtime_findings(edge: EdgeFile, runtime: str) -> tuple[Finding, ...]:
-    """
-    Return a finding if some ops of a file run on the CPU in a runtime on the GPU.
-
-    Raises:
-        UnrunnableError: The runtime refuses the file.
-    """
+    """Return a finding if some ops of a file run on the CPU in a runtime on the GPU."""
     if edge.runtimes.kernels_of(runtime) not in GPU_KERNELS:
         return ()
     try:
-        n_on_cpu = edge.runner(runtime).n_on_cpu
+        found = delegation_of(edge, runtime)
     except UnrunnableError as error:  # of a process that ended meanwhile
         return tuple(grouped([error]))
-    if not n_on_cpu:
+    if not (n_on_cpu := len(found.ops) - found.n_on_gpu):
         return ()
-    _, *reasons = delegation_of(edge, runtime).reasons
+    _, *reasons = found.reasons
     return (
         Finding(
             kind=PARTLY_ON_CPU,

@@ -17,6 +17,7 @@ from pytest_edgeq.compare.foreign import is_keras, keras_output_names
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import call_reference, in_file_order
 from pytest_edgeq.compare.samples import Sample
+from pytest_edgeq.numerics.cache_errors import CacheErrors
 from pytest_edgeq.numerics.checks import UNKNOWN, Calibration
 from pytest_edgeq.numerics.comparison import PointSample, WorstSamples
 from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
@@ -25,6 +26,7 @@ from pytest_edgeq.numerics.health import InputHealth, OutputHealth
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB, Side, sqnr_db
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.numerics.samples import EvaluatedLedger, SampleLedger
+from pytest_edgeq.numerics.token_errors import PositionErrors
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.boundary import code_range, qparams
 from pytest_edgeq.tflite.choices import choices
@@ -265,6 +267,14 @@ class Measurement:
     def points(self) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
         """Return the kept elements, by output and side."""
         return {name: points.result() for name, points in self._points.items()}
+
+    def positions(self) -> dict[str, PositionErrors]:
+        """Return nothing: samples are no sequences of tokens."""
+        return {}
+
+    def caches(self) -> dict[str, CacheErrors]:
+        """Return nothing: there is no cache."""
+        return {}
 
     def stages(self) -> dict[str, StageErrors]:
         """Return the errors of every stage of the flow."""

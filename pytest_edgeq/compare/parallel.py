@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import queue
 import threading
 from collections import deque
@@ -28,13 +27,6 @@ MOST_AHEAD = 8
 _Result = TypeVar("_Result")
 _Worker = TypeVar("_Worker")
 _Sample = TypeVar("_Sample")
-
-
-def available_cores() -> int:
-    """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @contextlib.contextmanager

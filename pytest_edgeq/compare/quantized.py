@@ -223,6 +223,11 @@ class QuantizedModel:
         return self._reference.float_model
 
     @property
+    def has_reference(self) -> bool:
+        """Whether there is something to compare the file with."""
+        return self.float_model is not None
+
+    @property
     def reference_name(self) -> str:
         """Name of the reference in texts, such as `torch` or `the Keras model`."""
         return name_of(self.float_model)
@@ -388,7 +393,11 @@ class QuantizedModel:
         return tuple(spec.name for spec in self.spec.inputs)
 
     def with_tflite(
-        self, tflite: TflitePath | bytes, *, layout: LayoutArgument = None
+        self,
+        tflite: TflitePath | bytes,
+        *,
+        layout: LayoutArgument = None,
+        section: str | None = None,
     ) -> QuantizedModel:
         """
         Return a model that compares another file with the same references.
@@ -396,12 +405,14 @@ class QuantizedModel:
         Args:
             tflite: Path or content, for instance of the artifact that a build really ships.
             layout: As for `edgeq.load`; by default that of this model's own file.
+            section: As for `edgeq.load`.
 
         Raises:
             FileNotFoundError, ValueError, TypeError: As `edgeq.load`.
         """
         edge = EdgeFile(
             tflite,
+            section=section or self.graph.section,
             modules=self.edge.modules,
             threads=self.edge.threads,
             runtimes=self.edge.runtimes,

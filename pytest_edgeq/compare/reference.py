@@ -289,6 +289,7 @@ class Parameters:
     keyword_only: tuple[str, ...] = ()
     accepts_any_position: bool = False  # whether it has `*args`
     accepts_any_name: bool = False  # whether it has `**kwargs`
+    required: frozenset[str] = frozenset()  # positional ones without a default
 
 
 def parameters_of(reference: Callable[..., Any]) -> Parameters:
@@ -310,6 +311,9 @@ def parameters_of(reference: Callable[..., Any]) -> Parameters:
         tuple(each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY),
         inspect.Parameter.VAR_POSITIONAL in found,
         inspect.Parameter.VAR_KEYWORD in found,
+        frozenset(
+            each.name for each in parameters if each.kind in kinds and each.default is each.empty
+        ),
     )
 
 

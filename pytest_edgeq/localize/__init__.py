@@ -10,6 +10,7 @@ Find the op to blame: compare each op with its float counterpart.
 - `localizer` measures samples, `measured` accumulates the errors of a tensor, `on_workers`
   measures by an executor; `constant_checks` finds wrong constants, `readers` checks ranges by their
   consumers, `resolution` finds the tensor whose few codes lose the change of an input.
+- `language` yields the inputs of a language model's step at some positions of sequences.
 - `mistakes` and `cause` choose the op to blame and the words; `rows` holds the results.
 """
 
@@ -17,8 +18,9 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_edgeq.localize.rows import LayerErrors
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.compare.quantized import QuantizedModel
     from pytest_edgeq.compare.samples import Sample
     from pytest_edgeq.numerics.comparison import Comparison
-    from pytest_edgeq.progress import Progress
+    from pytest_edgeq.progress import Progress, Step
 
 OnLocalized: TypeAlias = Callable[[LayerErrors, float], None]
 
@@ -42,8 +44,39 @@ def localize(
     threads: int,
     progress: Progress,
     engine: SampleExecutor | None = None,
+    positions: Sequence[int] | None = None,
 ) -> LayerErrors:
     """Measure the error of every op of a file on the op's own inputs."""
+    from pytest_edgeq.compare.language.model import LanguageModel
+    from pytest_edgeq.compare.samples import read_samples
+
+    def measure(model: QuantizedModel, samples: Iterable[Any]) -> LayerErrors:
+        return _localize(model, samples, runtime, threads, progress, engine)
+
+    if not isinstance(quantized, LanguageModel):
+        if positions is not None:
+            raise ValueError(f"positions: {quantized.name} is no language model")
+        return measure(quantized, inputs)
+    from pytest_edgeq.localize.language import decoder_of, embedder_of, states
+
+    decoder, embedder = decoder_of(quantized), embedder_of(quantized)
+    sequences = read_samples(inputs, quantized.spec, "evaluation")
+    embedded = None if embedder is None else list[Any]()
+    errors = measure(decoder, states(quantized, sequences, positions, runtime, embedded))
+    if embedder is not None and embedded and errors.culprit is None:
+        of_embedder = measure(embedder, embedded)
+        errors = errors if of_embedder.culprit is None else of_embedder
+    return errors
+
+
+def _localize(
+    quantized: QuantizedModel,
+    inputs: Iterable[Any],
+    runtime: str,
+    threads: int,
+    progress: Progress,
+    engine: SampleExecutor | None,
+) -> LayerErrors:
     from pytest_edgeq.compare.samples import read_samples
     from pytest_edgeq.localize.localizer import Localizer
 
@@ -76,19 +109,51 @@ def with_explanation(
     """
     if not seconds:
         return comparison
-    quantized = comparison.quantized
-    samples = [each.inputs for each in comparison.worst_samples]
+    name, worst = comparison.quantized.name, comparison.worst_samples
 
     def explain() -> Finding:
-        with progress.step("localize", quantized.name, samples) as step:
-            return _explain(quantized, step.each(iter(samples)), seconds, on_localized)
+        with progress.step("localize", name, worst) as step:
+            return _explain(comparison, step, seconds, on_localized)
 
     return replace(comparison, explain=functools.cache(explain))
 
 
+def _worst(comparison: Comparison) -> tuple[QuantizedModel, Iterable[Sample], str]:
+    """Return what to localize on to explain a failure; of a language model the worst position."""
+    from pytest_edgeq.compare.language.model import LanguageModel
+    from pytest_edgeq.compare.samples import read_samples
+
+    model: QuantizedModel = comparison.quantized
+    samples = [each.inputs for each in comparison.worst_samples]
+    if not isinstance(model, LanguageModel):
+        return model, samples, ""
+    from pytest_edgeq.localize.language import decoder_of, states
+
+    decoder = decoder_of(model)
+    position = comparison.positions["quantization"].worst[0]
+    ends = [each.arrays()[0].size - 1 for each in samples]
+    found = chain.from_iterable(
+        states(model, [each], [min(position, end)]) for each, end in zip(samples, ends, strict=True)
+    )
+    return decoder, read_samples(found, decoder.spec, "evaluation"), f", at position {position}"
+
+
+def _is_conversion_worst(comparison: Comparison) -> bool:
+    """Return whether the float file of a language model loses more than quantization."""
+    from pytest_edgeq.compare.language.model import LanguageModel
+
+    conversion, quantization = comparison.conversion, comparison.quantization
+    return (
+        isinstance(comparison.quantized, LanguageModel)
+        and conversion is not None
+        and quantization is not None
+        and conversion.sqnr_db < quantization.sqnr_db
+    )
+
+
 def _explain(
-    quantized: QuantizedModel,
-    samples: Iterable[Sample],
+    comparison: Comparison,
+    step: Step,
     seconds: float,
     on_localized: OnLocalized | None,
 ) -> Finding:
@@ -96,11 +161,19 @@ def _explain(
     from pytest_edgeq.localize.cause import accumulated
     from pytest_edgeq.localize.localizer import Localizer
 
+    if _is_conversion_worst(comparison):
+        return Finding(
+            kind=NOT_LOCALIZED,
+            place=FILE,
+            symptom="not known, as the float file itself differs more from the reference than the "
+            "quantized file from it, and ops are compared with those of the float file",
+        )
     start = time.monotonic()
     count, left = 0, False
     try:
+        quantized, samples, at = _worst(comparison)
         with Localizer(quantized) as localizer:
-            for sample in samples:
+            for sample in step.each(iter(samples)):
                 left = count > 0 and time.monotonic() - start > seconds
                 if left:
                     break
@@ -126,7 +199,11 @@ def _explain(
     return replace(
         found,
         causes=(*found.causes, *([other] if other else [])),
-        evidence=(*lines, f"localized on the worst {on}{stopped}:", *errors.overview.splitlines()),
+        evidence=(
+            *lines,
+            f"localized on the worst {on}{at}{stopped}:",
+            *errors.overview.splitlines(),
+        ),
     )
 
 

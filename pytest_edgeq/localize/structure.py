@@ -30,7 +30,11 @@ from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.ops import COMMUTATIVE, HOLDING, INPUT_AT
 from pytest_edgeq.tflite.roles import StoredTensor, role_of, roles_of, stored_constant
-from pytest_edgeq.tflite.same import option_differences, source_of
+from pytest_edgeq.tflite.same import (
+    decomposition_differences,
+    option_differences,
+    source_of,
+)
 from pytest_edgeq.tflite.subgraph import Op, Signature, Subgraph
 
 Array = npt.NDArray[Any]
@@ -266,6 +270,8 @@ class Structure:
             for text in option_differences(
                 self._form, self._file, partner, op, ignored=OF_QUANTIZATION
             ):
+                found.setdefault(number, []).append(text)
+            for text in decomposition_differences(self._form, self._file, partner, op):
                 found.setdefault(number, []).append(text)
             for reader, text in self._operands(op, partner):
                 found.setdefault(reader.index, []).append(text)

@@ -11,6 +11,10 @@ from the spread of the samples' errors, and is rather too wide than too narrow:
 - Greatest errors: the maximum of Gumbel variables is Gumbel with the same spread, and the
   difference of two is logistic. The spread of few samples is widened as Student's t widens a normal
   quantile, and one LSB is added for the codes.
+- A KL divergence grows with the power of the error, and its sum is taken like that of squares.
+- The logarithm of a ratio of perplexities is the mean of log p − log q, of either sign, over the
+  tokens. Its standard error is that of the bootstrap, or that of the tokens if they were
+  independent, whichever is more; the difference of two builds has √2 times that error.
 - Errors below 2⁻¹⁷ of the output's RMS, some hundred roundings of float32, are not distinguished.
 """
 
@@ -19,14 +23,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from statistics import NormalDist
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from .confidence import LEVEL, student
 from .metric_table import LOWER_BOUNDED, UPPER_BOUNDED
-from .metrics import Array, json_number
-from .results import OutputErrors, SampleErrors, StageErrors
+from .metrics import Array
+from .results import OutputErrors, SampleErrors
 
 CHOICE_METRICS: Final = ("top1_agreement",)
 """Metrics that say something of an output that holds a choice."""
@@ -72,23 +76,6 @@ def limits(
         else:
             found[metric] = Limit(value, min(worst, value), max(best, value))
     return found
-
-
-def remembered(stages: dict[str, StageErrors]) -> list[dict[str, Any]]:
-    """Return the limits of all stages and outputs as plain rows, in pipeline order."""
-    return [
-        {
-            "stage": stage,
-            "output": name,
-            "metric": metric,
-            **{key: json_number(number) for key, number in limit._asdict().items()},
-        }
-        for stage, errors in stages.items()
-        for name, output in errors.outputs.items()
-        for metric, limit in limits(
-            output, metrics=CHOICE_METRICS if output.chosen else None
-        ).items()
-    ]
 
 
 class _Draws:
@@ -223,6 +210,23 @@ def _top1(draws: _Draws, value: float) -> tuple[float, float]:
     return max(1 - most / rows, 0.0), 1 - less / rows
 
 
+def _kl(draws: _Draws, value: float) -> tuple[float, float]:
+    positions = draws.sums["positions"]
+    # A difference of logits with variance v is a divergence of v/2.
+    floor = draws.floor**2 / 2 * positions
+    growth = draws.growth((draws.drawn["kl"] + (floor or 1e-300)) / draws.drawn["positions"])
+    most, less = _range(draws.sums["kl"], growth, 0.0, floor)
+    return most / positions, less / positions
+
+
+def _perplexity(draws: _Draws, value: float) -> tuple[float, float]:
+    by_token = math.sqrt(draws.sums["nll_squares"]) / draws.sums["tokens"]
+    difference = draws.drawn["nll"] - draws.drawn["nll_reference"]
+    growth = draws.growth(np.exp(difference / draws.drawn["tokens"]))
+    margin = max(math.log(growth), by_token * _Z * math.sqrt(2)) + draws.floor
+    return value * math.exp(margin), value * math.exp(-margin)
+
+
 def _gumbel(values: Array) -> float:
     """Return how far the maximum of the values may move in another build."""
     if values.size < 2:
@@ -239,5 +243,7 @@ _DERIVATIONS: Final[dict[str, Callable[[_Draws, float], tuple[float, float]]]] =
     "worst_sample_sqnr_db": _worst_sample,
     "cosine_similarity": _cosine,
     "top1_agreement": _top1,
+    "kl": _kl,
+    "perplexity_ratio": _perplexity,
 }
 assert set(_DERIVATIONS) == {*UPPER_BOUNDED, *LOWER_BOUNDED}

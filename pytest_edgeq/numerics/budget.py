@@ -14,8 +14,9 @@ from pytest_edgeq.names import nearest
 
 from .arrays import kind_of, short_repr
 from .findings import NONFINITE, OVER_BUDGET, ZERO_OUTPUT, Finding, Place
-from .metric_table import LOWER_BOUNDED, METRICS, UPPER_BOUNDED
+from .metric_table import LOWER_BOUNDED, METRICS, OF_TOKENS, UPPER_BOUNDED
 from .results import ElementError, OutputErrors, StageErrors
+from .token_errors import LOGITS, PositionErrors
 
 _KINDS = {"nonfinite": NONFINITE, "degenerate": ZERO_OUTPUT}
 """Kinds of findings on metrics without a bound."""
@@ -31,6 +32,10 @@ _LACKS = {
     "top1_agreement": (
         "has no classes: it is not of rank 2 with 2 elements or more a row",
         "cosine_similarity",
+    ),
+    **dict.fromkeys(
+        OF_TOKENS,
+        ("is not the logits of a language model over a sequence of tokens", "sqnr_db"),
     ),
 }
 
@@ -77,6 +82,9 @@ class Budget:
         worst_sample_sqnr_db: least SQNR of any one sample, in dB.
         cosine_similarity: least cosine similarity.
         top1_agreement: least share of rows with the same top-1 class.
+        kl: greatest mean KL divergence from the reference, in nats; of logits of language models.
+        perplexity_ratio: greatest perplexity as a multiple of the reference's, 1 or more; of
+            logits of language models.
 
     Raises:
         TypeError: a bound has no name or an unknown one, or is not a real number.
@@ -91,6 +99,8 @@ class Budget:
     worst_sample_sqnr_db: float | None = None
     cosine_similarity: float | None = None
     top1_agreement: float | None = None
+    kl: float | None = None
+    perplexity_ratio: float | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -110,18 +120,29 @@ class Budget:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
-    def violations(self, errors: OutputErrors | StageErrors, stage: str) -> list[Finding]:
+    def violations(
+        self,
+        errors: OutputErrors | StageErrors,
+        stage: str,
+        positions: PositionErrors | None = None,
+    ) -> list[Finding]:
         """
         Compare errors with this budget, output by output.
 
-        An output with anything non-finite, or where nothing was tested, gets that one violation.
+        With `positions`, the first violation of logits names the first position below the SQNR
+        bound. An output with anything non-finite, or where nothing was tested, gets that one
+        violation.
 
         Raises:
             ValueError: an output lacks a metric that is bounded.
         """
         outputs = _outputs(errors)
         self._require_metrics(outputs)
-        return [violation for output in outputs for violation in self._violations(output, stage)]
+        return [
+            violation
+            for output in outputs
+            for violation in self._violations(output, stage, positions)
+        ]
 
     def needed(self, errors: OutputErrors | StageErrors) -> Budget | None:
         """
@@ -154,7 +175,9 @@ class Budget:
                 several = ", or give a budget per output" if len(outputs) > 1 else ""
                 raise ValueError(f"{metric}: {text}; bound {other} instead{several}")
 
-    def _violations(self, output: OutputErrors, stage: str) -> list[Finding]:
+    def _violations(
+        self, output: OutputErrors, stage: str, positions: PositionErrors | None
+    ) -> list[Finding]:
         at = _describe(output.max_abs_index)
         if output.nonfinite:
             note = (
@@ -170,16 +193,18 @@ class Budget:
             return [_violation("degenerate", stage, output, 1, "at most 0", note)]
         notes = dict.fromkeys(("max_abs_error", "max_lsb_error"), f"the greatest at {at}")
         notes["worst_sample_sqnr_db"] = f"sample {output.worst_sample}"
-        found = []
+        where = ""
+        if positions is not None and output.name == LOGITS:
+            where = positions.where_below(self.sqnr_db)
+        found: list[Finding] = []
         for metric, bound in self.bounds().items():
             actual = getattr(output, metric)
             upper = metric in UPPER_BOUNDED
             # Never turned around: with NaN both comparisons are False, and NaN must fail.
             if not (actual <= bound if upper else actual >= bound):
                 expected = f"{'at most' if upper else 'at least'} {bound:.6g}"
-                found.append(
-                    _violation(metric, stage, output, actual, expected, notes.get(metric, ""))
-                )
+                note = "; ".join(filter(None, (notes.get(metric), "" if found else where)))
+                found.append(_violation(metric, stage, output, actual, expected, note))
         return found
 
 
@@ -224,6 +249,11 @@ def _checked(name: str, value: object) -> float:
         raise ValueError(
             f"{given}: an error is never negative; give the greatest accepted, 0 or more"
         )
+    if name == "perplexity_ratio" and number < 1:
+        raise ValueError(
+            f"{given}: a ratio below 1 asks the file to predict better than its reference; give 1 "
+            "or more, such as 1.02"
+        )
     if name in _DECIBELS and number <= 0:
         raise ValueError(
             f"{given}: a bound of 0 dB or below accepts noise as loud as the signal and tests "
@@ -238,7 +268,9 @@ def loosened(metric: str, actual: float) -> float | None:
     """Return a valid bound of 3 significant digits that this value keeps, or None."""
     if not math.isfinite(actual):
         return None
-    if metric in UPPER_BOUNDED:
+    if metric == "perplexity_ratio":
+        bound = 1 + _rounded(max(actual, 1.0) - 1, ROUND_CEILING)
+    elif metric in UPPER_BOUNDED:
         bound = _rounded(actual, ROUND_CEILING)
     elif actual <= 0:
         return None

@@ -6,17 +6,22 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.names import nearest
+
 from .findings import Finding, aligned
-from .metric_table import LOWER_BOUNDED, UPPER_BOUNDED
 from .metrics import json_number
-from .results import OutputErrors, StageErrors
+from .results import StageErrors, measured_metrics, metric_cell
 from .samples import NOT_COUNTED, EvaluatedSamples
 from .target_machine import TargetMachine
+
+if TYPE_CHECKING:
+    from .cache_errors import CacheErrors
+    from .token_errors import PositionErrors
 
 _PER_SAMPLE = 256
 _LIMIT = 2048
@@ -135,6 +140,9 @@ class Comparison:
         build: gives what of the file the errors may not show, which is remembered beside them.
         points: elements of each output by its name and side, of the first samples, where they were
             asked for; for charts.
+        positions: errors of the logits of a language model by position, of each stage; empty of
+            other models.
+        caches: errors of its cache by tensor and position, of each stage.
         explain: finds the layer to blame for a check that fails; None where nothing can.
         quantized: the `QuantizedModel` that was compared; None where that is not known.
     """
@@ -150,6 +158,8 @@ class Comparison:
     worst_samples: tuple[WorstSample, ...] = ()
     evaluated: EvaluatedSamples = NOT_COUNTED
     fingerprint: str = ""
+    positions: Mapping[str, PositionErrors] = field(default_factory=dict, compare=False)
+    caches: Mapping[str, CacheErrors] = field(default_factory=dict, compare=False)
     machines: tuple[str, ...] = field(default=(), compare=False)
     target: TargetMachine | None = field(default=None, compare=False)
     build: Callable[[], Mapping[str, Any]] = field(default=dict, repr=False, compare=False)
@@ -165,12 +175,35 @@ class Comparison:
         stages = {name: getattr(self, name) for name in _STAGES}
         return {name: stage for name, stage in stages.items() if stage is not None}
 
+    def by_position(self, stage: str = "total") -> PositionErrors:
+        """
+        Return the errors of a language model's logits by position.
+
+        Raises:
+            ValueError: The model is no language model, or has no such stage.
+        """
+        if not self.positions:
+            raise ValueError(
+                f"{self.name} has no errors by position: it is not measured as a language model, "
+                "whose samples are sequences of tokens"
+            )
+        if stage not in self.positions:
+            raise ValueError(
+                f"by_position({stage!r}): {self.name} has no such stage"
+                f"{nearest(stage, self.positions)}; it has {', '.join(self.positions)}"
+            )
+        return self.positions[stage]
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain, JSON-able data with sorted keys, without the inputs of samples."""
+        caches = {name: each.to_dict() for name, each in sorted(self.caches.items())}
+        positions = {name: each.to_dict() for name, each in sorted(self.positions.items())}
         return {
             "flow": self.flow,
             "health": [finding.to_dict() for finding in self.health],
             "name": self.name,
+            **({"positions": positions} if positions else {}),
+            **({"caches": caches} if caches else {}),
             "runtime": self.runtime,
             "stages": {name: stage.to_dict() for name, stage in sorted(self.stages.items())},
             "worst_samples": [sample.to_dict() for sample in self.worst_samples],
@@ -178,7 +211,8 @@ class Comparison:
 
     def __str__(self) -> str:
         """Return a table with a row for each output of each stage, then the health findings."""
-        metrics = (*UPPER_BOUNDED, *LOWER_BOUNDED)
+        all_outputs = (each for errors in self.stages.values() for each in errors.outputs.values())
+        metrics = measured_metrics(all_outputs)
         rows: list[tuple[str, ...]] = [("stage", "output", *metrics)]
         for stage, errors in self.stages.items():
             for output in errors.outputs.values():
@@ -188,14 +222,7 @@ class Comparison:
             f"{self.total.n_samples} sample(s), {self.total.nonfinite} non-finite element(s)",
             *aligned(rows, numeric=range(2, 2 + len(metrics))),
         ]
+        lines += [f"{stage} cache: worst {each.worst}" for stage, each in self.caches.items()]
+        lines += [f"{stage} by position: {each.summary}" for stage, each in self.positions.items()]
         lines += [f"health: {finding}" for finding in self.health] or ["health: nothing found"]
         return "\n".join(lines)
-
-
-def metric_cell(output: OutputErrors, metric: str) -> str:
-    """Return a metric as text, in the digits that are compared."""
-    value = getattr(output, metric)
-    if value is None:
-        return "-"
-    # 0.99987 and 0.99912 are far apart, and both read 0.9999 or 1 in few digits.
-    return f"{value:.6f}" if metric == "cosine_similarity" else f"{value:.4g}"

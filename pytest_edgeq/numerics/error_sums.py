@@ -1,7 +1,7 @@
 """
 Accumulators that turn outputs, sample by sample, into errors, and merge.
 
-Sums over samples are computed at the end. Memory grows by thirteen numbers a sample and output.
+Sums over samples are computed at the end. Memory grows by twenty numbers a sample and output.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from .metrics import (
     differences,
     dot,
     lsb_error,
+    perplexity_ratio,
     sqnr_db,
     top1_counts,
     total,
@@ -70,59 +71,80 @@ class IOSpec(NamedTuple):
     chosen: bool = False  # whether matches are counted in place of top-1 classes
 
 
-class _OutputAccumulator:
-    """One output of a StageAccumulator; the arrays it gets were checked there."""
+class OutputAccumulator:
+    """Collects the errors of one output, sample by sample; its callers check the arrays."""
 
     def __init__(self, spec: IOSpec) -> None:
         self.spec = spec
         self.dtypes: set[str] = set()
-        self.counts = np.zeros(6, np.int64)  # samples, elements, 2 × non-finite, agreeing, rows
+        # samples, elements, 2 × non-finite, agreeing, rows, positions, tokens
+        self.counts = np.zeros(8, np.int64)
         self.worst: _Key = (_DEGENERATE, math.inf, 0)
         self.largest: _Key = self.worst
         self.element: ElementError | None = None
         self.samples: list[SampleErrors] = []
 
     def update(self, reference: Side, actual: Side, sample: int) -> float:
-        self.dtypes.add(actual.array.dtype.name)
+        """Measure and add one sample, and return its SQNR in dB."""
+        dtype = actual.array.dtype.name
         nonfinite = reference.n_nonfinite, actual.n_nonfinite
         if self.spec.chosen:
             agreeing, rows = match_counts(reference.array, actual.array)
         else:
             agreeing, rows = top1_counts(reference, actual)
-        # With anything non-finite, the rows alone show whether this output has classes at all.
-        self.counts += (
-            1,
-            reference.array.size,
-            *nonfinite,
-            0 if any(nonfinite) else agreeing,
-            rows,
-        )
         if any(nonfinite):
             at = int((~np.isfinite(reference.flat) | ~np.isfinite(actual.flat)).argmax())
-            self._offer_element((_NAN, 0.0, sample), at, reference.array, actual.array)
-            self.worst = min(self.worst, (_NAN, 0.0, sample))
-            return math.nan
+            nan = math.nan
+            unknown = SampleErrors(
+                *(sample, reference.flat.size, nan, nan, nan, nan, nan, nan),
+                *(agreeing, rows, nan, nan, 0),
+            )
+            return self.add(unknown, dtype, _element(reference, actual, at, sample), nonfinite)
         with np.errstate(over="ignore", invalid="ignore"):
             difference = differences(reference, actual)
             signal, noise = reference.power, dot(difference, difference)
             power, product = actual.power, dot(reference.flat, actual.flat)
             magnitudes = np.abs(difference, out=difference)
             absolute = float(magnitudes.sum())
+        largest, element = 0.0, None
         if difference.size:
             at = int(magnitudes.argmax())
-            largest = float(magnitudes[at])
-            self._offer_element((_NUMBER, -largest, sample), at, reference.array, actual.array)
-            first = reference.first
-            if self.spec.chosen:
-                first = match_counts(reference.array, np.zeros_like(reference.array))[0]
-            self.samples.append(
-                SampleErrors(
-                    *(sample, difference.size, signal, noise, power, product, absolute, largest),
-                    *(agreeing, rows, reference.magnitude, max(map(abs, reference.ends)), first),
-                )
-            )
-        decibels = sqnr_db(signal, noise)
-        if signal == noise == 0:
+            largest, element = float(magnitudes[at]), _element(reference, actual, at, sample)
+        first = reference.first
+        if self.spec.chosen:
+            first = match_counts(reference.array, np.zeros_like(reference.array))[0]
+        sums = SampleErrors(
+            *(sample, difference.size, signal, noise, power, product, absolute, largest),
+            *(agreeing, rows, reference.magnitude, max(map(abs, reference.ends)), first),
+        )
+        return self.add(sums, dtype, element)
+
+    def add(
+        self,
+        sums: SampleErrors,
+        dtype: str,
+        element: ElementError | None,
+        nonfinite: tuple[int, int] = (0, 0),
+    ) -> float:
+        """
+        Add the sums of one sample, and return its SQNR in dB.
+
+        `element` is that of the greatest difference, or the first non-finite one. With anything
+        `nonfinite`, of reference and actual, only the number of elements and rows count.
+        """
+        sample, broken = sums.sample, any(nonfinite)
+        self.dtypes.add(dtype)
+        # With anything non-finite, rows, positions and tokens show which metrics this output has.
+        agreeing = 0 if broken else sums.agreeing
+        self.counts += (1, sums.n, *nonfinite, agreeing, sums.rows, sums.positions, sums.tokens)
+        if element is not None:
+            offered = (_NAN, 0.0, sample) if broken else (_NUMBER, -sums.largest, sample)
+            if offered < self.largest:
+                self.largest, self.element = offered, element
+        decibels = math.nan if broken else sqnr_db(sums.signal, sums.noise)
+        if not broken and sums.n:
+            self.samples.append(sums)
+        if sums.signal == sums.noise == 0:
             # It has no error to look at: it must not crowd out the bad ones.
             self.worst = min(self.worst, (_DEGENERATE, 0.0, sample))
             return math.inf
@@ -130,13 +152,8 @@ class _OutputAccumulator:
         self.worst = min(self.worst, (_NAN, 0.0, sample) if is_nan else (_NUMBER, decibels, sample))
         return decibels
 
-    def _offer_element(self, key: _Key, at: int, reference: Array, actual: Array) -> None:
-        if key < self.largest:
-            index = tuple(int(i) for i in np.unravel_index(at, reference.shape))
-            element = reference[index].item(), actual[index].item()
-            self.largest, self.element = key, ElementError(key[2], index, *element)
-
-    def merge(self, other: _OutputAccumulator) -> None:
+    def merge(self, other: OutputAccumulator) -> None:
+        """Add all samples of another accumulator of the same output."""
         self.dtypes |= other.dtypes
         self.counts += other.counts
         self.samples += other.samples
@@ -145,12 +162,17 @@ class _OutputAccumulator:
             self.largest, self.element = other.largest, other.element
 
     def result(self) -> OutputErrors:
-        n_samples, n_elements, of_reference, of_actual, agreeing, rows = map(int, self.counts)
+        """Return the errors of the samples added so far."""
+        n_samples, n_elements, of_reference, of_actual, *counts = map(int, self.counts)
+        agreeing, rows, positions, tokens = counts
         finite = not (of_reference or of_actual)
         measured = finite and n_elements > 0
-        signal, noise, power, product, absolute = (
+        signal, noise, power, product, absolute, kl, nll, nll_reference = (
             total(getattr(each, name) for each in self.samples)
-            for name in ("signal", "noise", "power", "product", "absolute")
+            for name in (
+                *("signal", "noise", "power", "product", "absolute"),
+                *("kl", "nll", "nll_reference"),
+            )
         )
         scale, lsb = self.spec.scale, None
         largest = -self.largest[1] if measured else math.nan
@@ -179,9 +201,21 @@ class _OutputAccumulator:
             ),
             top1_agreement=(agreeing / rows if finite else math.nan) if rows else None,
             chosen=self.spec.chosen,
+            kl=(kl / positions if finite else math.nan) if positions else None,
+            perplexity_ratio=(
+                (perplexity_ratio(nll / tokens, nll_reference / tokens) if finite else math.nan)
+                if tokens
+                else None
+            ),
             max_abs_index=self.element,
             samples=tuple(sorted(self.samples)),
         )
+
+
+def _element(reference: Side, actual: Side, at: int, sample: int) -> ElementError:
+    """Return the element at a flat index of both sides."""
+    index = tuple(int(i) for i in np.unravel_index(at, reference.array.shape))
+    return ElementError(sample, index, reference.array[index].item(), actual.array[index].item())
 
 
 class StageAccumulator:
@@ -200,7 +234,7 @@ class StageAccumulator:
         if len(set(names)) < len(names):
             raise ValueError(f"output names must differ, got {', '.join(map(repr, names))}")
         self.n_samples = 0
-        self._accumulators = [_OutputAccumulator(spec) for spec in outputs]
+        self._accumulators = [OutputAccumulator(spec) for spec in outputs]
 
     def update(
         self,

@@ -10,17 +10,21 @@ class Metric(NamedTuple):
     """Properties of one metric for budgets, margins and baselines."""
 
     name: str
-    # less is better of an amplitude; more of decibels, of a similarity, and of a share of rows
-    kind: Literal["amplitude", "decibels", "similarity", "share"]
+    # less is better of an amplitude, of a power, and of a ratio of perplexities; more of decibels,
+    # of a similarity, and of a share of rows
+    kind: Literal["amplitude", "power", "ratio", "decibels", "similarity", "share"]
     rank: int  # metrics with narrow margins come first where several got worse
     by_sample: str = ""  # field of `SampleErrors` by which two builds are compared sample by sample
+    of_tokens: bool = False  # whether only logits of sequences of tokens have it
 
     def after_loss(self, value: float, decibels: float) -> float | None:
-        """Return the metric when the error grows by so many dB; None of a share of rows."""
+        """Return the metric when the error grows by so many dB; None of a share or a ratio."""
         if self.kind == "decibels":
             return value - decibels
         if self.kind == "amplitude":
             return value * 10 ** (decibels / 20)
+        if self.kind == "power":
+            return value * 10 ** (decibels / 10)
         return 1 - (1 - value) * 10 ** (decibels / 10) if self.kind == "similarity" else None
 
     @property
@@ -40,11 +44,18 @@ METRICS: Final = {
         Metric("worst_sample_sqnr_db", "decibels", rank=7),
         Metric("cosine_similarity", "similarity", rank=3),
         Metric("top1_agreement", "share", rank=4),
+        Metric("kl", "power", rank=8, by_sample="kl", of_tokens=True),
+        Metric("perplexity_ratio", "ratio", rank=9, of_tokens=True),
     )
 }
 
-UPPER_BOUNDED: Final = tuple(each.name for each in METRICS.values() if each.kind == "amplitude")
+_LESS_IS_BETTER: Final = ("amplitude", "power", "ratio")
+
+UPPER_BOUNDED: Final = tuple(each.name for each in METRICS.values() if each.kind in _LESS_IS_BETTER)
 """Metrics where less is better."""
 
-LOWER_BOUNDED: Final = tuple(each.name for each in METRICS.values() if each.kind != "amplitude")
+LOWER_BOUNDED: Final = tuple(each for each in METRICS if each not in UPPER_BOUNDED)
 """Metrics where more is better."""
+
+OF_TOKENS: Final = tuple(each.name for each in METRICS.values() if each.of_tokens)
+"""Metrics that only logits of sequences of tokens have."""

@@ -151,6 +151,14 @@ def cosine_similarity(product: float, signal: float, actual: float, noise: float
     return cosine if math.isnan(cosine) else min(1.0, max(-1.0, cosine))
 
 
+def perplexity_ratio(nll: float, nll_reference: float) -> float:
+    """Return exp(nll − nll_reference) of two means in nats, +inf beyond float64."""
+    try:
+        return math.exp(nll - nll_reference)
+    except OverflowError:
+        return math.inf
+
+
 def lsb_error(difference: float, scale: float, magnitude: float) -> float:
     """
     Return a difference in LSB, steps of the output's own scale: |f−q| / S.

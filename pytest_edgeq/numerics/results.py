@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .metric_table import LOWER_BOUNDED, UPPER_BOUNDED
-from .metrics import json_number
+from .metric_table import LOWER_BOUNDED, OF_TOKENS, UPPER_BOUNDED
+from .metrics import json_number, perplexity_ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,14 @@ class SampleErrors(NamedTuple):
     magnitude: float  # σ|f|
     peak: float  # max|f|
     first: int  # rows of the reference with which zeros agree: the top-1 class is the first one
+    # Of logits of a sequence of tokens; 0 of any other output.
+    positions: int = 0  # number of positions
+    kl: float = 0.0  # σKL(reference‖actual) over the positions, in nats
+    kl_of_zeros: float = 0.0  # σKL(reference‖uniform)
+    tokens: int = 0  # number of positions whose next token is known
+    nll: float = 0.0  # σ−log q(next token)
+    nll_reference: float = 0.0  # σ−log p(next token)
+    nll_squares: float = 0.0  # σ(log p − log q)² of the next token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +82,12 @@ class OutputErrors:
         cosine_similarity: Σfq / (√Σf² · √Σq²).
         top1_agreement: share of rows where the top-1 class agrees; None of another rank than 2. Of
             an output that holds a choice the share of rows that match (`error_sums.match_counts`).
+            Of logits of a language model rows whose two greatest logits in the reference are nearer
+            than twice the error do not count.
         chosen: whether it holds a choice: labels, sorted boxes, masks of a comparison.
+        kl: mean of KL(reference‖actual) over all positions, in nats; None without tokens.
+        perplexity_ratio: perplexity of the file over that of the reference on the known next
+            tokens, exp(mean NLL − mean NLL of the reference); None without tokens.
         max_abs_index: the element of max_abs_error, or the first non-finite one;
             None without elements.
         samples: the sums of each finite sample, by index.
@@ -99,6 +112,8 @@ class OutputErrors:
     top1_agreement: float | None
     max_abs_index: ElementError | None
     chosen: bool = False
+    kl: float | None = None
+    perplexity_ratio: float | None = None
     samples: tuple[SampleErrors, ...] = field(default=(), repr=False, compare=False)
 
     @property
@@ -112,6 +127,9 @@ class OutputErrors:
         data: dict[str, Any] = {name: getattr(self, name) for name in names}
         for name in (*UPPER_BOUNDED, *LOWER_BOUNDED, "scale"):
             data[name] = json_number(data[name])
+        for name in OF_TOKENS:
+            if data[name] is None:
+                del data[name]
         data["max_abs_index"] = self.max_abs_index and self.max_abs_index.to_dict()
         data["nonfinite"] = self.nonfinite
         return dict(sorted(data.items()))
@@ -199,10 +217,23 @@ class StageErrors:
         worst: float | None = self._worst("top1_agreement")
         return worst
 
+    @property
+    def kl(self) -> float | None:
+        """Greatest KL divergence of the outputs that have tokens; None where none has."""
+        worst: float | None = self._worst("kl")
+        return worst
+
+    @property
+    def perplexity_ratio(self) -> float | None:
+        """Greatest ratio of perplexities of the outputs that have tokens; None where none has."""
+        worst: float | None = self._worst("perplexity_ratio")
+        return worst
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain, JSON-able data with sorted keys; NaN and infinity as text."""
         data: dict[str, Any] = {
-            name: json_number(getattr(self, name)) for name in (*UPPER_BOUNDED, *LOWER_BOUNDED)
+            name: json_number(getattr(self, name))
+            for name in measured_metrics(self.outputs.values())
         }
         data["outputs"] = {name: self.outputs[name].to_dict() for name in sorted(self.outputs)}
         for name in ("degenerate", "n_elements", "n_samples", "nonfinite"):
@@ -215,6 +246,24 @@ class StageErrors:
         measured = (getattr(output, metric) for output in self.outputs.values())
         values = [value for value in measured if value is not None]
         return float(worst(values)) if values else None
+
+
+def measured_metrics(outputs: Iterable[OutputErrors]) -> tuple[str, ...]:
+    """Return all metrics, those of tokens only where an output has them."""
+    has = {name for each in outputs for name in OF_TOKENS if getattr(each, name) is not None}
+    return tuple(
+        name for name in (*UPPER_BOUNDED, *LOWER_BOUNDED) if name in has or name not in OF_TOKENS
+    )
+
+
+def metric_cell(output: OutputErrors, metric: str) -> str:
+    """Return a metric as text, in the digits that are compared."""
+    value = getattr(output, metric)
+    if value is None:
+        return "-"
+    # 0.99987 and 0.99912 are far apart, and both read 0.9999 or 1 in few digits.
+    digits = {"cosine_similarity": ".6f", "perplexity_ratio": ".6g"}.get(metric, ".4g")
+    return f"{value:{digits}}"
 
 
 # Scales that TFLite fixes for SOFTMAX, LOGISTIC and TANH. Where nothing is detected all values are
@@ -241,9 +290,16 @@ def wiped(errors: OutputErrors) -> dict[str, float]:
     metrics["rmse"] = math.sqrt(signal / n)
     if errors.scale:
         metrics["max_lsb_error"] = peak / errors.scale
+    positions = sum(each.positions for each in samples)
     if rows := sum(each.rows for each in samples):
-        guessed = 0.0 if errors.chosen else rows**2 / n
+        classes = n / (positions or rows)
+        guessed = 0.0 if errors.chosen else rows / classes
         metrics["top1_agreement"] = max(sum(each.first for each in samples), guessed) / rows
+    if positions:
+        metrics["kl"] = math.fsum(each.kl_of_zeros for each in samples) / positions
+    if tokens := sum(each.tokens for each in samples):
+        mean = math.fsum(each.nll_reference for each in samples) / tokens
+        metrics["perplexity_ratio"] = perplexity_ratio(math.log(n / positions), mean)
     return metrics
 
 

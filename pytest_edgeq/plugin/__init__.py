@@ -1,9 +1,8 @@
 """
 The plugin: hooks and fixtures only.
 
-It is loaded into every pytest run where pytest-edgeq is installed, so until tests are collected it
-imports only the options: the baselines are imported with the first test that runs, and torch, numpy
-and the converter with the fixture.
+It is loaded into every pytest run where pytest-edgeq is installed, so at first it imports only the
+options: the baselines, the journal, torch, numpy and the converter are imported with the fixture.
 
 All state is in `config.stash`.
 What a test claimed is attached to its report as plain data, because only reports survive the crash
@@ -23,40 +22,40 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_edgeq.compare.parallel import available_cores
-from pytest_edgeq.errors import findings_of
 from pytest_edgeq.names import quantizer_ids
-from pytest_edgeq.plugin.artifacts import Artifacts, artifacts_key
 from pytest_edgeq.plugin.controller import OUTPUT, Controller, collected_in
 from pytest_edgeq.plugin.html_extras import add_extras, writes_html
-from pytest_edgeq.plugin.library_output import separated
 from pytest_edgeq.plugin.markers import MARKER, Marks, check_quantizers_are_used, resolve_marks
 from pytest_edgeq.plugin.options.declared import Settings, add_options, resolve, target_options
 from pytest_edgeq.plugin.state import (
     absent_key,
+    artifacts_key,
     cache_dir_key,
     cache_messages_key,
     collected_key,
     fixture_values,
     isolate_memory_key,
     journal_key,
+    journal_of,
     memory_key,
     memory_of,
     owner_of,
     progress_key,
+    running,
     running_key,
     runtimes_key,
     settings_key,
 )
 from pytest_edgeq.plugin.terminal_progress import progress_of
-from pytest_edgeq.plugin.tracebacks import fold, hide_library_frames, is_own_error, shows_all
-from pytest_edgeq.report.journal import PREFIX, Journal, properties_of
 from pytest_edgeq.runtimes.registry import Runtimes
-from pytest_edgeq.runtimes.workers.settings import IsolationSettings, default_memory
+from pytest_edgeq.runtimes.workers.settings import (
+    IsolationSettings,
+    available_cores,
+    default_memory,
+)
 from pytest_edgeq.runtimes.workers.settings import begin as begin_isolation
 
 if TYPE_CHECKING:
-    from pytest_edgeq.baselines.record import Phase
     from pytest_edgeq.edgeq import Edgeq
     from pytest_edgeq.tflite.runtimes import Runtime
 
@@ -110,11 +109,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(begin_isolation(IsolationSettings(*isolation, controller=controller)))
     config.stash[progress_key] = progress_of(config)
     config.stash[cache_messages_key] = []
-    kept = settings.artifacts
-    # Views show outputs and samples of comparisons, not their errors alone.
-    details = any((settings.json, settings.html, writes_html(config)))
-    config.stash[journal_key] = Journal(details=details, keeps_calls=kept is not None)
-    config.stash[artifacts_key] = None if kept is None else Artifacts(config, kept)
+    config.stash[artifacts_key] = None
+    if settings.artifacts is not None:
+        from pytest_edgeq.plugin.artifacts import Artifacts
+
+        config.stash[artifacts_key] = Artifacts(config, settings.artifacts)
     config.stash[collected_key] = []
     config.stash[absent_key] = {}
     if not is_worker:
@@ -163,7 +162,7 @@ def _registered(config: pytest.Config) -> Runtimes:
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """Return the effective settings and the versions, without importing libraries."""
-    from pytest_edgeq.versions import producer, untried
+    from pytest_edgeq.versions import library_versions, untried
 
     settings = config.stash[settings_key]
     words = [f"runtime={settings.runtime}", f"threads={_cores(config)}", f"seed={settings.seed}"]
@@ -173,11 +172,11 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         words.append(f"runtimes={','.join(own)}")
     if settings.update:
         words.append(f"update={','.join(sorted(settings.update))}")
-    versions = producer()
+    versions = library_versions()
     releases = [
         f"{name} {version or 'not installed'}"
         for name, version in versions.items()
-        if name != "pytest-edgeq" and (version is not None or name in _NEEDED)
+        if version is not None or name in _NEEDED
     ]
     new = [f"not tried with {', '.join(map(str, others))}"] if (others := untried(versions)) else []
     lines = [" ".join(words), ", ".join(releases), *new, _cache_header(config)]
@@ -254,7 +253,7 @@ def edgeq(
             note=lambda text: messages.append(("info", text)),
         ),
         progress=config.stash[progress_key],
-        journal=config.stash[journal_key],
+        journal=journal_of(config),
         isolate=settings.isolate,
         isolate_timeout=settings.isolate_timeout,
         isolate_memory=config.stash[isolate_memory_key],
@@ -325,7 +324,7 @@ def pytest_collection_modifyitems(
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Send the collected tests of this pytest-xdist worker to the controller."""
     config = session.config
-    if hasattr(config, "workeroutput") and memory_key in config.stash:
+    if hasattr(config, "workeroutput"):
         config.workeroutput[OUTPUT] = collected_in(session)
 
 
@@ -358,8 +357,8 @@ def _refusing(item: pytest.Item) -> Generator[None]:
 
 def _runtime(config: pytest.Config) -> str:
     """Return the runtime of the running test."""
-    item, settings = config.stash[running_key], config.stash[settings_key]
-    marked = None if item is None else _marks(item).runtime
+    phase, settings = config.stash[running_key], config.stash[settings_key]
+    marked = None if phase is None else _marks(phase.item).runtime
     return settings.runtime if marked is None or "runtime" in settings.on_command_line else marked
 
 
@@ -369,33 +368,22 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
     if (artifacts := item.config.stash[artifacts_key]) is not None:
         artifacts.begin(item)
     _marks(item)
-    with _running(item, "setup"):
+    with running(item, "setup"):
         return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     """Record claims during the call for this test."""
-    with _running(item, "call"):
+    with running(item, "call"):
         return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
     """Record measurements during teardown for this test."""
-    with _running(item, "teardown"):
+    with running(item, "teardown"):
         return (yield)
-
-
-@contextlib.contextmanager
-def _running(item: pytest.Item, phase: Phase) -> Iterator[None]:
-    stash = item.config.stash
-    stash[running_key] = item
-    try:
-        with memory_of(item.config).running(owner_of(item), phase):
-            yield
-    finally:
-        stash[running_key] = None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -406,44 +394,67 @@ def pytest_runtest_makereport(
     config = item.config
     hidden = False
     message = None
-    if call.excinfo is not None and is_own_error(call.excinfo):
-        message = call.excinfo.exconly()
-        fold(call.excinfo.value)
-        hidden = not shows_all(config) and hide_library_frames(call.excinfo)
-    # Refusals of torch, the converter or the kernels, as documented in `Edgeq`.
-    is_refused = call.excinfo is not None and issubclass(call.excinfo.type, RuntimeError)
+    if call.excinfo is not None:
+        from pytest_edgeq.plugin.tracebacks import (
+            fold,
+            hide_library_frames,
+            is_own_error,
+            shows_all,
+        )
+
+        if is_own_error(call.excinfo):
+            message = call.excinfo.exconly()
+            fold(call.excinfo.value)
+            hidden = not shows_all(config) and hide_library_frames(call.excinfo)
     report = yield
-    is_shown = is_refused or config.option.verbose > 0
-    report.sections = separated(report.sections, is_shown=is_shown)
+    if report.sections:
+        from pytest_edgeq.plugin.library_output import separated
+
+        # Refusals of torch, the converter or the kernels, as documented in `Edgeq`.
+        is_refused = call.excinfo is not None and issubclass(call.excinfo.type, RuntimeError)
+        is_shown = is_refused or config.option.verbose > 0
+        report.sections = separated(report.sections, is_shown=is_shown)
     if call.excinfo is not None and message is not None:
+        from pytest_edgeq.errors import findings_of
+
         report.__dict__["edgeq_message"] = message
         found = findings_of(call.excinfo.value)
         report.__dict__["edgeq_findings"] = [each.to_dict() for each in found]
     if hidden:
         report.sections.append(("edgeq", "the library's own error is shown by --tb=long"))
-    messages = config.stash[cache_messages_key]
-    report.__dict__["edgeq_cache"] = list(messages)
-    messages.clear()
-    report.__dict__["edgeq_targets"] = [
-        machine.to_dict() for machine in config.stash[runtimes_key].machines
-    ]
-    journal = config.stash[journal_key]
+    if messages := config.stash[cache_messages_key]:
+        report.__dict__["edgeq_cache"] = list(messages)
+        messages.clear()
+    if machines := config.stash[runtimes_key].machines:
+        report.__dict__["edgeq_targets"] = [machine.to_dict() for machine in machines]
     if call.when == "call":
-        report.__dict__["edgeq"] = memory_of(config).record(owner_of(item))
-        used = fixture_values(item, "compare.quantized", "QuantizedModel")
-        report.__dict__["edgeq_uses"] = [journal.add_model(model) for model in used]
-    taken = journal.take()
-    if call.when == "setup":  # of a test that a plugin runs again
-        properties = item.user_properties
-        properties[:] = [each for each in properties if not each[0].startswith(PREFIX)]
-    if taken["models"] or taken["events"]:
-        report.__dict__["edgeq_journal"] = taken
-        if writes_html(config):
-            add_extras(report, taken)
-        figures = list(properties_of(taken).items())
-        item.user_properties += figures  # for the reports of later phases
-        report.user_properties += figures
+        if memory_key in config.stash:
+            record = memory_of(config).record(owner_of(item))
+            if record["claims"]:
+                report.__dict__["edgeq"] = record
+        if used := fixture_values(item, "compare.quantized", "QuantizedModel"):
+            journal = journal_of(config)
+            report.__dict__["edgeq_uses"] = [journal.add_model(model) for model in used]
+    if journal_key in config.stash:
+        _attach_calls(item, report)
     if (artifacts := config.stash[artifacts_key]) is not None:
         error = None if call.excinfo is None else call.excinfo.value
         artifacts.take(item, report, error)
     return report
+
+
+def _attach_calls(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Attach the calls of `Edgeq` since the last report, and their figures."""
+    from pytest_edgeq.report.journal import PREFIX, properties_of
+
+    taken = journal_of(item.config).take()
+    if report.when == "setup":  # of a test that a plugin runs again
+        properties = item.user_properties
+        properties[:] = [each for each in properties if not each[0].startswith(PREFIX)]
+    if taken["models"] or taken["events"]:
+        report.__dict__["edgeq_journal"] = taken
+        if writes_html(item.config):
+            add_extras(report, taken)
+        figures = list(properties_of(taken).items())
+        item.user_properties += figures  # for the reports of later phases
+        report.user_properties += figures

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_edgeq.plugin.state import fixture_values, journal_key, owner_of
+from pytest_edgeq.plugin.state import fixture_values, journal_of, owner_of
 
 if TYPE_CHECKING:
     from pytest_edgeq.report.bundle import Evidence
@@ -19,7 +19,7 @@ class Artifacts:
 
     def __init__(self, config: pytest.Config, directory: Path) -> None:
         self._rootdir = config.rootpath
-        self._journal = config.stash[journal_key]
+        self._journal = journal_of(config)
         self._directory = directory
         self._recorder: RunRecorder | None = None  # of the running test
         self._failures: list[str] = []
@@ -103,9 +103,6 @@ class Artifacts:
                 if call.model is not None and call.layers is not None
             ],
         )
-
-
-artifacts_key: pytest.StashKey[Artifacts | None] = pytest.StashKey()
 
 
 def _failure_text(nodeid: str, failure: TestFailure) -> str:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_edgeq.plugin.options.declared import Settings
 from pytest_edgeq.plugin.state import (
     CacheMessage,
     absent_key,
     collected_key,
-    memory_of,
+    layout_of,
     owner_of,
     settings_key,
 )
@@ -23,11 +23,14 @@ from pytest_edgeq.plugin.state import (
 if TYPE_CHECKING:
     from pytest_edgeq.baselines.obsolete import CollectedModule, RunLog
     from pytest_edgeq.baselines.summary import Outcome, Severity
-    from pytest_edgeq.report.run import Run, RunRecorder
+    from pytest_edgeq.plugin.options.declared import Settings
+    from pytest_edgeq.report.run import Run
 
 OUTPUT = "edgeq_collected"  # key of what a worker of pytest-xdist sends at its end
 
 _ANNOTATOR = "pytest_github_actions_annotate_failures"  # the plugin that annotates every failure
+
+_PHASES = ("setup", "call", "teardown")
 
 _MARKUP: Mapping[Severity | None, dict[str, bool]] = {
     "error": {"red": True},
@@ -38,40 +41,26 @@ _MARKUP: Mapping[Severity | None, dict[str, bool]] = {
 
 
 class Controller:
-    """Receiver of all reports: finds obsolete baselines, writes the record and the summary."""
+    """
+    Receiver of all reports: finds obsolete baselines, writes the record and the summary.
+
+    Nothing is imported for a run in which no test used this package and no baselines are stored.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
+        self._started = datetime.now(timezone.utc)
+        # The terminal's reporter keeps them, too.
+        self._reports: list[pytest.TestReport] = []
         self._log: RunLog | None = None
-        self._recorder: RunRecorder | None = None
         self._outcome: Outcome | None = None
         self._run: Run | None = None
         self._messages: list[str] = []
-        self._cache_messages: dict[CacheMessage, None] = {}
         self._collected: list[list[CollectedModule]] = []
-        self._targets: dict[str, Mapping[str, Any]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add one report, of this process or of a worker."""
-        if self._log is None:
-            from pytest_edgeq.baselines.obsolete import RunLog
-
-            self._log = RunLog()
-        worker, record = getattr(report, "worker_id", ""), getattr(report, "edgeq", None)
-        self._log.add(report.nodeid, worker, report.when or "", report.outcome, record)
-        self._the_recorder.add(report, worker, self._config.rootpath)
-        messages = getattr(report, "edgeq_cache", ())
-        self._cache_messages.update(dict.fromkeys((kind, text) for kind, text in messages))
-        for machine in getattr(report, "edgeq_targets", ()):
-            self._targets[machine["target"]] = machine
-
-    @property
-    def _the_recorder(self) -> RunRecorder:
-        if self._recorder is None:
-            from pytest_edgeq.report.run import RunRecorder
-
-            self._recorder = RunRecorder()
-        return self._recorder
+        self._reports.append(report)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -82,25 +71,47 @@ class Controller:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Find obsolete baselines, delete them if requested, and write the record."""
-        if self._log is not None:
-            self._outcome = self._judge_baselines(session, self._log)
         settings = self._config.stash[settings_key]
+        if self._config.stash[collected_key] and self._reports:
+            self._collected.append(collected_in(session))
+        is_viewed = any((settings.json, settings.markdown, settings.html))
+        if self._reports and (is_viewed or self._is_of_interest()):
+            self._log = self._logged()
+            self._outcome = self._judge_baselines(self._log)
         # A later step of CI needs its file, even if no test could be collected.
-        if self._log or any((settings.json, settings.markdown, settings.html)):
-            self._run = self._finished_run()
+        if self._log is not None or is_viewed:
+            self._run = self._recorded()
             self._messages = write_views(self._run, settings)
         fails = bool(self._messages) or (self._outcome is not None and self._outcome.fails)
         if fails and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    def _judge_baselines(self, session: pytest.Session, log: RunLog) -> Outcome:
+    def _is_of_interest(self) -> bool:
+        """Return whether a test used this package or crashed, or baselines may be stored."""
+        layout = layout_of(self._config)
+        modules = {layout.rootdir / report.nodeid.partition("::")[0] for report in self._reports}
+        return (
+            any(self._collected)
+            or any(layout.folder(module).parent.is_dir() for module in modules)
+            or any(report.when not in _PHASES for report in self._reports)
+            or any(name.startswith("edgeq") for each in self._reports for name in vars(each))
+        )
+
+    def _logged(self) -> RunLog:
+        from pytest_edgeq.baselines.obsolete import RunLog
+
+        log = RunLog()
+        for each in self._reports:
+            worker, record = getattr(each, "worker_id", ""), getattr(each, "edgeq", None)
+            log.add(each.nodeid, worker, each.when or "", each.outcome, record)
+        return log
+
+    def _judge_baselines(self, log: RunLog) -> Outcome:
         from pytest_edgeq.baselines.obsolete import prune, survey
         from pytest_edgeq.baselines.summary import Outcome
 
         settings = self._config.stash[settings_key]
-        if self._config.stash[collected_key]:
-            self._collected.append(collected_in(session))
-        found = survey(memory_of(self._config).layout, log, self._collected)
+        found = survey(layout_of(self._config), log, self._collected)
         is_error, prunes = settings.obsolete == "error", "prune" in settings.update
         outcome = Outcome(
             found,
@@ -113,11 +124,26 @@ class Controller:
             outcome = dataclasses.replace(outcome, pruned=pruned, kept=kept)
         return outcome
 
-    def _finished_run(self) -> Run:
-        shown = memory_of(self._config).layout.shown
+    def _recorded(self) -> Run:
+        from pytest_edgeq.report.run import RunRecorder
+
+        recorder = RunRecorder(self._started)
+        for each in self._reports:
+            recorder.add(each, getattr(each, "worker_id", ""), self._config.rootpath)
+        shown = layout_of(self._config).shown
         left, pruned = ([], []) if (o := self._outcome) is None else (o.left, o.pruned)
-        targets = self._targets.values()
-        return self._the_recorder.run(map(shown, left), map(shown, pruned), targets)
+        return recorder.run(map(shown, left), map(shown, pruned), self._targets.values())
+
+    @property
+    def _targets(self) -> dict[str, Mapping[str, Any]]:
+        """Return the machines that tests ran on, by target."""
+        found = (each for report in self._reports for each in getattr(report, "edgeq_targets", ()))
+        return {machine["target"]: machine for machine in found}
+
+    @property
+    def _cache_messages(self) -> dict[CacheMessage, None]:
+        found = (each for report in self._reports for each in getattr(report, "edgeq_cache", ()))
+        return dict.fromkeys((kind, text) for kind, text in found)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the models, and new, different and obsolete baselines."""
@@ -130,7 +156,7 @@ class Controller:
 
         lines: list[Line] = []
         if self._outcome is not None and self._log is not None:
-            lines += summarize(memory_of(self._config).layout, self._log, self._outcome)
+            lines += summarize(layout_of(self._config), self._log, self._outcome)
         verbosity = self._config.option.verbose
         lines += [
             Line(f"{kind.capitalize()}: {text}", kind)
@@ -166,20 +192,22 @@ class Controller:
 
 def collected_in(session: pytest.Session) -> list[CollectedModule]:
     """Return the collected tests of this process, for modules with baselines."""
-    from pytest_edgeq.baselines.obsolete import collected_modules
-
     config = session.config
-    layout = memory_of(config).layout
+    layout = layout_of(config)
     items: dict[Path, list[pytest.Item]] = {}
     for item in config.stash[collected_key]:
         items.setdefault(item.path, []).append(item)
+    absent = config.stash[absent_key]
+    if not any(map(layout.has_baselines, (*items, *absent))):
+        return []
+    from pytest_edgeq.baselines.obsolete import collected_modules
+
     collected = {
         module: {item.nodeid: owner_of(item).test for item in its_items}
         for module, its_items in items.items()
         if layout.has_baselines(module)
     }
     files = [argument.partition("::")[0] for argument in config.args if "::" in argument]
-    absent = config.stash[absent_key]
     narrowed = ""
     if config.getoption("lf", False):
         narrowed = "--last-failed chose its tests"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pytest
 
@@ -19,8 +18,7 @@ MARKER: Final = (
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Marks:
+class Marks(NamedTuple):
     """The keywords of `@pytest.mark.edgeq(…)`; None for absent ones."""
 
     quantizers: tuple[object, ...] | None = None
@@ -29,7 +27,7 @@ class Marks:
 
 def resolve_marks(marks: Iterable[pytest.Mark], rootdir: Path, runtimes: Runtimes) -> Marks:
     """Merge the markers `edgeq` on a test; the closest one wins for each keyword."""
-    valid = [field.name for field in dataclasses.fields(Marks)]
+    valid = Marks._fields
     said: dict[str, Any] = {}
     for mark in marks:
         if mark.args:

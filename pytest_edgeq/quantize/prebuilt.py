@@ -14,6 +14,8 @@ from pytest_edgeq.compare.foreign import (
     is_keras,
     looks_like_session,
 )
+from pytest_edgeq.compare.language.layout import holds_language_model
+from pytest_edgeq.compare.language.model import Tokenizer
 from pytest_edgeq.compare.quantized import QuantizedModel, Reference, SignatureReference
 from pytest_edgeq.compare.reference import (
     as_module,
@@ -27,6 +29,7 @@ from pytest_edgeq.compare.reference import (
 )
 from pytest_edgeq.compare.samples import Sample, SampleSpec
 from pytest_edgeq.names import nearest, readable
+from pytest_edgeq.quantize.language import load_language, open_sections
 from pytest_edgeq.quantize.session import Session, float_file
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
@@ -47,13 +50,25 @@ def load_prebuilt(
     session: Session,
     layout: LayoutArgument = None,
     float_tflite: TflitePath | bytes | None = None,
+    section: str | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> QuantizedModel:
     """Open a file with its float file and its references."""
     build = session.runtimes.builder(foreign=True)
-    graph = OpGraph.read(tflite, build)
+    sections: Mapping[str, EdgeFile] = {}
+    if section is None and not isinstance(reference, Mapping):
+        sections = open_sections(tflite, session)
+    if holds_language_model(sections):
+        return load_language(tflite, sections, reference, name, session, float_tflite, tokenizer)
+    known = [each.graph for each in sections.values()]
+    graph = known[0] if len(known) == 1 else OpGraph.read(tflite, build, section)
+    if section is not None and graph.section is None:
+        raise ValueError(f"{name}: section: expected a bundle, got a single .tflite file")
+    if tokenizer is not None:
+        raise ValueError(f"{name}: tokenizer: expected a language model, got another file")
 
     def opened(content: TflitePath | bytes) -> EdgeFile:
-        other = OpGraph.read(content, build)
+        other = OpGraph.read(content, build, graph.section)
         # The layout does not apply to a file with other inputs or outputs.
         own = layout if _has_io_of(other, graph) else None
         return EdgeFile(other, runtimes=session.runtimes, layout=own, foreign=True)
@@ -239,7 +254,7 @@ def _reference_of(
         names, positional = (*known.positional, *known.keyword_only), len(known.positional)
         keeps_names = known.accepts_any_name and known.accepts_any_position
         inputs = [io_tensor.name for io_tensor in signature.inputs]
-        if known.accepts_any_name and not keeps_names and set(known.positional) <= set(inputs):
+        if known.accepts_any_name and not keeps_names and known.required <= set(inputs):
             names += tuple(each for each in inputs if each not in names)
     spec = SampleSpec.of_signature(signature, names, positional, layouts, keeps_names=keeps_names)
     module = None if reference is None else _in_float(reference)

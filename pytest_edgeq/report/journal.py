@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+from pytest_edgeq.numerics.metric_table import OF_TOKENS
+
 if TYPE_CHECKING:
     from pytest_edgeq.compare.quantized import QuantizedModel
     from pytest_edgeq.localize.rows import LayerErrors
@@ -119,7 +121,10 @@ class Journal:
 
 PREFIX = "edgeq."  # of the name of every property
 
-_METRICS = ("sqnr_db", "max_lsb_error", "max_abs_error", "cosine_similarity", "top1_agreement")
+_METRICS = (
+    *("sqnr_db", "max_lsb_error", "max_abs_error", "cosine_similarity", "top1_agreement"),
+    *OF_TOKENS,
+)
 
 
 def properties_of(journal: PhaseJournal) -> dict[str, str]:
@@ -137,6 +142,6 @@ def properties_of(journal: PhaseJournal) -> dict[str, str]:
             found |= {
                 f"{name}.{stage}.{metric}": str(errors[metric])
                 for metric in _METRICS
-                if errors[metric] is not None
+                if errors.get(metric) is not None
             }
     return found

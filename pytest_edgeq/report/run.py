@@ -194,8 +194,8 @@ class Run:
 class RunRecorder:
     """Collects the reports of a run, those of a worker that crashed later, too."""
 
-    def __init__(self) -> None:
-        self._started = datetime.now(timezone.utc)
+    def __init__(self, started: datetime | None = None) -> None:
+        self._started = datetime.now(timezone.utc) if started is None else started
         self._models: dict[str, dict[str, Any]] = {}
         self._tests: dict[tuple[str, str], _Test] = {}
 

@@ -8,6 +8,18 @@ from pathlib import Path
 from pytest_edgeq.baselines.regular_files import open_at_once
 
 
+def check_folder(path: Path) -> None:
+    """
+    Check that folders may be created for a file, or a folder, to write.
+
+    Raises:
+        ValueError: None of those above it exists but the root: the path has a slip.
+    """
+    above = path.absolute().parents[:-1]
+    if above and not any(folder.exists() for folder in above):
+        raise ValueError(f"{path}: there is no folder {path.parent}")
+
+
 def write_whole(path: Path, text: str) -> None:
     """
     Write a text atomically; missing folders are created.

@@ -128,7 +128,7 @@ class Delegation:
 
 def delegation_of(edge: EdgeFile, runtime: str) -> Delegation:
     """
-    Return which ops run on the GPU.
+    Return which ops run on the GPU, found once for a file and a runtime.
 
     Raises:
         ValueError: The runtime is unknown, or does not run on a GPU.
@@ -139,6 +139,13 @@ def delegation_of(edge: EdgeFile, runtime: str) -> Delegation:
         raise ValueError(f"the {runtime} runtime does not use a GPU; these do: {', '.join(known)}")
     edge = edge.at(edge.signatures[0].key)
     opening = edge.opening(runtime)
+    if runtime not in edge.delegations:
+        edge.delegations[runtime] = _delegation(edge, opening)
+    return edge.delegations[runtime]
+
+
+def _delegation(edge: EdgeFile, opening: Opening) -> Delegation:
+    runtime = opening.runtime
     places = [entry.place for entry in edge.op_dtypes]
     printed, is_compiled = _compile(opening)
     shared = shared_ops(printed)
@@ -215,13 +222,10 @@ def delegated(
     shared: Sequence[tuple[int, int]] | None,
 ) -> list[tuple[RunsOn, str]]:
     """
-    Return where each op runs, and why.
+    Return where each op runs, and why, from the unsupported ops and the engine's messages.
 
-    Args:
-        subgraphs: All of the file.
-        refused: Unsupported ops, with the engine's messages.
-        shared: Numbers of ops on the GPU and on the CPU, of each subgraph with unsupported ops;
-            None where not all unsupported ops are known.
+    `shared` has the numbers of ops on the GPU and on the CPU of each subgraph that is split, or is
+    None if not all unsupported ops are known.
     """
     largest: dict[int, list[frozenset[Op]]] = {}
     counts = []

@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,34 +20,41 @@ from pytest_edgeq.tflite.boundary import decode, encode
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.layout import LayoutArgument, Layouts, mismatch_hint
 from pytest_edgeq.tflite.mapped import MappedFile
-from pytest_edgeq.tflite.modules import ModulePaths
+from pytest_edgeq.tflite.modules import ModulePaths, exported_modules
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 from pytest_edgeq.tflite.source import TflitePath
 from pytest_edgeq.tflite.subgraph import Signature, Subgraph
 
+if TYPE_CHECKING:
+    from pytest_edgeq.runtimes.delegation import Delegation
+
 
 class EdgeFile:
-    """One `.tflite` file with its graph, signature and interpreters."""
+    """One `.tflite` file, or a section of a bundle, with its signature and interpreters."""
 
     def __init__(
         self,
         source: TflitePath | bytes | OpGraph,
         *,
+        section: str | None = None,
         modules: ModulePaths | None = None,
         threads: int = 1,
         layout: LayoutArgument = None,
         runtimes: Runtimes = BUILT_IN,
         foreign: bool = False,
         copied: Copied | None = None,
+        one_interpreter: bool = False,
     ) -> None:
         build = runtimes.builder(foreign=foreign)
         try:
-            self.graph = source if isinstance(source, OpGraph) else OpGraph.read(source, build)
+            if not isinstance(source, OpGraph):
+                source = OpGraph.read(source, build, section)
+            self.graph = source
         except ValueError as error:
             if copied is None:
                 raise
             raise CopyError(f"{copied.what} cannot be read: {error}") from error
-        self.modules = modules
+        self.modules = exported_modules(self.graph) if modules is None else modules
         self.threads = threads
         self.runtimes = runtimes
         self.foreign = foreign
@@ -57,6 +64,9 @@ class EdgeFile:
         self._key: str | None = None
         self._views: dict[str, EdgeFile] = {}
         self._runners: dict[tuple[str, bool], Runner] = {}
+        self.delegations: dict[str, Delegation] = {}  # by runtime; also of views and clones
+        # Of one that runs all signatures: each interpreter holds a copy of the weights.
+        self._interpreters: dict[str, Any] | None = {} if one_interpreter else None
 
     @property
     def key(self) -> str | None:
@@ -108,6 +118,7 @@ class EdgeFile:
         """Return the same file, with interpreters of its own."""
         other = copy.copy(self)
         other._views, other._runners = {}, {}
+        other._interpreters = None if self._interpreters is None else {}
         return other
 
     @functools.cached_property
@@ -140,6 +151,7 @@ class EdgeFile:
             self.modules,
             keep=keep,
             foreign=self.foreign,
+            interpreters=self._interpreters,
         )
 
     def restart(self) -> None:
@@ -160,6 +172,12 @@ class EdgeFile:
         """Path of the file; None for one held in memory."""
         buffer = self.graph.buffer
         return buffer.path if isinstance(buffer, MappedFile) else None
+
+    @property
+    def label(self) -> str:
+        """Name of the file in texts: its path, or that of the bundle with the section."""
+        buffer = self.graph.buffer
+        return buffer.label if isinstance(buffer, MappedFile) else "the file held in memory"
 
     def by_input_name(
         self, names: Sequence[str], arrays: Sequence[npt.NDArray[Any]]

@@ -51,12 +51,12 @@ class Opening:
     modules: ModulePaths | None = None  # to name ops
     keep: bool = False  # whether to keep every intermediate tensor
     foreign: bool = False  # whether the file was made elsewhere
+    # interpreters by runtime that run all signatures of the file; None for one a signature
+    interpreters: dict[str, Any] | None = None
 
 
 class Engine:
     """Interface of an engine: it runs one signature of one file, for every sample."""
-
-    n_on_cpu = 0  # ops that an engine for the GPU leaves to the CPU
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
         """Run one sample, and return the stored outputs in the model's order, for the caller."""
@@ -81,6 +81,7 @@ class InterpreterEngine(Engine):
         threads: int,
         *,
         keep: bool = False,
+        interpreters: dict[str, Any] | None = None,
     ) -> None:
         for io_tensor in signature.outputs:
             # The interpreter reads a handle's memory as numbers, and crashes.
@@ -89,7 +90,9 @@ class InterpreterEngine(Engine):
         in_memory = isinstance(source, bytes)
         where: Any = {"model_content": source} if in_memory else {"model_path": str(source)}
         self._signature = signature
-        if runtime == "tensorflow":
+        if interpreters is not None and runtime in interpreters:
+            self._interpreter = interpreters[runtime]
+        elif runtime == "tensorflow":
             with warnings.catch_warnings():
                 # TensorFlow 2.21 warns that its interpreter moves to LiteRT.
                 warnings.simplefilter("ignore")
@@ -100,11 +103,13 @@ class InterpreterEngine(Engine):
             where["experimental_op_resolver_type"] = OpResolverType[RESOLVERS[runtime]]
             where["experimental_preserve_all_tensors"] = keep
             self._interpreter = Interpreter(**where, num_threads=threads)
+        if interpreters is not None:
+            interpreters[runtime] = self._interpreter
         head = described(signature)
-        if signature.key is not None and signature.subgraph:
+        if signature.key is not None and (signature.subgraph or interpreters is not None):
             keys = self._interpreter.get_signature_list()
             [head["signature"]] = (key for key in keys if readable(key) == signature.key)
-        self._file = OpenInterpreter(self._interpreter, head)
+        self._file = OpenInterpreter(self._interpreter, head, is_shared=interpreters is not None)
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
         """Run one sample."""
@@ -131,6 +136,12 @@ def described(signature: Signature, graph: OpGraph | None = None) -> dict[str, A
         head["dtypes"] = [_dtype_of(each).str for each in signature.outputs]
         head["free"] = [-1 in each.tensor.shape_signature for each in signature.inputs]
     return head
+
+
+def as_dtype(array: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
+    """Return an array of a file's dtype; bfloat16 is read as bytes, which are right."""
+    wanted = numpy_dtype(dtype)
+    return array if array.dtype.kind != "V" or wanted is None else array.view(wanted)
 
 
 def _tensorflow() -> Any:
@@ -166,9 +177,7 @@ class CompiledEngine(Engine):
             known = [printable(name) for name in info[side]]
             if len(known) != len(names) or (signature.key is not None and known != names):
                 raise RuntimeError(f"CompiledModel knows the {side} {known}, the file {names}")
-        head = described(signature, graph)
-        head["dtypes"] = [_dtype_of(each) for each in signature.outputs]
-        self._open = OpenCompiled(self._model, head)
+        self._open = OpenCompiled(self._model, described(signature, graph))
         self._has_room, self._checked = True, False
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
@@ -185,7 +194,10 @@ class CompiledEngine(Engine):
             if self._open.output_shapes() != self._open.sizes:
                 raise RuntimeError(_SHAPE_BY_VALUES)
             self._checked = True
-        return outputs
+        return [
+            as_dtype(array, io_tensor.tensor.dtype)
+            for array, io_tensor in zip(outputs, self._signature.outputs, strict=True)
+        ]
 
     @functools.cached_property
     def _interpreter(self) -> InterpreterEngine:

@@ -14,8 +14,6 @@ from typing import Final, NamedTuple
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op
 
-_Shape = tuple[int, ...]
-
 
 class Explanation(NamedTuple):
     """Why the GPU computes an op wrongly, and how to avoid it in the model."""
@@ -24,19 +22,22 @@ class Explanation(NamedTuple):
     fix: str
 
 
+class _Defect(NamedTuple):
+    ops: tuple[str, ...]
+    is_at: Callable[[OpGraph, Op], bool]
+    does: str  # what the engine does
+    fix: str
+
+
 def known_defect(graph: OpGraph, op: Op) -> Explanation | None:
     """Return the known defect of the GPU engine at an op, if there is one."""
-    if op.name in _ELEMENTWISE:
-        if _ranks_differ(graph, op):
-            return _RANKS
-        if any(graph.tensor(op, index).dtype == "int16" for index in op.inputs):
-            return _INT16
-        return _CONSTANT_BATCH if _has_batch_in_constant(graph, op) else None
-    predicate, explanation = _KNOWN.get(op.name, (None, None))
-    return explanation if predicate is not None and predicate(graph, op) else None
+    for each in _DEFECTS:
+        if op.name in each.ops and each.is_at(graph, op):
+            return Explanation(f"LiteRT's GPU engine {each.does}", each.fix)
+    return None
 
 
-def _shape(graph: OpGraph, op: Op, position: int) -> _Shape:
+def _shape(graph: OpGraph, op: Op, position: int) -> tuple[int, ...]:
     return graph.tensor(op, op.inputs[position]).shape
 
 
@@ -57,131 +58,101 @@ def _has_batch_in_constant(graph: OpGraph, op: Op) -> bool:
     )
 
 
-def _flattens(graph: OpGraph, op: Op) -> bool:
-    return len(_shape(graph, op, 0)) != 2 and not graph.option(op, "KeepNumDims", False)
-
-
-def _broadcasts_batch(graph: OpGraph, op: Op) -> bool:
-    return _shape(graph, op, 0)[:-2] != _shape(graph, op, 1)[:-2]
-
-
 def _pads_other_axes(graph: OpGraph, op: Op) -> bool:
     if len(_shape(graph, op, 0)) != 4:
         return True
     padding = graph.tensor(op, op.inputs[1])
-    if not padding.is_constant:
-        return False
-    rows = graph.constant(padding).reshape(4, -1)  # bytes of each axis' two numbers
-    return bool(rows[0].any())
+    # Bytes of each axis' two numbers.
+    return padding.is_constant and bool(graph.constant(padding).reshape(4, -1)[0].any())
 
 
 def _strides_pointwise(graph: OpGraph, op: Op) -> bool:
-    _, height, width, _ = _shape(graph, op, 1)
     strides = (graph.option(op, each, 1) for each in ("StrideH", "StrideW"))
     is_quantized = graph.tensor(op, op.inputs[0]).is_quantized
-    return is_quantized and (height, width) == (1, 1) and {*strides} != {1}
+    return is_quantized and _shape(graph, op, 1)[1:3] == (1, 1) and {*strides} != {1}
 
 
 def _is_pointwise(graph: OpGraph, op: Op) -> bool:
-    _, height, width, made = _shape(graph, op, 1)
-    given = _shape(graph, op, 0)[-1]
-    return (height, width) == (1, 1) and made > given > 1
-
-
-def _broadcasts_condition(graph: OpGraph, op: Op) -> bool:
-    return _shape(graph, op, 0) != graph.tensor(op, op.outputs[0]).shape
-
-
-def _is_no_multiple(graph: OpGraph, op: Op) -> bool:
-    return _shape(graph, op, 0)[-1:] != () and _shape(graph, op, 0)[-1] % 4 != 0
-
-
-def _always(graph: OpGraph, op: Op) -> bool:
-    return True
+    _, *size, made = _shape(graph, op, 1)
+    return size == [1, 1] and made > _shape(graph, op, 0)[-1] > 1
 
 
 _ELEMENTWISE: Final = (
     *("ADD", "SUB", "MUL", "DIV", "POW", "MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE"),
     *("FLOOR_DIV", "FLOOR_MOD"),
 )
-_CONSTANT_BATCH: Final = Explanation(
-    "LiteRT's GPU engine drops the first axis of a constant operand and reads wrong elements of it",
-    "give the constant a first axis of 1 in the model, or make it an input",
-)
-_RANKS: Final = Explanation(
-    "LiteRT's GPU engine cannot compute int8 operands of different ranks",
-    "give both operands the same rank in the model, by unsqueeze or view",
-)
-_INT16: Final = Explanation(
-    "LiteRT's GPU engine accepts sums and products of int16, and computes them wrongly",
-    "keep this part in int8 or float",
-)
-_PAD: Final = Explanation(
-    "LiteRT's GPU engine pads only height, width and channels of a tensor of rank 4",
-    "pad a tensor of rank 4 in the model, and not along its first axis",
-)
 
-_KNOWN: Final[dict[str, tuple[Callable[[OpGraph, Op], bool], Explanation]]] = {
-    "FULLY_CONNECTED": (
-        _flattens,
-        Explanation(
-            "LiteRT's GPU engine does not flatten the input of this op as the CPU kernels do",
-            "reshape the input to rank 2 in the model, by flatten or view",
-        ),
+_DEFECTS: Final = (
+    _Defect(
+        _ELEMENTWISE,
+        _ranks_differ,
+        "cannot compute int8 operands of different ranks",
+        "give both operands the same rank in the model, by unsqueeze or view",
     ),
-    "BATCH_MATMUL": (
-        _broadcasts_batch,
-        Explanation(
-            "LiteRT's GPU engine does not broadcast the batch axes of a matrix product",
-            "expand the operand in the model, so that both have the same batch axes",
-        ),
+    _Defect(
+        _ELEMENTWISE,
+        lambda graph, op: any(graph.tensor(op, each).dtype == "int16" for each in op.inputs),
+        "accepts sums and products of int16, and computes them wrongly",
+        "keep this part in int8 or float",
     ),
-    "PAD": (_pads_other_axes, _PAD),
-    "PADV2": (_pads_other_axes, _PAD),
-    "MIRROR_PAD": (_pads_other_axes, _PAD),
-    "CONV_2D": (
+    _Defect(
+        _ELEMENTWISE,
+        _has_batch_in_constant,
+        "drops the first axis of a constant operand and reads wrong elements of it",
+        "give the constant a first axis of 1 in the model, or make it an input",
+    ),
+    _Defect(
+        ("FULLY_CONNECTED",),
+        lambda graph, op: len(_shape(graph, op, 0)) != 2 and not graph.option(op, "KeepNumDims", 0),
+        "does not flatten the input of this op as the CPU kernels do",
+        "reshape the input to rank 2 in the model, by flatten or view",
+    ),
+    _Defect(
+        ("BATCH_MATMUL",),
+        lambda graph, op: _shape(graph, op, 0)[:-2] != _shape(graph, op, 1)[:-2],
+        "does not broadcast the batch axes of a matrix product",
+        "expand the operand in the model, so that both have the same batch axes",
+    ),
+    _Defect(
+        ("PAD", "PADV2", "MIRROR_PAD"),
+        _pads_other_axes,
+        "pads only height, width and channels of a tensor of rank 4",
+        "pad a tensor of rank 4 in the model, and not along its first axis",
+    ),
+    _Defect(
+        ("CONV_2D",),
         _strides_pointwise,
-        Explanation(
-            "LiteRT's GPU engine ignores the strides of a quantized 1×1 convolution",
-            "slice its input in the model, or use a kernel of 3×3",
-        ),
+        "ignores the strides of a quantized 1×1 convolution",
+        "slice its input in the model, or use a kernel of 3×3",
     ),
-    "DEPTHWISE_CONV_2D": (
+    _Defect(
+        ("DEPTHWISE_CONV_2D",),
         _is_pointwise,
-        Explanation(
-            "LiteRT's GPU engine computes a 1×1 depthwise convolution with several outputs per "
-            "channel wrongly",
-            "write it as a product with a constant, or as a grouped convolution",
-        ),
+        "computes a 1×1 depthwise convolution with several outputs per channel wrongly",
+        "write it as a product with a constant, or as a grouped convolution",
     ),
-    "CUMSUM": (
-        _always,
-        Explanation(
-            "LiteRT's GPU engine sums along another axis, or ignores the options exclusive and "
-            "reverse",
-            "multiply by a constant triangular matrix in the model",
-        ),
+    _Defect(
+        ("CUMSUM",),
+        lambda graph, op: True,
+        "sums along another axis, or ignores the options exclusive and reverse",
+        "multiply by a constant triangular matrix in the model",
     ),
-    "REVERSE_V2": (
-        _always,
-        Explanation(
-            "LiteRT's GPU engine does not reverse the last axis",
-            "reverse another axis, or index by a constant",
-        ),
+    _Defect(
+        ("REVERSE_V2",),
+        lambda graph, op: True,
+        "does not reverse the last axis",
+        "reverse another axis, or index by a constant",
     ),
-    "ARG_MAX": (
-        _is_no_multiple,
-        Explanation(
-            "LiteRT's GPU engine computes the argmax of the last axis wrongly if its length is not "
-            "a multiple of 4",
-            "return the scores, and choose in the app",
-        ),
+    _Defect(
+        ("ARG_MAX",),
+        lambda graph, op: _shape(graph, op, 0) != () and _shape(graph, op, 0)[-1] % 4 != 0,
+        "computes the argmax of the last axis wrongly if its length is not a multiple of 4",
+        "return the scores, and choose in the app",
     ),
-    "SELECT_V2": (
-        _broadcasts_condition,
-        Explanation(
-            "LiteRT's GPU engine does not broadcast a condition",
-            "expand the condition to the shape of the result in the model",
-        ),
+    _Defect(
+        ("SELECT_V2",),
+        lambda graph, op: _shape(graph, op, 0) != graph.tensor(op, op.outputs[0]).shape,
+        "does not broadcast a condition",
+        "expand the condition to the shape of the result in the model",
     ),
-}
+)

@@ -10,6 +10,7 @@ from pytest_edgeq.errors import UnrunnableError
 from pytest_edgeq.names import printable
 from pytest_edgeq.runtimes.gpu_known import known_defect
 from pytest_edgeq.runtimes.refusals import OTHER_KIND
+from pytest_edgeq.runtimes.workers.link import CHATTER
 from pytest_edgeq.tflite.cut import Cut, first_op_that
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op
@@ -22,9 +23,9 @@ NO_OP: Final = "the GPU takes no op of the file"
 _WRONG: Final = re.compile(r"^E\d{4} |^W\d{4} .*Shape mismatch|Validation error", re.MULTILINE)
 
 _CHATTER: Final = re.compile(
-    rf"({NO_ADAPTER}|{NO_SHADER}|{NO_OP}|INFO|I0000|WARNING: Logging|Warning: max)"
-    r"|\W*$|=== Source|(\s*at \w+ \()?third_party|└ (Could not load|Failed to modify)"
-    r"|.*(npu_registry|compiler_plugin\.cc|litert_compiled_model\.h|compiled_model\.cc)"
+    rf"{CHATTER.pattern}|{NO_ADAPTER}|{NO_SHADER}|{NO_OP}|WARNING: Logging|Warning: max"
+    r"|\W*$|=== Source|(\s*at \w+ \()?third_party|└ Failed to modify"
+    r"|.*(litert_compiled_model\.h|compiled_model\.cc)"
 )
 """Lines that the engine prints for every file, positions in its source, and texts of ours."""
 

@@ -48,7 +48,14 @@ def open_here(opening: Opening) -> Engine:
         return _OwnEngine(opening.own, source, signature)
     if opening.runtime == "compiled":
         return CompiledEngine(source, opening.graph, signature, opening.threads)
-    return InterpreterEngine(source, signature, opening.runtime, opening.threads, keep=opening.keep)
+    return InterpreterEngine(
+        source,
+        signature,
+        opening.runtime,
+        opening.threads,
+        keep=opening.keep,
+        interpreters=None if opening.keep else opening.interpreters,
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,11 +88,6 @@ class Runner:
             raise self._refusal("load", error, {}) from error.__cause__
         if opening.own is not None:
             runtimes.opened(self._engine)
-
-    @property
-    def n_on_cpu(self) -> int:
-        """Number of ops that run on the CPU, of a runtime on the GPU."""
-        return self._engine.n_on_cpu
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
         """Run one sample."""

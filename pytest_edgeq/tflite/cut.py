@@ -186,6 +186,7 @@ class _Cutter:
         isolated.opcodeIndex = self._opcode(raw.opcodeIndex)
         isolated.mutatingVariableInputs = None
         isolated.debugMetadataIndex = -1
+        self._add_decomposition(op, isolated)
         own: dict[int, int] = {-1: -1}
         isolated.inputs = []
         for position, index in enumerate(op.inputs):
@@ -208,6 +209,24 @@ class _Cutter:
         isolated.outputs = [made[index] for index in op.outputs]
         self.main.operators.append(isolated)
         self.ops.append(op)
+
+    def _add_decomposition(self, op: Op, raw: Any) -> None:
+        """Add the subgraph that a composite consists of, and those of composites in it."""
+        subgraph = self.graph.decomposition(op)
+        if subgraph is None:
+            return
+        copied = copy.copy(self.raw.subgraphs[subgraph.index])
+        raw.builtinOptions2 = copy.copy(raw.builtinOptions2)
+        raw.builtinOptions2.decompositionSubgraphIndex = len(self.model.subgraphs)
+        self.model.subgraphs.append(copied)
+        copied.tensors = [copy.copy(each) for each in copied.tensors]
+        for tensor, own in zip(subgraph.tensors, copied.tensors, strict=True):
+            own.buffer = self._buffer(tensor) if tensor.is_constant else 0
+        copied.operators = [copy.copy(each) for each in copied.operators]
+        for part, own in zip(subgraph.ops, copied.operators, strict=True):
+            own.opcodeIndex = self._opcode(own.opcodeIndex)
+            own.debugMetadataIndex = -1
+            self._add_decomposition(part, own)
 
     def _input(self, op: Op, index: int) -> int:
         name = f"in_{op.index}_{index}"
@@ -306,11 +325,13 @@ def _facts_of(graph: OpGraph, subgraph: Subgraph) -> _Facts:
     if subgraph.index in known:
         return known[subgraph.index]
     causes, fixed = dict[int, str](), set[int]()
+    # Until it is known, for a composite that runs itself.
+    known[subgraph.index] = _Facts({-1: "it runs itself"}, set(), set())
     computed = {i for i in subgraph.inputs if not subgraph.tensors[i].is_constant}
     computed |= {tensor.index for tensor in subgraph.tensors if tensor.is_variable}
     operators = _unpacked(graph).subgraphs[subgraph.index].operators
     for op in subgraph.ops:
-        cause = _why_not_isolated(subgraph, op, operators[op.index], computed)
+        cause = _why_not_isolated(graph, op, operators[op.index], computed)
         if cause:
             causes[op.index] = cause
         elif op.name in _PREPARES and not any(index in computed for index in op.inputs):
@@ -321,10 +342,15 @@ def _facts_of(graph: OpGraph, subgraph: Subgraph) -> _Facts:
     return known[subgraph.index]
 
 
-def _why_not_isolated(subgraph: Subgraph, op: Op, raw: Any, computed: set[int]) -> str:
+def _why_not_isolated(graph: OpGraph, op: Op, raw: Any, computed: set[int]) -> str:
     """Return why an op cannot be isolated; empty if it can."""
+    subgraph = graph.subgraphs[op.subgraph]
     options = (raw.builtinOptions, raw.builtinOptions2)
-    if any("subgraph" in key.lower() for each in options if each for key in vars(each)):
+    parts = graph.decomposition(op)
+    if parts is not None:
+        if cause := next(iter(_facts_of(graph, parts).causes.values()), ""):
+            return cause
+    elif any("subgraph" in key.lower() for each in options if each for key in vars(each)):
         return "it runs other subgraphs"
     if facts_of(op.name).random:
         return "it gives other values in every run"

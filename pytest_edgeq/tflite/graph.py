@@ -52,10 +52,13 @@ class OpGraph:
 
     @classmethod
     def read(
-        cls, source: TflitePath | bytes, build: Callable[[Buffer], None] | None = None
+        cls,
+        source: TflitePath | bytes,
+        build: Callable[[Buffer], None] | None = None,
+        section: str | None = None,
     ) -> OpGraph:
-        """Read the graph of a file."""
-        return _read(open_tflite(source, build))
+        """Read the graph of a file; of a bundle that of a section."""
+        return _read(open_tflite(source, build, section))
 
     @property
     def ops(self) -> tuple[Op, ...]:
@@ -68,6 +71,11 @@ class OpGraph:
         if isinstance(self._buffer, MappedFile):
             self._buffer.check()
         return self._buffer
+
+    @property
+    def section(self) -> str | None:
+        """Name of the section of a bundle; None of a file that is no bundle."""
+        return self._buffer.section if isinstance(self._buffer, MappedFile) else None
 
     @property
     def is_stateful(self) -> bool:
@@ -89,6 +97,19 @@ class OpGraph:
     def option(self, op: Op, field: str, default: Any) -> Any:
         """Return an option of an op by the schema's name, or the default if it has none."""
         return builtin_option(self.operator(op), field, default)
+
+    def decomposition(self, op: Op) -> Subgraph | None:
+        """Return the subgraph that a composite consists of; None of other ops."""
+        from ai_edge_litert import schema_py_generated as schema
+
+        raw, kind = self.operator(op), schema.BuiltinOptions2.StableHLOCompositeOptions
+        table = raw.BuiltinOptions2()
+        if table is None or raw.BuiltinOptions2Type() != kind:
+            return None
+        options = schema.StableHLOCompositeOptions()
+        options.Init(table.Bytes, table.Pos)
+        index = options.DecompositionSubgraphIndex()
+        return self.subgraphs[index] if 0 <= index < len(self.subgraphs) else None
 
     def version(self, op: Op) -> int:
         """Return the version of an op, by which kernels choose their behaviour."""

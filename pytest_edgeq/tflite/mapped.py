@@ -18,25 +18,29 @@ class MappedFile(mmap.mmap):
     """
 
     path: Path
+    label: str  # names the file in texts, such as `model.litertlm:embedder`
+    section: str | None  # of the bundle that it is a copy of; None of another file
     _stamp: tuple[int, int, int]
 
     @classmethod
-    def open(cls, path: Path) -> MappedFile:
-        """Map a file."""
+    def open(cls, path: Path, bundle: str = "", section: str | None = None) -> MappedFile:
+        """Map a file, or the copy of a section of the bundle of this label."""
         with path.open("rb") as file:
             mapped = cls(file.fileno(), 0, access=mmap.ACCESS_READ)
         # So that the path stays valid in another working directory.
         mapped.path = path.absolute()
+        mapped.section = section
+        mapped.label = f"{bundle}:{section}" if bundle else str(mapped.path)
         mapped._stamp = _stamp(mapped.path)
         return mapped
 
     def check(self) -> None:
         """Check that the file is still the one that was opened."""
         if not self.path.exists():
-            raise FileNotFoundError(f"{self.path} is gone since it was loaded; keep the file")
+            raise FileNotFoundError(f"{self.label} is gone since it was loaded; keep the file")
         if _stamp(self.path) != self._stamp:
             raise ValueError(
-                f"{self.path} was written anew since it was loaded: load it again, or load its "
+                f"{self.label} was written anew since it was loaded: load it again, or load its "
                 "bytes (path.read_bytes()) if it is meant to change"
             )
 

@@ -17,11 +17,15 @@ the last `;` (litert_torch/backend/debuginfo/_build.py, 0.10). Three things make
 - The result of the graph is named after the output, not after a module.
 
 If several modules are left that may have called the op, the result is None.
+
+`litert_torch.generative.export_hf` wraps a language model and exchanges classes of its modules:
+there the attributes alone name a module, see `ExportedModules`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -98,14 +102,14 @@ class ModuleTree:
     """A torch model's modules, by which names in a `.tflite` file are resolved."""
 
     def __init__(self, root: ModuleNode) -> None:
-        self._root = root
+        self.root = root
         self._found: dict[tuple[int, str], list[tuple[ModuleNode, tuple[ModuleNode, ...]]]] = {}
         self._graph: OpGraph | None = None  # whose names are known
         self._known: dict[str, ModuleNode | None] = {}
 
     def __reduce__(self) -> tuple[type[ModuleTree], tuple[ModuleNode]]:
         """Leave out the cache, which is valid in this process only."""
-        return ModuleTree, (self._root,)
+        return ModuleTree, (self.root,)
 
     def path_of(self, graph: OpGraph, op: Op) -> str | None:
         """Return an op's module path, the first of several, as in `named_modules()`."""
@@ -164,9 +168,9 @@ class ModuleTree:
 
     def _readings(self, labels: Sequence[str]) -> list[tuple[tuple[ModuleNode, ...], set[str]]]:
         """Return every reading of a stack: modules called, and paths of modules left out."""
-        if labels[0] != self._root.label:
+        if labels[0] != self.root.label:
             return []
-        ways: list[tuple[tuple[ModuleNode, ...], set[str]]] = [((self._root,), set())]
+        ways: list[tuple[tuple[ModuleNode, ...], set[str]]] = [((self.root,), set())]
         for label in labels[1:]:
             ways = [
                 ((*called, node), left_out | {skipped.path for skipped in between})
@@ -235,6 +239,105 @@ class ModuleTree:
             name
             for name in names
             if any(self._readings(stack.split("/")[:1]) for stack in _stacks(name))
+        )
+
+
+class ExportedModules:
+    """
+    The modules of a language model in a file of `litert_torch.generative.export_hf`.
+
+    With a model's tree paths are as in `named_modules()`. Without one they are those of the names,
+    which leave out lists: that of the decoder layers is assumed to be `layers`.
+    """
+
+    def __init__(self, tree: ModuleTree | None = None) -> None:
+        self._tree = tree
+        self._paths = {} if tree is None else dict(_paths_without_lists(tree.root, ()))
+        self._graph: OpGraph | None = None  # whose ops are known
+        self._known: dict[tuple[int, int], str | None] = {}
+
+    def __reduce__(self) -> tuple[type[ExportedModules], tuple[ModuleTree | None]]:
+        """Leave out the cache, which is valid in this process only."""
+        return ExportedModules, (self._tree,)
+
+    def path_of(self, graph: OpGraph, op: Op) -> str | None:
+        """Return the path of an op's module in the model that was exported."""
+        if graph is not self._graph:
+            self._graph, self._known = graph, {}
+            for subgraph in graph.subgraphs:
+                self._resolve(graph, subgraph)
+        return self._known[op.subgraph, op.index]
+
+    def _resolve(self, graph: OpGraph, subgraph: Subgraph) -> None:
+        """Find the modules of a subgraph's ops, in order."""
+        layers = set[str]()  # whose ops with weights are known
+        logits = {
+            each.tensor.index
+            for signature in graph.signatures
+            for each in signature.outputs
+            if signature.subgraph == subgraph.index and each.name == "logits"
+        }
+        for op in subgraph.ops:
+            path: str | None
+            has_weights = facts_of(op.name).module is not None
+            operands = [each.tensor for each in roles_of(graph, op).weights] if has_weights else []
+            results = [subgraph.tensors[i] for i in op.outputs if i >= 0]
+            stacks = [stack for each in (*operands, *results) for stack in _stacks(each.name)]
+            paths = [path for stack in stacks if (path := self._path(stack)) is not None]
+            if has_weights and not paths and op.outputs[0] in logits:
+                path = "lm_head"  # tied to the embedding: its weight has no name of its own
+            elif has_weights:
+                # A product is named after the first traced one as well, and a caller of it.
+                own = [p for p in paths if not any(each.startswith(f"{p}.") for each in paths)]
+                path = next((p for p in own if p not in layers), next(iter(own), None))
+                layers.update([] if path is None else [path])
+            elif paths:
+                path = paths[0]  # those behind it are of ops that were traced before it
+            else:
+                makers = (subgraph.producer.get(i) for i in op.inputs)
+                known = (self._known[op.subgraph, m.index] for m in makers if m is not None)
+                path = next((each for each in known if each is not None), None)
+            self._known[op.subgraph, op.index] = path
+
+    def _path(self, stack: str) -> str | None:
+        labels = stack.split("/")
+        if not labels[0].startswith(_EXPORTER):
+            return None
+        models = [at for at, label in enumerate(labels) if _MODEL.search(label)]
+        if not models and len(labels) > 1:
+            return None
+        called_labels = labels[models[0] + 1 :] if models else []
+        found = [_LABEL.fullmatch(label) for label in called_labels]
+        called = tuple(each["attribute"] for each in found if each is not None)
+        listed = (
+            f"layers.{each['attribute']}" if each["owner"].endswith("Layer") else each["attribute"]
+            for each in found
+            if each is not None
+        )
+        return self._paths.get(called) or ".".join(listed)
+
+
+_EXPORTER = "litert_torch.generative.export_hf."
+_MODEL = re.compile(r"For(CausalLM|ConditionalGeneration)_")
+_LABEL = re.compile(r"(?P<owner>.*?)_(?P<attribute>[a-z0-9_]+)")
+
+
+def exported_modules(graph: OpGraph, tree: ModuleTree | None = None) -> ExportedModules | None:
+    """Return the modules of a file of `export_hf` by their names; None for other files."""
+    names = (tensor.name for subgraph in graph.subgraphs for tensor in subgraph.tensors)
+    stacks = (stack for name in names for stack in _stacks(name))
+    found = any(stack.startswith(_EXPORTER) and _MODEL.search(stack) for stack in stacks)
+    return ExportedModules(tree) if found else None
+
+
+def _paths_without_lists(
+    node: ModuleNode, called: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield paths by the attributes of the modules that are called."""
+    yield called, node.path
+    for each in node.children:
+        yield from _paths_without_lists(
+            each, called if each.kind == "list" else (*called, each.attribute)
         )
 
 

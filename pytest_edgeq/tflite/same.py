@@ -6,6 +6,7 @@ from collections.abc import Container, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pytest_edgeq.tflite.flatbuffer import enum_names
 from pytest_edgeq.tflite.graph import OpGraph
@@ -149,13 +150,52 @@ def _fields(graph: OpGraph, op: Op) -> dict[str, Any]:
     from ai_edge_litert import schema_py_generated as schema
 
     raw = schema.OperatorT.InitFromObj(graph.operator(op))
-    fields = {} if raw.builtinOptions is None else vars(raw.builtinOptions)
+    fields: dict[str, Any] = {}
+    for options in (raw.builtinOptions, raw.builtinOptions2):
+        fields |= {} if options is None else vars(options)
+    if fields.pop("decompositionSubgraphIndex", None) is not None:  # each file numbers its own
+        fields |= _attributes(fields.pop("compositeAttributes"))
     if raw.customOptions is not None:
         fields = {**fields, "options": bytes(bytearray(raw.customOptions))}
     return {
         key: value.tolist() if isinstance(value, np.ndarray) else value
         for key, value in fields.items()
     }
+
+
+def _attributes(content: npt.NDArray[np.uint8] | None) -> dict[str, Any]:
+    """Return the attributes of a composite, by name."""
+    from flatbuffers import flexbuffers  # type: ignore[import-untyped] # ships no types
+
+    raw = b"" if content is None else bytes(bytearray(content))
+    try:
+        found = flexbuffers.Loads(raw)
+    except Exception:  # of many kinds in a damaged file
+        found = None
+    if not isinstance(found, dict):
+        return {"attributes": raw}
+    # A float32 is not written as the float64 that it is.
+    return {k: float(f"{v:.7g}") if isinstance(v, float) else v for k, v in found.items()}
+
+
+def decomposition_differences(origin: OpGraph, other: OpGraph, one: Op, two: Op) -> Iterator[str]:
+    """Describe the differing options and float constants of the ops of two composites."""
+    here, there = origin.decomposition(one), other.decomposition(two)
+    if here is None or there is None or [o.name for o in here.ops] != [o.name for o in there.ops]:
+        return
+    for ours, theirs in zip(here.ops, there.ops, strict=True):
+        texts = [*option_differences(origin, other, ours, theirs)]
+        for place, pair in enumerate(zip(ours.inputs, theirs.inputs, strict=False)):
+            if min(pair) < 0:
+                continue
+            sides = (origin, here.tensors[pair[0]]), (other, there.tensors[pair[1]])
+            if not all(each.is_constant and each.dtype == "float32" for _, each in sides):
+                continue
+            expected, got = (graph.constant(each).view(np.float32) for graph, each in sides)
+            if expected.size == got.size and (expected != got).any():
+                at = int((expected != got).argmax())
+                texts.append(f"operand {place}: expected {expected[at]:.6g}, got {got[at]:.6g}")
+        yield from (f"its {theirs.name} #{theirs.index}: {text}" for text in texts)
 
 
 def parameter_difference(ours: Tensor, theirs: Tensor) -> str:

@@ -1,5 +1,5 @@
 """
-Open a `.tflite` file, or refuse it with the reason.
+Open a `.tflite` file or a model of a bundle, or refuse it with the reason.
 
 A file is mapped, never read whole; bytes are not copied.
 """
@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from pytest_edgeq.errors import UnrunnableError
 from pytest_edgeq.names import printable
+from pytest_edgeq.tflite.bundles import open_bundle
 from pytest_edgeq.tflite.mapped import Buffer, MappedFile
 
 TflitePath: TypeAlias = "str | os.PathLike[str]"
@@ -52,10 +53,14 @@ def build_interpreter(source: Path | bytes) -> None:
 
 
 def open_tflite(
-    source: TflitePath | bytes, build: Callable[[Buffer], None] | None = None
+    source: TflitePath | bytes,
+    build: Callable[[Buffer], None] | None = None,
+    section: str | None = None,
 ) -> Buffer:
     """
     Return the bytes of a `.tflite` file after checking that it is one.
+
+    A bundle is opened as the model that `section` names, or as its only one.
 
     The flatbuffer is verified by the interpreter's own verifier (`CreateWrapperFromBuffer` runs
     `tflite::VerifyModelBuffer`): tables and vectors all lie inside the file, so a truncated
@@ -66,26 +71,34 @@ def open_tflite(
         IsADirectoryError: The path is a folder.
         OSError: The path is too long, or this user may not open the file.
         ValueError: Empty, truncated, damaged, or not a TFLite file; or a path that is not UTF-8.
+            A bundle without this section, or with several models and none named.
+        ModuleNotFoundError: The package that reads `.litertlm` is not installed.
         TypeError: Neither a path nor bytes.
         UnrunnableError: The process ended in which it was built.
     """
     if isinstance(source, (bytes, bytearray, memoryview)):
-        content = bytes(source)
-        _check(content, f"{len(content)} bytes", build or _build_here)
-        return content
-    if not isinstance(source, (str, os.PathLike)):
+        buffer: Buffer = bytes(source)
+        where = f"{len(buffer)} bytes"
+    elif isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        where = str(path)
+        try:
+            buffer = _mapped(path)
+        except OSError as error:
+            if error.errno is None:  # raised here, with a sentence
+                raise
+            raise type(error)(f"{path} cannot be opened: {error.strerror}") from error
+    else:
         raise TypeError(
             f"expected the path or the bytes of a .tflite file, got {type(source).__name__}"
         )
-    path = Path(source)
-    try:
-        mapped = _mapped(path)
-    except OSError as error:
-        if error.errno is None:  # raised here, with a sentence
-            raise
-        raise type(error)(f"{path} cannot be opened: {error.strerror}") from error
-    _check(mapped, str(path), build or _build_here)
-    return mapped
+    bundle = open_bundle(buffer.path if isinstance(buffer, MappedFile) else buffer)
+    if bundle is not None:
+        name = bundle.choose(section)
+        buffer = MappedFile.open(bundle.model(name), bundle.label, name)
+        where = buffer.label
+    _check(buffer, where, build or _build_here)
+    return buffer
 
 
 def _mapped(path: Path) -> MappedFile:
@@ -122,8 +135,8 @@ def _check(buffer: Buffer, where: str, build: Callable[[Buffer], None]) -> None:
         )
     identifier = bytes(buffer[4:8])
     if identifier != _IDENTIFIER:
-        if container := _container(buffer):
-            raise ValueError(f"{where}: not a .tflite file: {container}")
+        if bytes(buffer[:4]) == b"PK\x03\x04":
+            raise ValueError(f"{where}: not a .tflite file: it is {_zip_text(buffer)}")
         raise ValueError(
             f"{where}: not a .tflite file: file identifier {identifier!r}, expected {_IDENTIFIER!r}"
             f"{_guess_format(bytes(buffer[:8]))}"
@@ -162,31 +175,16 @@ def _guess_format(head: bytes) -> str:
     return ""
 
 
-def _container(buffer: Buffer) -> str:
-    """Describe a zip archive or a LiteRT-LM file; empty for others."""
-    head = bytes(buffer[:8])
-    if head == b"LITERTLM":
-        return "it is a LiteRT-LM file (.litertlm)"
-    if not head.startswith(b"PK\x03\x04"):
-        return ""
-    try:
-        return f"it is {_zip_text(buffer)}"
-    except Exception:  # whatever a damaged directory makes the reader raise
-        return "it is a zip archive, whose directory cannot be read"
-
-
 def _zip_text(buffer: Buffer) -> str:
+    """Describe a zip archive without models."""
     source = buffer.path if isinstance(buffer, MappedFile) else io.BytesIO(buffer)
-    with zipfile.ZipFile(source) as archive:
-        names = archive.namelist()
+    try:
+        with zipfile.ZipFile(source) as archive:
+            names = archive.namelist()
+    except Exception:  # whatever a damaged directory makes the reader raise
+        return "a zip archive, whose directory cannot be read"
     if any(name.rpartition("/")[2] == "data.pkl" for name in names):
         return "a zip archive, a torch checkpoint"
-    models = [name for name in names if name.endswith((".tflite", ".task"))]
-    if models:
-        return (
-            f"a zip archive of models, as MediaPipe's .task files are, with "
-            f"{_listed(models)}: unpack it, and give one of these"
-        )
     return f"a zip archive with {_listed(names)}"
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from fixtures import keras_nets
 from fixtures.models import seeded
 from pytest_edgeq import Edgeq
+from tests.roots import Provide
 
 if TYPE_CHECKING:
     from pytest_edgeq import Comparison
@@ -46,21 +47,24 @@ def features() -> Features:
 
 
 @pytest.fixture(scope="session")
-def keras_files(tmp_path_factory: pytest.TempPathFactory, features: Features) -> Path:
+def keras_files(once_a_run: Provide, features: Features) -> Path:
     """The folder of `fixtures.keras_nets`, written by a process of its own."""
-    folder = tmp_path_factory.mktemp("keras")
-    parameters = {name: value.detach().numpy() for name, value in features.conv.named_parameters()}
-    np.savez(folder / "twin.npz", kernel=parameters["weight"], bias=parameters["bias"])
-    made = subprocess.run(
-        [sys.executable, "-m", "fixtures.keras_nets", str(folder)],
-        cwd=Path(keras_nets.__file__).parents[1],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert made.returncode == 0, made.stderr
-    return folder
+    values = {name: value.detach().numpy() for name, value in features.conv.named_parameters()}
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        np.savez(folder / "twin.npz", kernel=values["weight"], bias=values["bias"])
+        made = subprocess.run(
+            [sys.executable, "-m", "fixtures.keras_nets", str(folder)],
+            cwd=Path(keras_nets.__file__).parents[1],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert made.returncode == 0, made.stderr
+
+    return once_a_run("keras", make)
 
 
 @pytest.fixture(scope="session")

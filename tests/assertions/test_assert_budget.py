@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from fixtures.models import ResidualNet, samples
+from fixtures.token_logits import broken, sequences
+from fixtures.token_logits import comparison as of_tokens
 from pytest_edgeq import Budget, Edgeq, QuantizedModel, assert_within_budget
 from pytest_edgeq.errors import UnmatchedError
 from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
@@ -45,6 +47,13 @@ def test_a_real_model_is_within_its_budget(static: QuantizedModel) -> None:
 def test_one_bound(comparison: Any, golden: Any) -> None:
     """The text of the simplest failure."""
     golden("budget", lambda: assert_within_budget(comparison(), Budget(max_abs_error=0.25)))
+
+
+def test_where_a_language_model_breaks(golden: Any) -> None:
+    """A budget of logits names the first position below its SQNR."""
+    measured = of_tokens(sequences(broken, start=40))
+    budget = Budget(sqnr_db=30, top1_agreement=0.95, kl=0.01, perplexity_ratio=1.02)
+    golden("budget_positions", lambda: assert_within_budget(measured, budget))
 
 
 def test_the_stage_to_blame(comparison: Any, golden: Any) -> None:

@@ -204,9 +204,10 @@ def _outputs(residual: OpMap, borders: Make) -> OpMap:
     return changed
 
 
-def _on_gpu(residual: OpMap) -> OpMap:
+def _on_gpu(residual: OpMap, runtime: str = "gpu") -> OpMap:
     """The same map with delegation: all ops on the GPU."""
-    return {**residual, "ops": [{**row, "delegation": "on the GPU"} for row in residual["ops"]]}
+    ops = [{**row, "delegation": "on the GPU"} for row in residual["ops"]]
+    return {**residual, "ops": ops, "delegation": runtime}
 
 
 def _delegation(residual: OpMap, borders: Make) -> OpMap:
@@ -247,15 +248,17 @@ def test_the_text_is_the_golden_one(case: str, residual: Make, borders: Make) ->
     assert text + "\n" == (GOLDEN / f"{case}.txt").read_text("utf-8")
 
 
-def test_delegation_is_one_change_where_one_side_has_it(residual: Make) -> None:
-    """A test that asks for it since, or no longer; other changes are reported with it."""
+def test_delegation_of_another_runtime_is_one_change(residual: Make, borders: Make) -> None:
+    """Or where one side has it; other changes are reported with it."""
     stored = residual()
-    assert told(stored, _on_gpu(stored)).startswith("delegation: not in the baseline\n")
-    assert told(_on_gpu(stored), stored).startswith("delegation: no longer asked for\n")
+    assert told(stored, _on_gpu(stored)).startswith("delegation went from none to gpu\n")
+    assert told(_on_gpu(stored), stored).startswith("delegation went from gpu to none\n")
+    elsewhere = _delegation(stored, borders) | {"delegation": "pi:gpu"}
+    assert told(_on_gpu(stored), elsewhere).startswith("delegation went from gpu to pi:gpu\n")
     changed = copy.deepcopy(stored)
     changed["ops"][2]["op"] = "SUB"
-    text = told(changed, _on_gpu(stored))
-    assert "became ADD; delegation: not in the baseline" in text.splitlines()[0]
+    text = told(changed, _outputs(_on_gpu(stored), borders))
+    assert "became ADD; delegation went from none to gpu (" in text.splitlines()[0]
 
 
 def test_ops_of_a_second_subgraph_are_numbered_by_themselves(op: Make, op_map: Make) -> None:

@@ -84,23 +84,19 @@ def _forbidden(*_: Any, **__: Any) -> Any:
     pytest.fail("a step ran again")
 
 
+@pytest.mark.sweep(1, slow=4)
 @pytest.mark.parametrize(
     ("kind", "flow"),
     [
         (ConvBnRelu, PT2E),
-        *(
-            pytest.param(kind, flow, marks=pytest.mark.slow)
-            for kind, flow in [
-                (SelfAttention, PT2E),
-                (SelfAttention, STATIC),
-                (ConvBnRelu, DYNAMIC),
-                (ConvBnRelu, "pt2e_dynamic_int8"),
-                (ConvBnRelu, None),
-                (CausalMask, STATIC),  # refused, as no kernel loads the file
-                # What is open stands in the graph of PT2E alone; recipes begin with a file.
-                (DynamicBatch, PT2E),
-            ]
-        ),
+        (SelfAttention, PT2E),
+        (SelfAttention, STATIC),
+        (ConvBnRelu, DYNAMIC),
+        # What is open stands in the graph of PT2E alone; recipes begin with a file.
+        (DynamicBatch, PT2E),
+        (ConvBnRelu, None),
+        (CausalMask, STATIC),  # refused, as no kernel loads the file
+        (ConvBnRelu, "pt2e_dynamic_int8"),
     ],
 )
 def test_a_hit_equals_a_build(tmp_path: Path, kind: type[SmallModel], flow: str | None) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from fixtures.language.models import EXPORTED
 from fixtures.tflite.kinds import free_shapes
 from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq.numerics.metrics import sqnr_db
@@ -238,6 +239,7 @@ def test_files_and_budgets_that_do_not_fit(saved: Callable[..., Path], run: Run)
     """Other inputs or outputs, and bounds on what an output does not have."""
     path = saved(args_0=values(2, 2, 4))
     nested, other = CONVERTED / "nested.float.tflite", CONVERTED / "local.float.tflite"
+    several = EXPORTED / "encoder_decoder.float.tflite"
     for arguments, sentence in (
         ((nested, other), "expects shape"),
         ((nested, nested, "--budget", "max_lsb_error=1"), "float32 and has no LSB"),
@@ -250,6 +252,10 @@ def test_files_and_budgets_that_do_not_fit(saved: Callable[..., Path], run: Run)
             "unknown runtime 'tpu' (did you mean gpu?); valid: xnnpack",
         ),
         ((nested, nested, "--signature", "serve"), "the file has no signature 'serve'"),
+        (
+            (nested, several),
+            "has 2 signatures ['encode', 'decode']: choose one: --signature encode",
+        ),
     ):
         done = run("compare", *arguments, "--inputs", path)
         assert (done.exit_code, done.stdout) == (2, "")

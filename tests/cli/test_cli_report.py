@@ -34,6 +34,10 @@ def test_the_table_and_the_failures(run: Run, broken: Record, tmp_path: Path) ->
     assert [line.split()[0] for line in lines[:3]] == ["model", "Broken", "Sound"]
     assert lines[3:] == ["2 tests, 1 failed", "test_x.py::test_b: sqnr_db: expected 30, got 3"]
     assert (tmp_path / "out" / "page.md").read_text("utf-8") == markdown_page(broken)
+    for view in ("--markdown", "--html"):
+        done = run("report", tmp_path / "run.json", view, "/no/such/dir/page")
+        told = "Error: /no/such/dir/page: there is no folder /no/such/dir\n"
+        assert (done.exit_code, done.stderr) == (2, told)
 
 
 def test_the_page_with_charts(

@@ -90,7 +90,7 @@ def test_the_commands_pin_torch_and_stand_in_the_pipeline() -> None:
 
 def test_a_workflow_installs_torch_once_for_the_cpu() -> None:
     """In one call that reads both indexes and pins torch, or pip replaces it by a CUDA build."""
-    assert len(workflow_installs()) == 6
+    assert len(workflow_installs()) == 7
     for install in workflow_installs():
         assert install[:3] == ["python", "-m", "pip"]
         assert "torch==2.13.0" in install

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.ecosystem.conftest import Provide
 from tests.ecosystem.overlay import ROOT, Overlay, fetch
 from tests.ecosystem.test_without_torch import MOST_PACKAGES, TESTS
+from tests.roots import Provide
 
 # Environments are installed.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
-PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+PYTHONS = ("3.10", "3.12", "3.14", "3.13", "3.11")
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,7 @@ def _interpreter(newest: Overlay, version: str) -> str:
     return run.stdout.strip()
 
 
+@pytest.mark.sweep(0, slow=3)  # Python 3.10 and 3.14, and the oldest LiteRT
 @pytest.mark.parametrize(
     ("version", "pins"),
     [
@@ -91,6 +92,7 @@ def _resolved(newest: Overlay, *arguments: str) -> list[str]:
     return [line for line in told.splitlines() if "==" in line]
 
 
+@pytest.mark.sweep(0, slow=2)
 @pytest.mark.parametrize("version", PYTHONS)
 def test_the_extra_convert_resolves(version: str, newest: Overlay, tmp_path: Path) -> None:
     """Beside a torch that a team has pinned."""
@@ -103,6 +105,7 @@ def test_the_extra_convert_resolves(version: str, newest: Overlay, tmp_path: Pat
     assert [each for each in found if each.startswith("litert-torch==")]
 
 
+@pytest.mark.sweep(0, slow=5)
 @pytest.mark.parametrize("platform", ["aarch64-unknown-linux-gnu", "windows", "macos"])
 @pytest.mark.parametrize("version", PYTHONS)
 def test_the_plain_install_resolves_elsewhere(version: str, platform: str, newest: Overlay) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from pytest_edgeq.versions import version_of
-from tests.ecosystem.conftest import Provide
 from tests.ecosystem.overlay import PYPROJECT, ROOT, Overlay, fetch
 from tests.ecosystem.test_plugins_together import assert_recorded, run_project
+from tests.roots import Provide
 
 # Environments are installed, and parts of this suite run in them.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import pytest_edgeq
-from tests.ecosystem.conftest import Provide
 from tests.ecosystem.overlay import ROOT, Overlay, fetch
+from tests.roots import Provide
 
 # Environments are installed, and parts of this suite run in them.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]

@@ -13,8 +13,8 @@ import tomllib
 from packaging.requirements import Requirement
 
 from fixtures.tflite.make import CONVERTED
-from tests.ecosystem.conftest import Provide
 from tests.ecosystem.overlay import PYPROJECT, ROOT, Overlay
+from tests.roots import Provide
 
 INT8 = CONVERTED / "batch_norms.int8.tflite"
 FLOAT = CONVERTED / "batch_norms.float.tflite"

@@ -74,6 +74,7 @@ def fails(kind: str) -> object:
     return threading.Lock()
 
 
+@pytest.mark.timeout(400)
 def test_no_task_is_lost_with_processes_that_are_killed(pool: LocalPool) -> None:
     """
     At random moments, many of them in the middle of a message of more than a pipe holds.
@@ -84,7 +85,8 @@ def test_no_task_is_lost_with_processes_that_are_killed(pool: LocalPool) -> None
     print(f"seed {seed}")  # shown where it fails
     chance, kills, died = random.Random(seed), list[int](), list[int]()
     pool.submit(os.getpid).result(60)
-    for number in rounds():
+    # Each round starts a process, which takes seconds on a busy machine.
+    for number in rounds(300):
         if len(died) >= 4:
             break
         sent = [pool.submit(answered, each, bytes(200_000), 400_000) for each in range(8)]

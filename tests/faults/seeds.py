@@ -6,12 +6,10 @@ import functools
 from typing import Any
 
 import numpy as np
-from ai_edge_litert import schema_py_generated as schema
-from flatbuffers import flexbuffers  # type: ignore[import-untyped] # ships no types
 
 from fixtures.tflite import make
 from fixtures.tflite.single import FLOATS, HYBRID, QUANTIZED
-from fixtures.tflite.writer import FileWriter, chain, constant, sparse_row
+from fixtures.tflite.writer import FileWriter, chain, composite, constant, sparse_row
 from tests.tflite.one_op_files import KINDS, data_of, layer, write
 
 _CONVERTED = (
@@ -107,14 +105,7 @@ def _variable() -> bytes:
 def _composite() -> bytes:
     """A composite, and what it is made of."""
     file = FileWriter()
-    main = file.graph()
-    main.fill(("STABLEHLO_COMPOSITE", "x", "y"), inputs="x", outputs="y")
-    raw = main.raw.operators[0]
-    raw.builtinOptions2Type = schema.BuiltinOptions2.StableHLOCompositeOptions
-    raw.builtinOptions2 = schema.StableHLOCompositeOptionsT()
-    raw.builtinOptions2.name = "mine"
-    raw.builtinOptions2.decompositionSubgraphIndex = 1
-    raw.builtinOptions2.compositeAttributes = np.frombuffer(flexbuffers.Dumps({}), np.uint8)
+    file.graph().fill(composite("mine", "x", "y", 1), inputs="x", outputs="y")
     file.graph("inner").fill(("ABS", "x", "y"), inputs="x", outputs="y")
     return file.content()
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults import sessions
 
-# 20 sessions of pytest on two workers.
+# Up to 20 sessions of pytest on two workers.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -31,9 +31,10 @@ def run_in_random_orders(folder: Path, seed: int, count: int) -> None:
         assert not other, f"seed {number}: stored differently than by seed {seed}: {sorted(other)}"
 
 
-def test_all_orders_store_the_same(tmp_path: Path) -> None:
-    """Twenty of them, each on two workers."""
-    run_in_random_orders(tmp_path, 0, 20)
+@pytest.mark.parametrize("count", [6, pytest.param(20, marks=pytest.mark.full)])
+def test_all_orders_store_the_same(count: int, tmp_path: Path) -> None:
+    """So many of them, each on two workers."""
+    run_in_random_orders(tmp_path, 0, count)
 
 
 def test_an_order_that_shows_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

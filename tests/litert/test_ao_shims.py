@@ -20,7 +20,8 @@ from pytest_edgeq import litert
 from pytest_edgeq.litert import weights as writer
 from pytest_edgeq.runtimes.edge import EdgeFile
 
-pytestmark = pytest.mark.slow
+# What they look at changes with the libraries alone, which the pipeline pins.
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 with litert.quiet():
     from torchao import quantization as ao

@@ -589,6 +589,7 @@ def _draws(statement: str) -> bool:
     return bool(subprocess.run([sys.executable, "-c", script], check=False, timeout=100).returncode)
 
 
+@pytest.mark.full  # a process that imports the converter; the libraries are pinned
 def test_the_converter_still_draws_a_number_when_it_is_imported() -> None:
     """By rich, in litert-torch 0.10.0: calibration data that draws would differ from then on."""
     assert _draws("import litert_torch")

@@ -17,7 +17,8 @@ from fixtures.models import normal, seeded
 from pytest_edgeq import litert
 from pytest_edgeq.litert import pt2e_graphs, qat
 
-pytestmark = pytest.mark.slow
+# What they look at changes with the libraries alone, which the pipeline pins.
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 EPS, MOMENTUM, DROPOUT = 0.1, 0.3, 0.25
 

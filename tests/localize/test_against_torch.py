@@ -327,17 +327,17 @@ def test_a_defect_in_an_op_of_a_loaded_file_is_located(
     _blamed_alone(maker, build, PatchAttention, kind, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(0, slow=2)
 @pytest.mark.parametrize(
     ("name", "kind", "seed"),
     [
+        ("volumes", "transpose permuted", 1),
         ("patches", "operand replaced", 0),
         ("curves", "operand replaced", 1),
+        ("dotted", "operand replaced", 0),  # of a RESHAPE
         ("matrices_as_stored", "operand replaced", 0),
         ("shuffled_pixels", "operand replaced", 0),
         ("between_norms", "operand replaced", 1),
-        ("dotted", "operand replaced", 0),  # of a RESHAPE
-        ("volumes", "transpose permuted", 1),
     ],
 )
 def test_an_op_that_repairs_a_loaded_file_is_named(

@@ -61,7 +61,10 @@ def built(maker: Edgeq, name: str, flow: str) -> QuantizedModel:
 MORE_OF_PT2E = [(name, PT2E) for name in list(IDIOMS)[::4] if (name, PT2E) not in NOT_SOUND]
 
 
-@pytest.mark.parametrize(("name", "flow"), sorted({*BUILDS, *MORE_OF_PT2E}))
+@pytest.mark.parametrize(
+    ("name", "flow"),
+    [*BUILDS, *(pytest.param(*each, marks=pytest.mark.full) for each in MORE_OF_PT2E)],
+)
 def test_every_op_is_compared_and_none_is_blamed(maker: Edgeq, name: str, flow: str) -> None:
     """Sound builds have no finding, nor has `load` on the file and the module alone."""
     kind, quantized = IDIOMS[name], built(maker, name, flow)
@@ -87,6 +90,8 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(tmp_path_factory.mktemp("idioms"), with_peers=False, with_loaded=False)
 
 
+# 15 of 51 have each flow three times, and each kind.
+@pytest.mark.sweep(0, slow=15)
 @pytest.mark.parametrize(("name", "flow"), BUILDS)
 def test_a_defect_is_caught_and_its_op_is_named(bench: Bench, name: str, flow: str) -> None:
     """Two kinds, which take turns, a place of each; what changes no code is not a defect."""

@@ -21,7 +21,8 @@ TRUE = {
 """What these files really lose: a kernel that knows one scale, a mask that masks nothing."""
 
 
-@pytest.mark.parametrize("flow", [FLOAT, DYNAMIC, STATIC])
+@pytest.mark.sweep(0, slow=5)
+@pytest.mark.parametrize("flow", [STATIC, DYNAMIC, FLOAT])
 @pytest.mark.parametrize("name", ["swin", "swinv2", "deberta-v2", "gemma2"])
 def test_every_op_is_held_and_only_true_losses_are_told(maker: Edgeq, name: str, flow: str) -> None:
     """Windows that are rolled, masks that are equal, relative positions."""
@@ -35,6 +36,7 @@ def test_every_op_is_held_and_only_true_losses_are_told(maker: Edgeq, name: str,
     assert all(text.startswith(expected or "") for text in found), found
 
 
+@pytest.mark.sweep(0, slow=1)
 @pytest.mark.parametrize(("name", "flow"), [("swin", STATIC), ("deberta-v2", DYNAMIC)])
 def test_a_zeroed_channel_is_found_in_every_eighth_of_the_file(
     maker: Edgeq, name: str, flow: str

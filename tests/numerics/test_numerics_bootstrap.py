@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fixtures.token_logits import Sequences, accumulated, sequences
 from pytest_edgeq.numerics import bootstrap
 from pytest_edgeq.numerics.bootstrap import Limit, limits
 from pytest_edgeq.numerics.confidence import LEVEL, student
@@ -41,6 +42,11 @@ def rounded(values: list[Array], seed: int, noise: float = SCALE) -> list[tuple[
     return [
         (x, np.round((x + generator.normal(size=x.shape) * noise) / SCALE) * SCALE) for x in values
     ]
+
+
+def token_errors(pairs: Sequences) -> OutputErrors:
+    """The errors of the logits of a language model."""
+    return accumulated(pairs).stage().outputs["logits"]
 
 
 def worse(before: Mapping[str, Limit], after: OutputErrors) -> list[str]:
@@ -169,3 +175,28 @@ def test_a_guess_of_the_class_is_better_than_zeros() -> None:
     """Zeros are of the first class, which no row of these is: a guess is right in a quarter."""
     values = [np.array([[0.0, 1.0, 2.0, 3.0]])] * 8
     assert wiped(measure([(x, x + 0.1) for x in values]))["top1_agreement"] == 0.25
+
+
+@pytest.mark.parametrize("n", [1, 8])
+def test_the_ratio_of_perplexities_of_a_rebuild(n: int) -> None:
+    """Another draw of the noise moves it either way, of a single sequence as well."""
+    first = token_errors(sequences(n=n, size=0.3))
+    limit = limits(first)["perplexity_ratio"]
+    ratios = [
+        token_errors(sequences(n=n, size=0.3, build=b)).perplexity_ratio for b in range(1, 21)
+    ]
+    assert all(ratio is not None and limit.best < ratio < limit.worst for ratio in ratios)
+    assert limit.worst < 1.3
+
+
+def test_the_divergence_of_a_rebuild() -> None:
+    """Another draw of the noise stays within the margin, three times as much does not."""
+    before = limits(token_errors(sequences()))
+    assert all(worse(before, token_errors(sequences(build=build))) == [] for build in range(1, 11))
+    assert "kl" in worse(before, token_errors(sequences(size=0.15, build=1)))
+
+
+def test_equal_logits_have_the_margin_of_rounding() -> None:
+    """A file that equals its reference may differ by float32's rounding in the next build."""
+    before = limits(token_errors(sequences(lambda reference, seed: reference.copy())))
+    assert worse(before, token_errors(sequences(size=2e-6))) == []

@@ -19,7 +19,7 @@ from pytest_edgeq.numerics.results import OutputErrors, StageErrors
 
 ALL = (
     "max_abs_error, mean_abs_error, rmse, max_lsb_error, sqnr_db, worst_sample_sqnr_db, "
-    "cosine_similarity, top1_agreement"
+    "cosine_similarity, top1_agreement, kl, perplexity_ratio"
 )
 
 
@@ -34,6 +34,15 @@ def stage_of(**outputs: tuple[Any, Any, float | None]) -> StageErrors:
 def output_of(reference: Any, actual: Any, scale: float | None = 0.5) -> OutputErrors:
     """Return the errors of one output named scores."""
     return stage_of(scores=(reference, actual, scale)).outputs["scores"]
+
+
+@pytest.mark.parametrize("name", ["kl", "perplexity_ratio"])
+def test_an_output_without_tokens_has_no_divergence(name: str) -> None:
+    """The text says what to bound instead."""
+    errors = output_of([[1.0, 2.0]], [[1.0, 2.5]])
+    with pytest.raises(ValueError, match="is not the logits of a language model") as error:
+        Budget(**{name: 1.5}).violations(errors, "total")
+    assert str(error.value).endswith("; bound sqnr_db instead")
 
 
 def test_empty_budget_is_refused() -> None:
@@ -89,6 +98,11 @@ def test_a_bound_is_a_real_number(value: Any) -> None:
             {"max_abs_error": -1},
             "Budget(max_abs_error=-1): an error is never negative; "
             "give the greatest accepted, 0 or more",
+        ),
+        (
+            {"perplexity_ratio": 0.99},
+            "Budget(perplexity_ratio=0.99): a ratio below 1 asks the file to predict better than "
+            "its reference; give 1 or more, such as 1.02",
         ),
         (
             {"sqnr_db": 0},

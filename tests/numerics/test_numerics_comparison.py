@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fixtures.token_logits import broken, sequences
+from fixtures.token_logits import comparison as of_tokens
 from pytest_edgeq.numerics.comparison import Comparison, PointSample, WorstSample, WorstSamples
 from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import Finding, Place
@@ -75,6 +77,34 @@ def test_str_ends_with_the_findings() -> None:
     )
     text = str(comparison(health=(finding,)))
     assert text.endswith("\nhealth: zero_output: output 'scores': zero everywhere")
+
+
+def test_a_language_model_has_two_more_metrics_and_a_line_by_position() -> None:
+    """Of other models neither text nor data has them."""
+    measured = of_tokens(sequences(broken, start=60))
+    head, columns, _, line, health = str(measured).splitlines()
+    assert head.startswith("lm: ")
+    assert columns.split()[6:8] == ["kl", "perplexity_ratio"]
+    assert line.startswith("total by position: worst at position ")
+    assert health == "health: nothing found"
+    data = measured.to_dict()
+    assert json.loads(json.dumps(data)) == data
+    assert data["positions"]["total"]["n"] == [8] * 80
+    assert {"kl", "perplexity_ratio"} <= data["stages"]["total"].keys()
+    plain = comparison()
+    assert not {"positions"} & plain.to_dict().keys()
+    for each in (plain.total, plain.total.outputs["scores"]):
+        assert not {"kl", "perplexity_ratio"} & each.to_dict().keys()
+
+
+def test_errors_by_position() -> None:
+    """They are those of a stage; other models have none."""
+    measured = of_tokens(sequences())
+    assert measured.by_position() is measured.positions["total"]
+    with pytest.raises(ValueError, match="lm has no such stage; it has total"):
+        measured.by_position("conversion")
+    with pytest.raises(ValueError, match="digits has no errors by position: it is not measured as"):
+        comparison().by_position()
 
 
 def test_to_dict_leaves_the_inputs_out() -> None:

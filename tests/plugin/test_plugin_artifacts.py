@@ -127,7 +127,7 @@ NESTED = {nested!r}
 
 CONFTEST = """
 import numpy as np
-from pytest_edgeq.plugin.state import journal_key
+from pytest_edgeq.plugin.state import journal_of
 from pytest_edgeq.runtimes.edge import EdgeFile
 
 
@@ -148,7 +148,7 @@ def pytest_edgeq_runtimes(config):
 
 def pytest_sessionstart(session):
     global journal
-    journal = session.config.stash[journal_key]
+    journal = journal_of(session.config)
 
 
 def pytest_sessionfinish(session):

@@ -13,25 +13,40 @@ from tests.projects import Project
 HEAVY = ("torch", "numpy", "litert_torch", "ai_edge_litert", "ai_edge_quantizer", "tensorflow")
 CHARTS = ("bokeh", "jinja2", "PIL")
 """For --edgeq-html alone."""
-LATE = ("pytest_edgeq.baselines.session", "pytest_edgeq.baselines.obsolete", "concurrent.futures")
+OWN = (
+    *("names", "progress", "versions", "baselines.paths", "runtimes.registry"),
+    *("quantize.cache.directory", "baselines.regular_files"),  # count cached conversions
+    *("runtimes.workers.settings", "runtimes.workers.target_spec"),
+    *("plugin.controller", "plugin.html_extras", "plugin.markers", "plugin.options.declared"),
+    *("plugin.options.values", "plugin.state", "plugin.terminal_progress"),
+)
+"""Modules of this package that a run imports in which no test uses it."""
 
 
 @pytest.mark.parametrize("options", [(), ("--collect-only", "-v")], ids=["run", "collect"])
 def test_the_plugin_imports_nothing_heavy(
     project: Project, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
-    """A test that does not use the fixture pays for no framework; the memory comes with a run."""
+    """A test that does not use the fixture waits for few modules, each without dependencies."""
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p edgeq")  # other plugins may import what they like
-    absent = (*HEAVY, "torchao", "ai_edge_torch", "jax", *CHARTS, *(LATE if options else ()))
+    absent = (*HEAVY, "torchao", "ai_edge_torch", "jax", *CHARTS, "concurrent.futures", "filelock")
     conftest = f"""
         import sys
+        from pathlib import Path
         import pytest_edgeq
 
         def pytest_unconfigure():
             print("heavy:", sorted(set({absent}) & set(sys.modules)))
+            own = [
+                name.removeprefix("pytest_edgeq.")
+                for name, module in sys.modules.items()
+                if name.startswith("pytest_edgeq.")
+                and Path(module.__file__).stem != "__init__"
+            ]
+            print("more:", sorted(set(own) - set({OWN})))
     """
     files = {"conftest": conftest, "test_x": "def test_plain(): pass"}
-    shows = ["edgeq: runtime=*", "heavy: []"]
+    shows = ["edgeq: runtime=*", "heavy: []", "more: []"]
     project.run(*options, files=files, process=True, shows=shows)
 
 

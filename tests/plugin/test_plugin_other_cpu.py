@@ -46,6 +46,7 @@ def test_the_other_kernels_round_otherwise() -> None:
     assert told[0][1] != told[1][1]
 
 
+@pytest.mark.full
 def test_figures_hold_with_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test that compares figures passes once more, with the plugins that this suite needs."""
     for variable in ("PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD"):

@@ -154,9 +154,9 @@ def test_a_history_is_drawn(open_page: Open) -> None:
     assert page.locator("[data-drawn]").count() == page.locator("[data-chart]").count() > 3
 
 
-@pytest.mark.parametrize("name", ["</script><script>alert(1)</script>", "<img src=x>", "$$x^2$$"])
-def test_names_of_users_are_text_everywhere(open_page: Open, name: str) -> None:
+def test_names_of_users_are_text_everywhere(open_page: Open) -> None:
     """In tables, on axes and in tooltips; neither elements nor formulas, which Bokeh would load."""
+    name = "</script><script>alert(1)</script> <img src=x> $$x^2$$"
     found = model(name, outputs=(name, "b"))
     for op in found["ops"]:
         op["module"] = name

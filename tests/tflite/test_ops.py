@@ -15,7 +15,7 @@ ALLOWED = {
     ("litert/simulated.py", "_FAMILIES"): "keys are torch's ops, and what each is lowered to",
     ("runtimes/unsafe.py", "_RULES"): "functions, which cite the kernels",
     ("runtimes/gpu_known.py", "_ELEMENTWISE"): "of one release of the GPU engine, measured",
-    ("runtimes/gpu_known.py", "_KNOWN"): "of one release of the GPU engine, measured",
+    ("runtimes/gpu_known.py", "_DEFECTS"): "of one release of the GPU engine, measured",
     ("check/gpu_ops.py", "BY_EXPONENTIALS"): "of one release of the GPU engine, measured",
     ("check/gpu_ops.py", "BY_ELEMENT"): "functions; on the CPU one tolerance serves a whole tensor",
     ("check/gpu_ops.py", "STEPS"): "matters in float16 alone",

@@ -23,7 +23,7 @@ from pytest_edgeq.runtimes.edge import EdgeFile
 # TensorFlow is imported and converts, in processes of their own.
 pytestmark = pytest.mark.timeout(600)
 
-FILES = sorted(make.CONVERTED.glob("*.tflite"))[::4]
+FILES = sorted(make.CONVERTED.glob("*.tflite"))[::8]
 ROOT = Path(__file__).parents[2]
 
 # Warnings are errors, as in this suite; libraries that are not at issue warn when imported.
@@ -72,7 +72,7 @@ def convert():
 
     model = seeded(ConvBnRelu)
     found = {"torch": digest([model(*ConvBnRelu.sample_inputs()).detach().numpy()])}
-    for quantizer in ("pt2e_static_int8", "recipe_static_wi8_ai8", None):
+    for quantizer in ("pt2e_static_int8", "recipe_static_wi8_ai8"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             quantized = Edgeq(seed=1).quantize(
@@ -135,7 +135,7 @@ _ALL_AT_ONCE = f"""
 found = convert() | run_all(sys.argv[1:], {(*_LITERT, "tensorflow")})
 assert {{"tensorflow", "torch", "litert_torch", "ai_edge_litert"}} <= set(sys.modules)
 # Once more with everything loaded, and with a second thread in every interpreter.
-assert found == found | convert() | run_all(sys.argv[1:], {(*_LITERT, "tensorflow")}, threads=2)
+assert found == found | run_all(sys.argv[1:], {(*_LITERT, "tensorflow")}, threads=2)
 print(json.dumps(found))
 """
 
@@ -150,7 +150,7 @@ _ORDERS = {
 def test_one_process_holds_all() -> None:
     """The same files and the same bits as apart, in every order of imports; and a clean end."""
     apart = _process(_WITHOUT_TENSORFLOW, *FILES) | _process(_TENSORFLOW_ALONE, *FILES)
-    assert len(apart) == 4 + 5 * len(FILES)
+    assert len(apart) == 3 + 5 * len(FILES)
     for order, imports in _ORDERS.items():
         assert _process(imports + _ALL_AT_ONCE, *FILES) == apart, order
 

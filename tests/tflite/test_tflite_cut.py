@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from fixtures.tflite import make
-from fixtures.tflite.writer import FileWriter, GraphWriter, chain, constant
+from fixtures.tflite.writer import FileWriter, GraphWriter, chain, composite, constant
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.cut import Cut, cut_ops
 from pytest_edgeq.tflite.graph import OpGraph
@@ -239,3 +239,34 @@ def test_what_cannot_stand_alone_is_left_out(
     assert cut.inputs[list(cut.inputs)[-1]] == y
     given = {name: np.ones((1, 4), np.float32) for name in cut.inputs}
     assert EdgeFile(cut.content).runner("builtin").run(given)[-1].tolist() == [[-1, -1, -1, -1]]
+
+
+def test_a_composite_stands_alone_with_the_ops_that_it_consists_of() -> None:
+    """Also one in another one, with constants of their own."""
+    file = FileWriter()
+    outer = composite("outer", "x", "y", 1)
+    file.graph().fill(outer, ("NEG", "y", "z"), inputs="x", outputs="z")
+    add = ("ADD", "i two", "o", "AddOptions")
+    two = constant(np.full((1, 4), 2.0))
+    file.graph("outer").fill(composite("inner", "x", "i", 2), add, inputs="x", outputs="o", two=two)
+    file.graph("inner").fill(("ABS", "x", "y"), inputs="x", outputs="y")
+
+    cut = cut_ops(OpGraph.read(file.content()), 0)
+
+    assert [op.name for op in cut.ops] == ["STABLEHLO_COMPOSITE", "NEG"]
+    given = {name: np.full((1, 4), -3, np.float32) for name in cut.inputs}
+    one, other = EdgeFile(cut.content).runner("builtin").run(given)
+    assert one.tolist() == [[5, 5, 5, 5]]
+    assert other.tolist() == [[3, 3, 3, 3]]
+
+
+@pytest.mark.parametrize(("index", "cause"), [(1, "itself"), (7, "other subgraphs")])
+def test_a_damaged_composite_is_left_out(index: int, cause: str) -> None:
+    """One that runs itself would run for ever, one that runs nothing not at all."""
+    file = FileWriter()
+    file.graph().fill(composite("outer", "x", "y", 1), inputs="x", outputs="y")
+    file.graph("outer").fill(composite("outer", "x", "y", index), inputs="x", outputs="y")
+
+    cut = cut_ops(OpGraph.read(file.content()), 0)
+
+    assert [why for _, why in cut.left_out] == [f"it runs {cause}"]

@@ -18,11 +18,11 @@ import torch
 
 from fixtures.models import ResidualNet, SmallModel, TwinLists, Under_Scored_Net_1, seeded
 from fixtures.tflite import make, stacks
-from fixtures.tflite.writer import chain, constant
+from fixtures.tflite.writer import FileWriter, chain, constant
 from pytest_edgeq import litert
 from pytest_edgeq.compare.reference import module_tree
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.modules import ModuleNode, ModuleTree
+from pytest_edgeq.tflite.modules import ExportedModules, ModuleNode, ModuleTree, exported_modules
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap, OpDtypes
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op
@@ -261,7 +261,7 @@ def test_a_model_converted_now_is_told(factory: type[SmallModel], expected: set[
         assert {e.module for e in entries.ops("CONV_2D")} == {None}
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(0, slow=12)
 @pytest.mark.parametrize(
     ("name", "flow"),
     list(zip(sorted(stacks.MODELS), itertools.cycle(sorted(make.FLOWS)), strict=False)),
@@ -271,3 +271,63 @@ def test_the_converted_files_are_what_the_converter_writes(name: str, flow: str)
     kept = OpGraph.read(make.CONVERTED / f"{name}.{flow}.tflite")
     now = OpGraph.read(make.convert(name, make.FLOWS[flow]))
     assert [t.name for t in now.subgraphs[0].tensors] == [t.name for t in kept.subgraphs[0].tensors]
+
+
+_EXPORTED = (
+    "litert_torch.generative.export_hf.core.exportable_module."
+    "LiteRTExportableModuleForDecoderOnlyLMGenerate/net.TinyForCausalLM_model"
+)
+_LAYER = f"{_EXPORTED}/net.TinyModel_model/net.TinyDecoderLayer_1"
+_Q = f"{_LAYER}/net.Attention_self_attn/torch.nn.modules.linear.Linear_q_proj"
+
+
+def _linear(path: str, operand: str, result: str) -> tuple[str, str, str, str]:
+    return "FULLY_CONNECTED", f"{operand} {path} -", result, "FullyConnectedOptions"
+
+
+def test_modules_of_an_exported_language_model_are_read_from_names_alone() -> None:
+    """A product has the names of the first traced one and of its caller as well."""
+    q = f"{_Q};1"
+    k = f"{_LAYER}/net.Attention_self_attn;;{_Q};;{_Q.replace('q_proj', 'k_proj')};2"
+    norm = f"{_LAYER}/export_hf.patches.RMSNorm_input_layernorm;"
+    weight = constant(np.ones((4, 4)))
+    file = FileWriter()
+    file.graph().fill(
+        ("ABS", "x", norm),
+        _linear("wq", norm, q),
+        _linear("wk", norm, k),
+        ("ADD", f"{q} {k}", "cache", "AddOptions"),
+        _linear("tied", "cache", "logits"),
+        inputs="x",
+        outputs="logits",
+        key="decode",
+        **dict.fromkeys(("wq", "wk", "tied"), weight),
+    )
+    graph = OpGraph.read(file.content())
+    expected = [
+        "model.layers.1.input_layernorm",
+        "model.layers.1.self_attn.q_proj",
+        "model.layers.1.self_attn.k_proj",
+        "model.layers.1.self_attn.q_proj",
+        "lm_head",
+    ]
+
+    assert [entry.module for entry in OpDtypeMap(graph, exported_modules(graph))] == expected
+
+    # A live model tells how its lists are called.
+    attention = ModuleNode("model.h.1.self_attn", "self_attn", "net.Attention", None)
+    attention.children = [ModuleNode(f"{attention.path}.q_proj", "q_proj", "Linear", "linear")]
+    layer = ModuleNode("model.h.1", "1", "net.TinyDecoderLayer", None, [attention])
+    blocks = ModuleNode("model.h", "h", "ModuleList", "list", [layer])
+    root = ModuleNode("", "", "net.TinyForCausalLM", None)
+    root.children = [ModuleNode("model", "model", "net.TinyModel", None, [blocks])]
+    live = ExportedModules(ModuleTree(root))
+    assert live.path_of(graph, graph.ops[1]) == "model.h.1.self_attn.q_proj"
+
+
+def test_other_files_have_no_modules_by_names_alone() -> None:
+    """Names of other exports leave out modules that were not called."""
+    graph = OpGraph.read(
+        chain(("ABS", "x", "net.Net/net.Layer_0;"), inputs="x", outputs="net.Net/net.Layer_0;")
+    )
+    assert exported_modules(graph) is None

@@ -24,6 +24,7 @@ from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import NONFINITE, OVER_BUDGET, Finding, Place, input_findings
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB
 from pytest_edgeq.numerics.results import OutputErrors, StageErrors
+from pytest_edgeq.numerics.token_errors import PositionErrors
 
 _STAGE_MEANS = {
     "conversion": "float .tflite against torch: the converter changed what the model computes",
@@ -118,8 +119,9 @@ def _judge(comparison: Comparison, stage: str, wanted: Any) -> list[_Judgement]:
             f"the {comparison.flow} flow of {comparison.name} has no stage {stage!r}, so its "
             f"budget would judge nothing; it has {', '.join(comparison.stages)}"
         )
+    positions = comparison.positions.get(stage)
     if isinstance(wanted, Budget):
-        return [_compare(wanted, errors, stage, stage)]
+        return [_compare(wanted, errors, stage, stage, positions)]
     if not isinstance(wanted, Mapping):
         raise TypeError(
             f"{stage}: expected a Budget or a dict of Budgets, got {short_repr(wanted)}"
@@ -134,15 +136,20 @@ def _judge(comparison: Comparison, stage: str, wanted: Any) -> list[_Judgement]:
             continue
         if not isinstance(value, Budget):
             raise TypeError(f"{where}: expected a Budget, got {short_repr(value)}")
-        judged.append(_compare(value, errors.outputs[name], stage, where))
+        judged.append(_compare(value, errors.outputs[name], stage, where, positions))
     return judged
 
 
 def _compare(
-    budget: Budget, errors: StageErrors | OutputErrors, stage: str, where: str
+    budget: Budget,
+    errors: StageErrors | OutputErrors,
+    stage: str,
+    where: str,
+    positions: PositionErrors | None,
 ) -> _Judgement:
     try:
-        needed, violations = budget.needed(errors), budget.violations(errors, stage)
+        needed = budget.needed(errors)
+        violations = budget.violations(errors, stage, positions)
     except ValueError as error:
         raise UnmatchedError(str(error)) from None
     refusal = ""

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_edgeq.cli.files import PATH, open_file, project_runtimes
+from pytest_edgeq.cli.files import (
+    PATH,
+    label_of,
+    open_files,
+    project_runtimes,
+    section_option,
+)
 from pytest_edgeq.cli.text import hanging, json_option, metric_tables, print_json, wrapped
 from pytest_edgeq.cli.trouble import FOUND, exit_codes, in_sentences
 from pytest_edgeq.names import DEFAULT_RUNTIME, RUNTIMES, nearest
@@ -75,6 +81,7 @@ def _parse_budget(
     show_default=True,
     help=f"What runs both files: {', '.join(RUNTIMES)}, or a target of this project.",
 )
+@section_option
 @click.option("--signature", help="The entry point to run, of files with several.")
 @click.option(
     "--budget",
@@ -91,6 +98,7 @@ def command(
     b: Path,
     inputs: tuple[Path, ...],
     runtime: str,
+    section: str | None,
     signature: str | None,
     budget: Budget | None,
     as_json: bool,
@@ -116,7 +124,7 @@ def command(
     seconds, is told with the op that was running.
     """
     with in_sentences():
-        comparison = _compared(a, b, inputs, runtime, signature)
+        comparison = _compared(a, b, inputs, runtime, section, signature)
         violations = budget.violations(comparison.total, "total") if budget else []
         needed = budget.needed(comparison.total) if budget else None
     if as_json:
@@ -136,18 +144,29 @@ def command(
 
 
 def _compared(
-    a: Path, b: Path, inputs: tuple[Path, ...], runtime: str, signature: str | None
+    a: Path,
+    b: Path,
+    inputs: tuple[Path, ...],
+    runtime: str,
+    section: str | None,
+    signature: str | None,
 ) -> Comparison:
     from pytest_edgeq.check.assertions.expect import bare_isolation
     from pytest_edgeq.cli.file_compare import compare_files, read_samples
 
     with project_runtimes(runtime) as known:
         runtimes = known.isolated(bare_isolation())
-        reference, edge = open_file(a, runtimes), open_file(b, runtimes)
+        reference, edge = open_files(a, b, section=section, runtimes=runtimes)
+        keys = [each.key for each in max(reference.signatures, edge.signatures, key=len)]
         if signature is not None:
             reference, edge = reference.at(signature), edge.at(signature)
+        elif len(keys) > 1:
+            raise ValueError(
+                f"the file has {len(keys)} signatures {keys}: choose one: --signature {keys[0]}"
+            )
         samples = read_samples(inputs, reference.signature.inputs)
-        return compare_files(reference, edge, samples, runtime=runtime, name=f"{b} against {a}")
+        name = f"{label_of(b, edge.graph.section)} against {label_of(a, reference.graph.section)}"
+        return compare_files(reference, edge, samples, runtime=runtime, name=name)
 
 
 def _lines(comparison: Comparison) -> list[str]:

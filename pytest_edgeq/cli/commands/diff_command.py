@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_edgeq.cli.files import PATH, open_file
+from pytest_edgeq.cli.files import PATH, label_of, open_files, section_option
 from pytest_edgeq.cli.text import json_option, print_json, wrapped
 from pytest_edgeq.cli.trouble import FOUND, exit_codes, in_sentences
 from pytest_edgeq.numerics.findings import aligned, counted
@@ -17,6 +17,7 @@ from pytest_edgeq.numerics.findings import aligned, counted
 if TYPE_CHECKING:
     from pytest_edgeq.cli.file_diff import FileDiff, WeightRounding
     from pytest_edgeq.runtimes.edge import EdgeFile
+    from pytest_edgeq.tflite.bundles import Bundle
 
 _SHOWN = 40  # changes of parameters and constants that the text lists
 
@@ -27,8 +28,9 @@ _SHOWN = 40  # changes of parameters and constants that the text lists
 @click.argument("old", type=PATH)
 @click.argument("new", type=PATH)
 @json_option
+@section_option
 @click.pass_context
-def command(ctx: click.Context, old: Path, new: Path, as_json: bool) -> None:
+def command(ctx: click.Context, old: Path, new: Path, as_json: bool, section: str | None) -> None:
     """
     Show what changed from one .tflite file to another.
 
@@ -37,22 +39,71 @@ def command(ctx: click.Context, old: Path, new: Path, as_json: bool) -> None:
     and the values of constants, all exactly. Names of tensors, metadata, and the order of bytes in
     the file are not. If the old file is in float, each quantized weight has the share of codes that
     are the rounding of its float values; the text lists those below 100 %, --json all.
+
+    Sections of two bundles (.litertlm, .task) are paired by name: models are compared as files, the
+    bytes of all others.
     """
+    from pytest_edgeq.tflite.bundles import open_bundle
+
     with in_sentences():
-        files = open_file(old), open_file(new)
-        identical = files[0].graph.buffer[:] == files[1].graph.buffer[:]
-        differs, document, text = _compared(old, new, *files)
+        before, after = open_bundle(old), open_bundle(new)
+        if section is not None or before is None or after is None:
+            differs, document, text = _file_diff(old, new, section)
+        else:
+            differs, document, text = _bundle_diff(old, new, before, after)
     if as_json:
-        print_json({**document, "equal": not differs, "identical_bytes": identical})
-    elif identical:
-        click.echo(f"{old} and {new} are identical: {counted(len(files[0].graph.buffer), 'byte')}")
+        print_json(document)
     else:
         click.echo(text)
     ctx.exit(FOUND if differs else 0)
 
 
+def _bundle_diff(
+    old: Path, new: Path, before: Bundle, after: Bundle
+) -> tuple[bool, dict[str, Any], str]:
+    """Return the diff of each model, and what else of two bundles differs."""
+    ours, theirs = ({each.name: each for each in side.sections} for side in (before, after))
+    models: dict[str, dict[str, Any]] = {}
+    changed, texts = [], []
+    for name in [*ours, *(each for each in theirs if each not in ours)]:
+        if name not in theirs or name not in ours:
+            changed.append(name)
+            texts.append(f"section {name}: only in {old if name in ours else new}")
+        elif ours[name].is_model and theirs[name].is_model:
+            _, models[name], text = _file_diff(old, new, name)
+            texts.append(text)
+        elif any(
+            one != two
+            for one, two in zip_longest(before.chunks(ours[name]), after.chunks(theirs[name]))
+        ):
+            changed.append(name)
+            sizes = f"{ours[name].size:,} → {theirs[name].size:,} bytes"
+            texts.append(f"section {name}: other content ({sizes})")
+    equal = not changed and all(each["equal"] for each in models.values())
+    document = {
+        "changed_sections": changed,
+        "equal": equal,
+        "models": models,
+        "new": str(new),
+        "old": str(old),
+    }
+    return not equal, document, "\n\n".join(texts)
+
+
+def _file_diff(old: Path, new: Path, section: str | None) -> tuple[bool, dict[str, Any], str]:
+    """Return whether two files differ, with the JSON document and the text."""
+    before, after = open_files(old, new, section=section)
+    names = label_of(old, before.graph.section), label_of(new, after.graph.section)
+    differs, document, text = _compared(*names, before, after)
+    identical = before.graph.buffer[:] == after.graph.buffer[:]
+    if identical:
+        size = counted(len(before.graph.buffer), "byte")
+        text = f"{names[0]} and {names[1]} are identical: {size}"
+    return differs, {**document, "equal": not differs, "identical_bytes": identical}, text
+
+
 def _compared(
-    old: Path, new: Path, before: EdgeFile, after: EdgeFile
+    old: str, new: str, before: EdgeFile, after: EdgeFile
 ) -> tuple[bool, dict[str, Any], str]:
     """Return whether the files differ, with the JSON document and the text of the diff."""
     from pytest_edgeq.baselines.op_changes import describe_change
@@ -120,8 +171,8 @@ def _percent(count: int, total: int) -> str:
 
 
 def _document(
-    old: Path,
-    new: Path,
+    old: str,
+    new: str,
     diff: FileDiff,
     roundings: Sequence[WeightRounding],
     sizes: tuple[int, int],
@@ -141,8 +192,8 @@ def _document(
     return {
         "changes": [change.to_dict() for change in diff.changes],
         "inputs": {"new": after["inputs"], "old": before["inputs"]},
-        "new": str(new),
-        "old": str(old),
+        "new": new,
+        "old": old,
         "ops": {
             "appeared": [{**after["ops"][at], "index": at} for at in alignment.appeared],
             "changed": [pair(*both) for both in alignment.changed],

@@ -48,12 +48,15 @@ def command(
     """
     from pytest_edgeq.report.model_rows import table_lines
     from pytest_edgeq.report.run import showing
-    from pytest_edgeq.report.whole_files import write_whole
+    from pytest_edgeq.report.whole_files import check_folder, write_whole
 
     if (html or history) is not None and find_spec("bokeh") is None:
         raise click.UsageError(f"{'--html' if html else '--history'}: {NEEDS_REPORT}")
     if (record is None) == (history is None) or (history and markdown):
         raise click.UsageError("expected RECORD, or --history DIR without RECORD and --markdown")
+    with in_sentences():
+        for path in filter(None, (markdown, html)):
+            check_folder(path)
     if record is None:
         _draw_history(Path(str(history)), html)
         return

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_edgeq.cli.files import PATH, io_document, io_table, open_file, project_runtimes
+from pytest_edgeq.cli.files import (
+    PATH,
+    io_document,
+    io_table,
+    label_of,
+    open_files,
+    project_runtimes,
+    section_option,
+)
 from pytest_edgeq.cli.text import hanging, indented, json_option, print_json, table
 from pytest_edgeq.cli.trouble import FOUND, TroubleError, exit_codes, in_sentences
 from pytest_edgeq.numerics.findings import counted
@@ -20,6 +28,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.numerics.findings import Finding
     from pytest_edgeq.runtimes.delegation import Delegation
     from pytest_edgeq.runtimes.edge import EdgeFile
+    from pytest_edgeq.tflite.bundles import Bundle
     from pytest_edgeq.tflite.op_dtypes import OpDtypes
 
 
@@ -30,6 +39,7 @@ if TYPE_CHECKING:
 )
 @click.argument("model", type=PATH)
 @json_option
+@section_option
 @click.option(
     "--model-explorer",
     type=PATH,
@@ -54,12 +64,15 @@ def command(
     ctx: click.Context,
     model: Path,
     as_json: bool,
+    section: str | None,
     model_explorer: Path | None,
     record: Path | None,
     runtime: str | None,
 ) -> None:
     """
     Show inputs, outputs, op dtypes, sizes and health of a .tflite file.
+
+    Of a bundle (.litertlm, .task), show all sections, and each model as a file.
 
     Health is read from the parameters alone, nothing is run: scales that are zero or subnormal,
     activations that were never calibrated (scale 1.0, zero point 0), biases at the limits of int32,
@@ -69,21 +82,49 @@ def command(
     """
     if record is not None and model_explorer is None:
         raise click.UsageError("--record is of --model-explorer: name the folder by it, too")
+    from pytest_edgeq.tflite.bundles import open_bundle
+
     runtimes = contextlib.nullcontext() if runtime is None else project_runtimes(runtime)
     with in_sentences(), runtimes as known:
-        edge = open_file(model, known)
-        delegation = None if runtime is None else _delegation(edge, runtime)
-        written = [] if model_explorer is None else _node_data(edge, model_explorer, record)
-        findings, warnings = _findings(edge, delegation)
-        document = _document(model, edge, findings, warnings, delegation) if as_json else {}
-        lines = [] if as_json else _lines(model, edge, findings, warnings, delegation)
+        bundle = None if section is not None else open_bundle(model)
+        names = [section] if bundle is None else bundle.names
+        if model_explorer is not None and len(names) != 1:
+            raise click.UsageError("--model-explorer is of one model: name it by --section, too")
+        documents: dict[str | None, dict[str, Any]] = {}
+        lines = [] if bundle is None else _section_lines(bundle)
+        written, found = [], False
+        for name in names:
+            [edge] = open_files(model, section=name, runtimes=known)
+            delegation = None if runtime is None else _delegation(edge, runtime)
+            if model_explorer is not None:
+                written = _node_data(edge, model_explorer, record)
+            findings, warnings = _findings(edge, delegation)
+            found = found or bool(findings)
+            if as_json:
+                documents[name] = _document(model, edge, findings, warnings, delegation)
+            else:
+                lines += ["", *_lines(model, edge, findings, warnings, delegation)]
     if as_json:
-        print_json(document)
+        print_json(documents[section] if bundle is None else _sections(bundle, documents))
     else:
-        click.echo("\n".join(lines))
+        click.echo("\n".join(lines).lstrip())
     for path in written:
         click.echo(f"{path}: written", err=True)
-    ctx.exit(FOUND if findings else 0)
+    ctx.exit(FOUND if found else 0)
+
+
+def _section_lines(bundle: Bundle) -> list[str]:
+    rows = [(each.name, each.kind, f"{each.size:,}") for each in bundle.sections]
+    size = sum(each.size for each in bundle.sections)
+    head = f"{bundle.path.name}: {counted(len(rows), 'section')}, {counted(size, 'byte')}"
+    return [head, *indented(table(("section", "type", "bytes"), rows, numbers=("bytes",)))]
+
+
+def _sections(bundle: Bundle, models: Mapping[str | None, dict[str, Any]]) -> dict[str, Any]:
+    sections = [
+        {"name": each.name, "size_bytes": each.size, "type": each.kind} for each in bundle.sections
+    ]
+    return {"file": str(bundle.path), "models": models, "sections": sections}
 
 
 def _node_data(edge: EdgeFile, folder: Path, record: Path | None) -> list[Path]:
@@ -140,7 +181,7 @@ def _document(
             for dtype, number, size in _constants(edge)
         ],
         "delegation": delegation and delegation.to_dict(),
-        "file": str(path),
+        "file": label_of(path, edge.graph.section),
         "health": [finding.to_dict() for finding in findings],
         "ops": [{"index": entry.index, **entry.to_dict()} for entry in edge.op_dtypes],
         "schemes": _schemes(edge),
@@ -164,7 +205,8 @@ def _lines(
     warnings: Sequence[Finding],
     delegation: Delegation | None,
 ) -> list[str]:
-    lines = [f"{path.name}: {counted(len(edge.graph.buffer), 'byte')}"]
+    name = label_of(path.name, edge.graph.section)
+    lines = [f"{name}: {counted(len(edge.graph.buffer), 'byte')}"]
     for signature in edge.signatures:
         if len(edge.signatures) > 1:
             lines += ["", f"signature {signature.key}"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_edgeq.compare.executors.worker import Answer, ExecutorError, Task, run_chunk
-from pytest_edgeq.compare.parallel import available_cores
+from pytest_edgeq.runtimes.workers.settings import available_cores
 
 _REFRESH_SECONDS = 5.0  # after so many the number of a cluster's workers is asked for again
 _NOBODY_SECONDS = 60.0  # how long a cluster may have no worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pytest_edgeq.compare.executors.engines import SampleExecutor
@@ -13,6 +13,7 @@ from pytest_edgeq.compare.executors.pickled import CannotTravelError, pickled
 from pytest_edgeq.compare.executors.stream import SampleError, Stream
 from pytest_edgeq.compare.executors.worker import Job, JobRunner, Task
 from pytest_edgeq.compare.foreign import OnnxReference, is_keras
+from pytest_edgeq.compare.language.model import LanguageModel
 from pytest_edgeq.compare.parallel import on_one_thread, state_of
 from pytest_edgeq.compare.quantized import QuantizedModel, SignatureReference
 from pytest_edgeq.compare.reference import call_reference, graph_module, torch_module, undisturbed
@@ -29,25 +30,90 @@ from pytest_edgeq.runtimes.workers.target import Target
 PickledReference = bytes | dict[str, bytes]
 
 
+# A user's own runtime as a pickle, and a target's name, command and seconds.
+_Machine = tuple[bytes | None, tuple[str, tuple[str, ...], float] | None]
+
+
+def _runtimes(
+    runtime: str, own: bytes | None, target: tuple[str, tuple[str, ...], float] | None
+) -> Runtimes:
+    """Return the runtimes of a worker: the built-in ones and the one that is asked for."""
+    owns = {} if own is None else {runtime: pickle.loads(own)}
+    seconds = DEFAULT_SECONDS if target is None else target[2]
+    is_named = target is not None and runtime not in GPU_KERNELS
+    targets = {target[0]: Target(*target)} if target is not None and is_named else {}
+    return Runtimes(owns, targets=targets, seconds=seconds)
+
+
+def _machine(edge: EdgeFile, runtime: str) -> _Machine:
+    """Pickle what `_runtimes` needs, or raise a CannotTravelError."""
+    own, target = edge.runtimes.own.get(runtime), edge.runtimes.target_of(runtime)
+    fix = "write it as a function or a class that opens its device when it is called"
+    return (
+        None if own is None else pickled(own, f"the runtime {runtime!r}", fix),
+        None if target is None else (target.name, target.command, target.seconds),
+    )
+
+
+def _opened_language_model(
+    runtime: str,
+    sections: tuple[Mapping[str, bytes], Mapping[str, bytes]],
+    settings: dict[str, Any],
+    reference: bytes | None,
+    machine: _Machine,
+    name: str,
+) -> LanguageModel:
+    """Return a pickled language model with new interpreters."""
+    runtimes = _runtimes(runtime, *machine)
+    own, of_float = (
+        {
+            key: EdgeFile(each, runtimes=runtimes, one_interpreter=True, **settings)
+            for key, each in files.items()
+        }
+        for files in sections
+    )
+    return LanguageModel(
+        name=name,
+        sections=own,
+        float_sections=of_float,
+        reference=None if reference is None else pickle.loads(reference),
+        runtime=lambda: runtime,
+    )
+
+
+def _contents(sections: Mapping[str, EdgeFile]) -> dict[str, bytes]:
+    return {key: bytes(edge.graph.buffer[:]) for key, edge in sections.items()}
+
+
+def _pickled_language_model(model: LanguageModel, runtime: str) -> bytes:
+    reference = model.float_model
+    fix = "give a module that can be pickled, or leave the executor out"
+    opened = functools.partial(
+        _opened_language_model,
+        runtime,
+        (_contents(model.sections), _contents(model.float_sections)),
+        {"threads": model.edge.threads, "modules": model.edge.modules},
+        None if reference is None else pickled(reference, "the reference", fix),
+        _machine(model.edge, runtime),
+        model.name,
+    )
+    return pickle.dumps(opened)
+
+
 def _opened(
     runtime: str,
     key: str | None,
     files: tuple[bytes, bytes | None],
     settings: dict[str, Any],
     references: tuple[PickledReference, PickledReference | None],
-    own: bytes | None,
-    target: tuple[str, tuple[str, ...], float] | None,
+    machine: _Machine,
     signature: dict[str, Any],
     *,
     has_origin: bool,
     **labels: Any,
 ) -> QuantizedModel:
     """Return a pickled model with new interpreters."""
-    owns = {} if own is None else {runtime: pickle.loads(own)}
-    seconds = DEFAULT_SECONDS if target is None else target[2]
-    is_named = target is not None and runtime not in GPU_KERNELS
-    targets = {target[0]: Target(*target)} if target is not None and is_named else {}
-    runtimes = Runtimes(owns, targets=targets, seconds=seconds)
+    runtimes = _runtimes(runtime, *machine)
 
     def edge_of(content: bytes) -> EdgeFile:
         edge = EdgeFile(content, runtimes=runtimes, **settings)
@@ -73,9 +139,9 @@ def _opened(
 
 def pickled_model(quantized: QuantizedModel, runtime: str, first: Callable[[], Sample]) -> bytes:
     """Return the pickle of a function that opens a model, or raise a CannotTravelError."""
+    if isinstance(quantized, LanguageModel):
+        return _pickled_language_model(quantized, runtime)
     edge, simulated = quantized.edge, quantized.simulated
-    own, target = edge.runtimes.own.get(runtime), edge.runtimes.target_of(runtime)
-    fix = "write it as a function or a class that opens its device when it is called"
     opened = functools.partial(
         _opened,
         runtime,
@@ -86,8 +152,7 @@ def pickled_model(quantized: QuantizedModel, runtime: str, first: Callable[[], S
             _reference(quantized, first),
             None if simulated is None else pickled_reference(simulated),
         ),
-        None if own is None else pickled(own, f"the runtime {runtime!r}", fix),
-        None if target is None else (target.name, target.command, target.seconds),
+        _machine(edge, runtime),
         {"spec": quantized.spec, "ledger": quantized.ledger},
         has_origin=quantized.origin is not None,
         name=quantized.name,
@@ -159,6 +224,8 @@ def unpickled_reference(reference: PickledReference) -> Any:
 
 def _order_reason(quantized: QuantizedModel, first: Callable[[], Sample]) -> str:
     """Say why a sample's outputs depend on those before it; empty where they do not."""
+    if isinstance(quantized, LanguageModel):
+        return ""  # every sequence begins with an empty cache
     reference = quantized.float_model
     assert reference is not None, "unreachable because callers have looked"
     edges = [edge for edge in (quantized.edge, quantized.float_edge) if edge is not None]

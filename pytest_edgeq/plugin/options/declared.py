@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import pytest
 
@@ -21,8 +21,7 @@ OBSOLETE_LEVELS: Final = ("info", "error")
 LOCALIZE_MODES: Final = ("auto", "off")
 
 
-@dataclasses.dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """One option, on the command line and in the ini file."""
 
     default: str | int  # the ini default
@@ -51,7 +50,8 @@ def _option(*named: Any, **more: Any) -> Any:
     return dataclasses.field(metadata={"option": Option(*named, **more)})
 
 
-@dataclasses.dataclass(frozen=True)
+# Each run of pytest waits for the methods that are made here.
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Settings:
     """The values of all options; each field declares its option."""
 
@@ -205,7 +205,7 @@ class Settings:
 
 
 OPTIONS: Final = tuple(
-    dataclasses.replace(each.metadata["option"], stem=each.name)
+    each.metadata["option"]._replace(stem=each.name)
     for each in dataclasses.fields(Settings)
     if each.metadata
 )
@@ -278,7 +278,7 @@ def _resolved(
         place = OptionSource(option.flag, config.invocation_params.dir, runtimes)
     if option.stem == "snapshot_dir":
         # Relative to the root folder wherever it is written, as the paths below it are.
-        place = dataclasses.replace(place, folder=config.rootpath)
+        place = place._replace(folder=config.rootpath)
     with place.errors():
         return option.resolve(text, place)
 

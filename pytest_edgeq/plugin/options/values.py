@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib.util
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 
-from pytest_edgeq.compare.executors.session_executor import check_spec
 from pytest_edgeq.names import NEEDS_REPORT, NEEDS_TENSORFLOW, PRESETS, unknown_preset
 from pytest_edgeq.runtimes.registry import BUILT_IN, Runtimes
 from pytest_edgeq.runtimes.workers.settings import parse_memory
@@ -38,8 +36,7 @@ UPDATE_CATEGORIES: Final = ("new", "changed", "tighten", "prune")
 BARE_UPDATE: Final = "new,changed"
 
 
-@dataclasses.dataclass(frozen=True)
-class OptionSource:
+class OptionSource(NamedTuple):
     """Where an option's text was written; its resolver raises ValueError of a wrong one."""
 
     where: str  # a name for messages
@@ -156,13 +153,20 @@ def directory(text: str, place: OptionSource) -> Path | None:
 
 def file(text: str, place: OptionSource) -> Path | None:
     """Resolve the path of a file to write; None for none."""
+    if not text:
+        return None
     path = place.folder / text
-    if text and _is_folder(path):
+    if _is_folder(path):
         raise ValueError(f"{path} is a folder; a file is wanted")
-    existing = next(each for each in path.parents if each.exists())
-    if text and existing.parent == existing:
-        raise ValueError(f"{path}: there is no folder {path.parent}")
-    return path if text else None
+    _check_folder(path)
+    return path
+
+
+def _check_folder(path: Path) -> None:
+    # Here, since the plugin imports this module in every run of pytest.
+    from pytest_edgeq.report.whole_files import check_folder
+
+    check_folder(path)
 
 
 def _is_folder(path: Path) -> bool | None:
@@ -180,6 +184,7 @@ def writable_directory(text: str, place: OptionSource) -> Path | None:
     path = directory(text, place)
     if path is None:
         return None
+    _check_folder(path)
     nearest = next(each for each in (path, *path.parents) if each.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         what = "cannot be written" if nearest.is_dir() else "is a file"
@@ -204,7 +209,11 @@ def memory(text: str, place: OptionSource) -> int | None:
 
 def executor(text: str, place: OptionSource) -> str | None:
     """Resolve the name of an executor; dask is looked for, not imported."""
-    return check_spec(text) if text else None
+    if not text:
+        return None
+    from pytest_edgeq.compare.executors.session_executor import check_spec
+
+    return check_spec(text)
 
 
 def targets(text: str, place: OptionSource) -> dict[str, tuple[str, ...]]:

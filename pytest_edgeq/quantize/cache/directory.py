@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
 
 from pytest_edgeq.baselines.regular_files import NotRegularError, open_regular
-from pytest_edgeq.errors import warn_user
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -38,10 +37,17 @@ _REFUSALS = (OSError, ValueError)
 Report = Callable[[str], None]
 
 
+def _warn_user(text: str) -> None:
+    # Here, since the plugin counts entries in every run of pytest.
+    from pytest_edgeq.errors import warn_user
+
+    warn_user(text)
+
+
 class CacheLog(NamedTuple):
     """Receivers of messages; not Python warnings in pytest, where a suite may make them errors."""
 
-    warn: Report = warn_user
+    warn: Report = _warn_user
     note: Report = lambda text: None
 
 

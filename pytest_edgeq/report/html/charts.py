@@ -128,8 +128,8 @@ def layer_chart(points: LayerPoints) -> Chart:
     # The strip of an op is what the pointer meets, so that any height of the chart will do.
     strips = _bars(chart, source, low, high, COLORS["lowering"], "alpha")
     for name, color in (
-        ("local", COLORS["lowering"]),
         ("cumulative", COLORS["quantization"]),
+        ("local", COLORS["lowering"]),  # on top: both errors of the op to blame may be equal
     ):
         label = f"{name} error"
         if name == "cumulative":  # the local errors of ops have nothing to do with each other

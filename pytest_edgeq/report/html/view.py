@@ -119,7 +119,13 @@ def _comparisons(run: Run, key: str) -> list[Record]:
             for name, errors in stages[stage]["outputs"].items()
         ]
         found.append(
-            {"test": test, "call": event["event"], "data": event["comparison"], "numbers": numbers}
+            {
+                "test": test,
+                "call": event["event"],
+                "data": event["comparison"],
+                "numbers": numbers,
+                "of_tokens": any("kl" in errors for _, _, errors in numbers),
+            }
         )
     return sorted(found, key=lambda each: _badness(each["data"]["stages"]["total"]))
 

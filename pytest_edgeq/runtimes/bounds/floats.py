@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.runtimes.bounds.hybrid import hybrid_position, is_packed
-from pytest_edgeq.runtimes.bounds.site import ULP, elements, reach_of
+from pytest_edgeq.runtimes.bounds.site import ULP, elements, reach_of, scale_of
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.ops import facts_of
@@ -65,9 +65,14 @@ def float_bound(graph: OpGraph, op: Op, *, exact: bool = False, half: bool = Fal
     With `half` for float16, whose half unit in the last place is 2^−11: a sum of terms of one sign
     stops growing at 2,048 of them, so that roundings of long sums are not independent.
 
+    The bound of a composite is the sum of those of the ops that it consists of.
+
     Kernels that quantize their input sum integers, exactly. Compared with a sum in float64 of the
     quantized input and float32 weights only the weights' own roundings are left, 8 · √Σw².
     """
+    parts = graph.decomposition(op)
+    if parts is not None:
+        return sum(float_bound(graph, each, exact=exact, half=half) for each in parts.ops)
     sums, roots = _rows(graph, op)
     n = reduction_length(graph, op)
     if exact and hybrid_position(graph, op) is not None:
@@ -78,6 +83,15 @@ def float_bound(graph: OpGraph, op: Op, *, exact: bool = False, half: bool = Fal
     if half:
         return (min(n, _HALF_TERMS) + 2 * _FUNCTION) / _HALF_TERMS * max(1.0, sums)
     return (min(n, _SIGMAS * math.sqrt(n)) + _FUNCTION) * ULP * max(1.0, sums)
+
+
+def float_error(graph: OpGraph, op: Op, tensor: int, *, half: bool) -> float:
+    """Return the error of an output of a quantized op that is computed in floats, in LSB."""
+    ends = [graph.tensor(op, index) for index in (*op.inputs, tensor) if index >= 0]
+    scales = [(each, scale) for each in ends if (scale := scale_of(each)) and not each.is_constant]
+    reach = max((reach_of(each) * scale for each, scale in scales), default=0.0)
+    scale = scale_of(ends[-1])
+    return float_bound(graph, op, half=half) * reach / scale if scale else 0.0
 
 
 def float_reach(graph: OpGraph, op: Op) -> float:

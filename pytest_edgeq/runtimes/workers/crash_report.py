@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pytest_edgeq.runtimes.workers.link import LinkError, printed_lines, signal_name
+from pytest_edgeq.tflite.mapped import Buffer, MappedFile
 
 # Printed by libraries where an allocation fails, before they end the process.
 _OUT_OF_MEMORY = ("bad_alloc", "Cannot allocate memory", "ut of memory", "emory allocation")
@@ -162,10 +163,10 @@ _TEXTS = {
 }
 
 
-def file_fact(source: Path | bytes, digest: str, size: int) -> str:
+def file_fact(content: Buffer, digest: str) -> str:
     """Return the line of a failure text that names the open file."""
-    where = "held in memory" if isinstance(source, bytes) else str(source)
-    return f"file: {where} ({size:,} bytes, sha256 {digest[:16]})"
+    where = content.label if isinstance(content, MappedFile) else "held in memory"
+    return f"file: {where} ({len(content):,} bytes, sha256 {digest[:16]})"
 
 
 def size_text(size: int) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 
 from pytest_edgeq.errors import CrashedError, UnrunnableError
 from pytest_edgeq.names import GPU_KERNELS
-from pytest_edgeq.runtimes.engines import Opening, check_outputs_written
+from pytest_edgeq.runtimes.engines import Opening, check_outputs_written, described
 from pytest_edgeq.runtimes.gpu_refusals import (
     NO_ADAPTER,
     NO_OP,
@@ -24,8 +24,8 @@ from pytest_edgeq.runtimes.gpu_refusals import (
     is_shader_error,
     said,
 )
-from pytest_edgeq.runtimes.workers.link import LinkError
-from pytest_edgeq.runtimes.workers.remote_engine import TargetEngine
+from pytest_edgeq.runtimes.workers.link import Link, LinkError
+from pytest_edgeq.runtimes.workers.remote_engine import RemoteFile, TargetEngine
 from pytest_edgeq.runtimes.workers.target import Target, link_error
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.writing import one_op
@@ -65,11 +65,9 @@ class GpuEngine(TargetEngine):
         check_outputs_written(opening.graph, opening.signature)
         super().__init__(opening, target, is_trial=is_trial)
         assert self._file is not None, "it was opened just now"
-        printed = self._file.printed
+        self.printed = printed = self._file.printed
         _check(printed)
-        self.printed = printed
-        self.n_on_cpu = sum(on_cpu for _, on_cpu in shared_ops(printed))
-        if self.n_on_cpu >= len(opening.graph.ops):
+        if sum(on_cpu for _, on_cpu in shared_ops(printed)) >= len(opening.graph.ops):
             raise RuntimeError(f"{NO_OP}\n{printed}")
         if (found := _ADAPTER.search(printed)) is None:  # it may run on the CPU without a message
             raise RuntimeError(f"{NO_ADAPTER}\n{printed}")
@@ -78,10 +76,22 @@ class GpuEngine(TargetEngine):
     def _ask(
         self, step: str, head: Any = None, parts: Sequence[Any] = (), **more: Any
     ) -> list[Any]:
-        answer = super()._ask(step, head, parts, **more)
-        if step == "run":
-            _check(answer.pop().decode(errors="replace"))
+        if step != "run":
+            return super()._ask(step, head, parts, **more)
+        *answer, printed = super()._ask(step, {**head, "printed": True}, parts, **more)
+        _check(printed)
         return answer
+
+    def _open_in(self, link: Link, file: RemoteFile, **more: Any) -> None:
+        """Compile a file; what the engine does not support runs on the CPU, as in most apps."""
+        more = described(self._opening.signature, self._opening.graph) | {"printed": True}
+        try:
+            super()._open_in(link, file, is_partly=False, **more)
+        except RuntimeError as error:
+            # Asked for both at once, it also runs files on the CPU where there is no GPU.
+            if "not accelerated" not in str(error):
+                raise
+            super()._open_in(link, file, is_partly=True, **more)
 
     def _trial(self, opening: Opening) -> GpuEngine:
         return GpuEngine(opening, self._target, is_trial=True)

@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 import os
+import re
 import select
 import shutil
 import signal
@@ -61,11 +62,16 @@ _TICK: Final = 0.05
 _ENDS_WITHIN: Final = 2.0
 """Seconds that a command has to end by itself when its input is closed."""
 
-_KEPT_BYTES: Final = 1 << 16
+_KEPT_BYTES: Final = 1 << 20
 """Of the output of the process, the last."""
+
+_MARK: Final = re.compile(remote_worker.MARK.replace(b"%d", rb"(\d+)"))
 
 _PIPE_BYTES: Final = 1 << 20
 """What a pipe to a worker of this machine holds: most messages without waiting for its reader."""
+
+CHATTER: Final = re.compile(r"INFO: |I0000 |.*(npu_registry|compiler_plugin\.cc)|└ Could not load")
+"""Lines that LiteRT prints for each file."""
 
 _ERRORS: Final = {each.__name__: each for each in (RuntimeError, ValueError, KeyError, MemoryError)}
 """Errors of kernels, by what a target calls them."""
@@ -75,8 +81,9 @@ class LinkError(Exception):
     """
     The worker does not answer as it should.
 
-    `kind` is `absent`, `start`, `missing`, `garbage`, `lost`, `time` or `closed`; `code` the exit
-    status, minus the signal's number where one ended it; `pid` that of the process, if it ran.
+    `kind` is `absent`, `start`, `missing`, `garbage`, `mute` (its stderr is hidden), `lost`, `time`
+    or `closed`; `code` the exit status, minus the signal's number where one ended it; `pid` that of
+    the process, if it ran.
     """
 
     def __init__(
@@ -90,6 +97,7 @@ class LinkError(Exception):
         super().__init__(what)
         self.kind, self.what, self.printed, self.code, self.pid = kind, what, printed, code, pid
         self.is_unread = False  # whether it was lost before it had read the request
+        self.is_of_other = False  # whether it answered the request of another thread
 
 
 class WorkerTracebackError(Exception):
@@ -125,8 +133,10 @@ class Link:
         # A pool may be collected, and so ended, at any allocation of any thread.
         self._ending, self._draining = threading.RLock(), threading.RLock()
         self._numbers = itertools.count(_HELLO + 1)
+        self._waiting: list[int] = []  # numbers of requests, in the order in which it reads them
         self._answers: dict[int, tuple[Head, memoryview]] = {}
-        self._tail = b""
+        self._tail = b""  # of its output, since the last mark
+        self._marked: dict[int, bytes] = {}  # output before a mark, by its number
         self._is_cut = False  # whether it ended while a request was written
         self.forgotten: list[int] = []  # keys of open files that nobody uses any more
         self._process = self._started(command)
@@ -189,29 +199,40 @@ class Link:
         return taken
 
     def ask(self, head: Head, parts: Iterable[Any] = (), seconds: float | None = None) -> list[Any]:
-        """Send a request, and return the answer, or raise its error or a LinkError."""
-        number = next(self._numbers)
+        """
+        Send a request, and return the answer, or raise its error or a LinkError.
+
+        With `printed` in its head, the answer or the error ends with the text that was printed.
+        """
+        number, has_text = next(self._numbers), "printed" in head
         # Finalizers of other threads may add some meanwhile.
         forgotten = [self.forgotten.pop() for _ in range(len(self.forgotten))]
         head = {**head, "id": number, "seconds": seconds, "forget": forgotten}
         pieces = pack(head, parts, is_local=self._is_local)
         try:
             with self._writing:
+                self._waiting.append(number)
                 self._write(pieces, seconds)
             del pieces
             head, rest = self._result(number, seconds)
-        except LinkError:
-            raise  # not by `_ended`: a process that `close` waits for may end by itself
+            texts = [self._text(number, seconds)] if has_text else []
+        except LinkError as error:  # not by `_ended`: what `close` waits for may end by itself
+            if error.kind not in ("lost", "time") or number not in self._waiting[1:]:
+                raise
+            other = LinkError(error.kind, error.what, error.printed, error.code, error.pid)
+            other.is_of_other = True
+            raise other from None
         except BaseException:
             # Half of a message may stand in the pipes.
             self._ended("lost", "an interrupt of this process")
             raise
         answer = unpack_parts(head, rest, is_local=self._is_local)
         if "error" not in head:
-            return answer
+            return answer + texts
         if self._is_local:
             raise answer[0] from WorkerTracebackError(f"\n{head['error']}")
         kind, text = head["error"]
+        text = "\n".join((text, *texts))
         raise _ERRORS[kind](text) if kind in _ERRORS else RuntimeError(f"{kind}: {text}")
 
     def kill(self) -> None:
@@ -263,9 +284,21 @@ class Link:
                 if number not in self._answers:
                     head, rest = unpack_head(self._payload(began, seconds))
                     self._answers[head["id"]] = head, rest
+                    if head["id"] != _HELLO:
+                        self._waiting.remove(head["id"])
                 if number in self._answers:
                     self._drain()
                     return self._answers.pop(number)
+
+    def _text(self, number: int, seconds: float | None) -> str:
+        """Return the output during a request, which may arrive behind its answer."""
+        began = time.monotonic()
+        while number not in self._marked:
+            self._check()
+            if not self._is_err_open:
+                raise self._ended("mute", "its end")
+            self._wait(self._err, select.POLLIN, began, seconds, "mute")
+        return self._marked.pop(number).decode(errors="replace")
 
     def _payload(self, began: float, seconds: float | None) -> memoryview:
         read_into = functools.partial(self._read_into, began, seconds)
@@ -293,7 +326,9 @@ class Link:
         if self._end is not None:
             raise self._end
 
-    def _wait(self, pipe: int, event: int, began: float, seconds: float | None) -> None:
+    def _wait(
+        self, pipe: int, event: int, began: float, seconds: float | None, kind: str = "time"
+    ) -> None:
         """Wait for a pipe for a tick; read the output of the process meanwhile."""
         poll = select.poll()
         poll.register(pipe, event)
@@ -310,7 +345,7 @@ class Link:
         if self._process.poll() is not None and not poll.poll(0):
             raise self._lost()
         if seconds is not None and time.monotonic() >= max(began, self._life) + seconds:
-            raise self._ended("time", f"nothing for {seconds:g} s")
+            raise self._ended(kind, f"nothing for {seconds:g} s")
 
     def _drain(self) -> None:
         """Read the output of the process, and keep its end."""
@@ -318,7 +353,9 @@ class Link:
             while self._is_err_open:
                 chunk = os.read(self._err, _KEPT_BYTES)
                 self._is_err_open = bool(chunk)
-                self._tail = (self._tail + chunk)[-_KEPT_BYTES:]
+                *marked, tail = _MARK.split(self._tail + chunk)
+                self._marked.update(zip(map(int, marked[1::2]), marked[::2], strict=True))
+                self._tail = tail[-_KEPT_BYTES:]
 
     def _started(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         program = shutil.which(command[0])
@@ -405,7 +442,5 @@ def signal_name(number: int) -> str:
 def printed_lines(printed: str) -> list[str]:
     """Return the last lines that a process printed, for a failure text; none if it printed none."""
     lines = [line.rstrip()[:150] for line in printed.splitlines()]
-    # LiteRT prints these for each file.
-    chatter = ("INFO: ", "I0000 ", "WARNING: [npu_registry.cc")
-    lines = [line for line in lines if line and not line.startswith(chatter)][-20:]
+    lines = [line for line in lines if line and not CHATTER.match(line)][-20:]
     return ["printed last:", *(f"  | {line}" for line in lines)] if lines else []

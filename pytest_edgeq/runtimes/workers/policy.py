@@ -113,7 +113,7 @@ class Isolation:
         try:
             self.child.call(self._seconds, build_interpreter, source)
         except WorkerCrashError as error:
-            facts = [file_fact(source, digest, len(content))]
+            facts = [file_fact(content, digest)]
             first = f"crashed in the step open: expected a model, got {error.what}"
             raise CrashedError("reference", error.text(first, facts)) from error.__cause__
         if key:

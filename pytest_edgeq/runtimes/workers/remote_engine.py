@@ -16,8 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.errors import CrashedError, UnrunnableError
-from pytest_edgeq.names import GPU_KERNELS
-from pytest_edgeq.runtimes.engines import Arrays, Engine, Opening, Source, described
+from pytest_edgeq.runtimes.engines import (
+    Arrays,
+    Engine,
+    Opening,
+    Source,
+    as_dtype,
+    described,
+)
 from pytest_edgeq.runtimes.runner import on_disk, open_here
 from pytest_edgeq.runtimes.workers.child import OpenFile, source_file
 from pytest_edgeq.runtimes.workers.crash_report import WorkerCrashError, file_fact, size_text
@@ -52,10 +58,8 @@ _LOST = (
 # All that kernels say where an allocation fails.
 _NO_REASON = re.compile(r"(Node number \d+ \(\w+\) failed to (prepare|invoke)\.?)?\s*")
 
-_MOST_TRIALS: Final = 16
-"""Files to try; by bisection this is enough for 2 ** 8 ops."""
-
 _MOST_SECONDS: Final = 30.0
+"""Time to search for the op that ends a worker."""
 
 _SECONDS_OF_A_TRIAL: Final = 5.0
 """Seconds after which ops count as hanging."""
@@ -94,7 +98,7 @@ class RemoteEngine(Engine):
         made = self._ask("run", {"what": "run"}, arrays, inputs=inputs, needs_state=needs_state)
         self._has_run = True
         return [
-            _as_dtype(array, entry.tensor.dtype)
+            as_dtype(array, entry.tensor.dtype)
             for array, entry in zip(made, signature.outputs, strict=True)
         ]
 
@@ -102,7 +106,7 @@ class RemoteEngine(Engine):
         """Return a tensor as the last run left it, or raise an UnrunnableError."""
         [value] = self._ask("run", {"what": "tensor", "index": index}, needs_state=True)
         subgraph = self._opening.graph.subgraphs[self._opening.signature.subgraph]
-        return _as_dtype(value, subgraph.tensors[index].dtype)
+        return as_dtype(value, subgraph.tensors[index].dtype)
 
     def close(self) -> None:
         """Have the worker close the file: a user's own runtime at once, others later."""
@@ -180,10 +184,6 @@ class RemoteEngine(Engine):
         return False
 
 
-class _GivenUpError(Exception):
-    """The search has reached its limits."""
-
-
 def _crashing_op(
     opening: Opening, step: str, inputs: Inputs, ends: Callable[[bytes, Inputs | None], bool]
 ) -> str:
@@ -191,7 +191,7 @@ def _crashing_op(
     graph, subgraph = opening.graph, opening.signature.subgraph
     tensors = graph.subgraphs[subgraph].tensors
     known = {b.tensor.index: inputs[b.name] for b in opening.signature.inputs if b.name in inputs}
-    begun, trials = time.monotonic(), 0
+    begun = time.monotonic()
 
     def shape_of(index: int) -> tuple[int, ...]:
         return known[index].shape if index in known else tensors[index].shape
@@ -202,13 +202,8 @@ def _crashing_op(
         return np.zeros(tensors[index].shape, numpy_dtype(tensors[index].dtype))
 
     def crashes(cut: Cut) -> bool:
-        nonlocal trials
-        seconds = time.monotonic() - begun
-        if trials >= _MOST_TRIALS or seconds > _MOST_SECONDS:
-            raise _GivenUpError(
-                f"{trials} files with some of its ops were tried, in {seconds:.0f} s"
-            )
-        trials += 1
+        if time.monotonic() - begun > _MOST_SECONDS:
+            raise TimeoutError
         feed = {name: value(index) for name, index in cut.inputs.items()}
         try:
             return ends(cut.content, feed if step == "run" else None)
@@ -223,8 +218,8 @@ def _crashing_op(
         if op is not None:
             return f"op: {where(op)}"
         left_out = cut_ops(graph, subgraph, shape_of).left_out
-    except _GivenUpError as error:
-        return f"op: not found: {error}"
+    except TimeoutError:
+        return f"op: not found in {_MOST_SECONDS:.0f} s"
     except Exception as error:  # of a damaged file the graph need not make sense
         return f"op: not found: its ops cannot be cut out ({type(error).__name__}: {error})"[:150]
     text = "op: not found: its ops, cut out and run on zeros, end no process"
@@ -235,17 +230,12 @@ def _crashing_op(
     return text
 
 
-def _as_dtype(array: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
-    """Return an array of a file's dtype; `.npy` knows no bfloat16, whose bytes are right."""
-    wanted = numpy_dtype(dtype)
-    return array if array.dtype.kind != "V" or wanted is None else array.view(wanted)
-
-
 class TargetEngine(RemoteEngine):
     """
     A file that is open on a target; a request is sent once more after a lost connection.
 
-    Engines of one file share what is open there, unless runs leave something behind.
+    If the request of another thread loses the connection, that does not count. Engines of one file
+    share what is open there, unless runs leave something behind.
     """
 
     def __init__(self, opening: Opening, target: Target, *, is_trial: bool = False) -> None:
@@ -266,34 +256,37 @@ class TargetEngine(RemoteEngine):
         return self._target.files.setdefault(key, file)
 
     def _use(self, request: Callable[[Link], _Result]) -> _Result:
-        try:
-            return request(self._target.link())
-        except LinkError as error:
-            if self._is_trial or error.kind != "lost":
-                raise
+        lost: LinkError | None = None
+        while True:
             try:
                 return request(self._target.link())
-            except CrashedError:  # of the state, which is lost
-                raise error from None
+            except CrashedError as error:  # of the state, which is lost
+                raise lost or error from None
+            except LinkError as error:
+                if error.is_of_other:
+                    continue
+                if lost or self._is_trial or error.kind != "lost":
+                    raise
+                lost = error
 
-    def _open_in(self, link: Link, file: RemoteFile) -> None:
+    def _open_in(self, link: Link, file: RemoteFile, **more: Any) -> None:
         opening = self._opening
         content = file.source if isinstance(file.source, bytes) else file.source.read_bytes()
-        is_on_gpu = opening.kernels in GPU_KERNELS
         head = {
-            **described(opening.signature, opening.graph if is_on_gpu else None),
+            **described(opening.signature),
             "what": "open",
             "digest": hashlib.sha256(content).hexdigest(),
             "key": file.key,
             "kernels": opening.kernels,
             "threads": opening.threads,
             "keep": opening.keep,
+            **more,
         }
         try:
             printed = link.ask(head, (), self._seconds)
         except KeyError:  # it does not have the file
             printed = link.ask(head, [content], self._seconds)
-        file.printed = b"".join(printed).decode(errors="replace")
+        file.printed = "".join(printed)
 
     def _trial(self, opening: Opening) -> TargetEngine:
         return TargetEngine(opening, self._target, is_trial=True)
@@ -353,7 +346,7 @@ class IsolatedEngine(RemoteEngine):
         """Report a crash: the step, the file, the op, and how the worker ended."""
         assert isinstance(error, WorkerCrashError), "a local worker raises nothing else"
         opening, content = self._opening, self._opening.graph.buffer
-        facts = [file_fact(opening.source, hashlib.sha256(content).hexdigest(), len(content))]
+        facts = [file_fact(content, hashlib.sha256(content).hexdigest())]
         if opening.own is None and not error.was_killed:
             facts.append(find_op())
         how = "was ended" if error.was_killed or error.kind == "timeout" else "crashed"

@@ -25,7 +25,6 @@ import platform
 import signal
 import struct
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -218,9 +217,9 @@ def _features() -> list[str]:
     return sorted(name for name, is_there in found.items() if is_there)
 
 
-def _opened(content: bytes, head: Head) -> OpenInterpreter | OpenOnGpu:
+def _opened(content: bytes, head: Head) -> OpenInterpreter | OpenCompiled:
     if head["kernels"] not in RESOLVERS:
-        return OpenOnGpu(content, head)
+        return OpenCompiled(_compiled_for_gpu(content, head), head)
     module = _litert()[0]
     options: dict[str, Any] = {"num_threads": head["threads"]}
     if head["kernels"] != "xnnpack":
@@ -234,20 +233,22 @@ def _opened(content: bytes, head: Head) -> OpenInterpreter | OpenOnGpu:
 class OpenInterpreter:
     """An interpreter that runs the signature which a head describes; it is allocated once."""
 
-    def __init__(self, interpreter: Any, head: Head) -> None:
+    def __init__(self, interpreter: Any, head: Head, *, is_shared: bool = False) -> None:
         self._inputs, self._outputs = head["inputs"], head["outputs"]
         self._subgraph = head["subgraph"]
         self._interpreter = interpreter
         self._shapes: Any = [tuple(shape) for shape in head["shapes"]]
         try:
-            interpreter.allocate_tensors()
+            if not is_shared:
+                interpreter.allocate_tensors()
         except (RuntimeError, ValueError):
             if not head["has_free_shapes"]:
                 raise
             self._shapes = None
-        # The interpreter's own runner allocates anew at each call: for other subgraphs alone.
+        # The interpreter's own runner allocates anew at each call: for other subgraphs alone, and
+        # where other signatures have runners, as the interpreter then refuses all else.
         self._runner = None
-        if head["signature"] is not None and self._subgraph:
+        if head["signature"] is not None and (self._subgraph or is_shared):
             self._runner = interpreter.get_signature_runner(head["signature"])
 
     def run(self, arrays: list[Any]) -> list[Any]:
@@ -273,9 +274,6 @@ class OpenInterpreter:
     def tensor(self, index: int) -> Any:
         """Return a tensor as the last run left it."""
         return self._interpreter.get_tensor(index, self._subgraph)
-
-    def close(self) -> None:
-        """Do nothing: an interpreter is memory alone."""
 
 
 class OpenCompiled:
@@ -341,83 +339,29 @@ class OpenCompiled:
         return [tuple(details[name]["shape"]) for name in self._names]
 
 
-class OpenOnGpu:
-    """
-    A file compiled for the GPU; every answer ends with the text that the engine printed.
+def _compiled_for_gpu(content: bytes, head: Head) -> Any:
+    from ai_edge_litert import compiled_model
+    from ai_edge_litert.hardware_accelerator import HardwareAccelerator
+    from ai_edge_litert.options import CpuOptions, GpuOptions, Options
 
-    What the engine does not support runs on the CPU, as in an app that asks for both: the engine
-    says on stderr how many ops these are. Errors of its shaders stand nowhere else, either.
-    """
-
-    def __init__(self, content: bytes, head: Head) -> None:
-        from ai_edge_litert import compiled_model
-        from ai_edge_litert.hardware_accelerator import HardwareAccelerator
-        from ai_edge_litert.options import CpuOptions, GpuOptions, Options
-
-        def compiled(accelerators: Any) -> Any:
-            options = Options(
-                hardware_accelerators=accelerators,
-                gpu_options=GpuOptions(enforce_f32=head["kernels"] == "gpu_f32"),
-                cpu_options=CpuOptions(num_threads=head["threads"]),
-            )
-            return compiled_model.CompiledModel.from_buffer(content, options=options)
-
-        gpu = HardwareAccelerator.GPU
-        with _Printed() as self.printed:
-            try:
-                model = compiled(gpu)
-            except RuntimeError as error:
-                # Asked for both at once, it also runs files on the CPU where there is no GPU.
-                if "not accelerated" not in str(error):
-                    raise
-                self.printed.restart()
-                model = compiled(gpu | HardwareAccelerator.CPU)
-            self._model = OpenCompiled(model, head)
-
-    def run(self, arrays: list[Any]) -> list[Any]:
-        """Run one sample; the printed text follows the outputs."""
-        with _Printed() as printed:
-            outputs = self._model.run(arrays)
-        return [*outputs, printed.text]
-
-    def close(self) -> None:
-        """Do nothing: a compiled model is memory alone."""
+    gpu = HardwareAccelerator.GPU
+    options = Options(
+        hardware_accelerators=gpu | HardwareAccelerator.CPU if head["is_partly"] else gpu,
+        gpu_options=GpuOptions(enforce_f32=head["kernels"] == "gpu_f32"),
+        cpu_options=CpuOptions(num_threads=head["threads"]),
+    )
+    return compiled_model.CompiledModel.from_buffer(content, options=options)
 
 
-class _Printed:
-    """
-    Text that Python or native code writes to stderr in a block, and that stderr gets behind it.
-
-    The text of an error that is raised in the block ends with it.
-    """
-
-    def __enter__(self) -> _Printed:  # noqa: PYI034 # Self came with Python 3.11
-        self.text = b""
-        self._file = tempfile.TemporaryFile()
-        self._stderr = os.dup(2)
-        os.dup2(self._file.fileno(), 2)
-        return self
-
-    def restart(self) -> None:
-        """Drop the text so far."""
-        self._file.truncate(0)
-        self._file.seek(0)
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        sys.stderr.flush()
-        os.dup2(self._stderr, 2)
-        os.close(self._stderr)
-        with self._file as file:
-            file.seek(0)
-            self.text = file.read()[-_MOST_PRINTED:]
-        with contextlib.suppress(OSError):  # nobody reads it
-            os.write(2, self.text)
-        if isinstance(error, RuntimeError):
-            error.args = (f"{error}\n{self.text.decode(errors='replace')}",)
+MARK = b"\0edgeq %d\0"
+"""Written to stderr where text begins that the host asks for, with 0, and where it ends."""
 
 
-_MOST_PRINTED = 1 << 20
-"""Bytes of what the GPU engine prints that are sent, the last: its errors stand behind its chat."""
+def _mark(number: int) -> None:
+    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # nobody reads it
+        os.write(2, MARK % number)
+
 
 _DUMPED_AT = 0.95
 """Share of the time limit after which a worker of the host's machine writes its Python stack."""
@@ -472,19 +416,25 @@ class _Server:
             late = seconds * _DUMPED_AT if self._is_local else seconds + _LATER
             faulthandler.dump_traceback_later(late, exit=not self._is_local, file=2)
         try:
-            return self._answer(head, parts)
+            self._forget(head["forget"])
+            if "printed" not in head:
+                return self._answer(head, parts)
+            _mark(0)
+            try:
+                return self._answer(head, parts)
+            finally:
+                _mark(head["id"])
         finally:
             self._end_fork()
             faulthandler.cancel_dump_traceback_later()
 
     def _answer(self, head: Head, parts: list[Any]) -> list[Any]:
-        self._forget(head["forget"])
         what, key = head["what"], head.get("key", -1)
         if what == "forget":
             return []
         if what == "open":
-            file = self._open[key] = _opened(self._content(head["digest"], parts), head)
-            return [file.printed.text] if isinstance(file, OpenOnGpu) else []
+            self._open[key] = _opened(self._content(head["digest"], parts), head)
+            return []
         if what == "call":
             assert self._is_local, "a pickle runs code: only the process that started this one may"
             function, args, kwargs = parts.pop()
@@ -513,7 +463,8 @@ class _Server:
         """Close unused files, and print exceptions of a user's own runtime."""
         for key in keys:
             try:
-                if (file := self._open.pop(key, None)) is not None:
+                file = self._open.pop(key, None)
+                if self._is_local and file is not None:  # those of a target are memory alone
                     file.close()
             except Exception:  # of the user's own code: the others are closed all the same
                 traceback.print_exc()

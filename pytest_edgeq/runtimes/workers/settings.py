@@ -1,5 +1,5 @@
 """
-How files are isolated in the pytest sessions of this process, and bounds on the child process.
+How files are isolated in the pytest sessions of this process, its cores, and bounds on the child.
 
 This module is cheap to import: the plugin says here what its options are.
 """
@@ -7,14 +7,13 @@ This module is cheap to import: the plugin says here what its options are.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 # Bound on one step, such as one run or the passes of the converter. The longest step measured takes
 # 8 s, the passes for ViT-B/16; the rest is for larger models, slower machines and many workers.
@@ -55,6 +54,13 @@ def memory_bound(given: int | str | None) -> int:
     return _at_least(given, given)
 
 
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def default_memory(workers: int = 1) -> int:
     """Return the default bound: half of the memory, divided by the workers."""
     total = _total_memory()
@@ -74,8 +80,7 @@ def _total_memory() -> int:
     return total
 
 
-@dataclasses.dataclass(frozen=True)
-class IsolationSettings:
+class IsolationSettings(NamedTuple):
     """Settings of isolation, resolved from the options of a session."""
 
     mode: str = "auto"  # `auto`, `on` or `off`

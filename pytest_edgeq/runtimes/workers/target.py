@@ -167,6 +167,11 @@ _TEXTS: Final = {
         "the command, a login script or a wrapper prints to stdout, which carries the answers",
         "have it print to stderr, or nothing (ssh -T, docker run -i without -t){check}",
     ),
+    "mute": (
+        "hides what is printed there: expected the stderr of a Python, got {what}",
+        "the command or a wrapper redirects stderr, where LiteRT's GPU engine writes its errors",
+        "leave stderr as it is (no 2>/dev/null){check}",
+    ),
     "lost": (
         "lost its target: expected an answer, got {what}",
         "the kernels crashed, somebody ended the process, or the connection broke; it was tried "

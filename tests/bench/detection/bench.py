@@ -49,14 +49,14 @@ _LIBRARIES = ("torch", "litert-torch", "ai-edge-litert", "torchao", "ai-edge-qua
 
 
 _LARGE_FLOWS = ("pt2e_static_int8", "recipe_static_wi8_ai8", "recipe_dynamic_wi8_afp32")
-_LARGE_KINDS = (
+SOME_KINDS = (
     *("activation scale × 1.02", "weight scale × 1.1, one channel", "zero point ± 1"),
     *("weight: one bit", "channel zeroed", "channels swapped", "weights transposed"),
     *("bias ± 16", "fused activation dropped", "padding changed", "op made float"),
     *("buffers aliased", "softmax sharper", "operands exchanged", "operand replaced"),
     *("transpose permuted", "constant: largest zeroed", "constant rolled by one"),
 )
-"""Of networks that take seconds a case, some of everything."""
+"""Some defects of each sort, for networks that take seconds a case."""
 
 _ITSELF = "the build itself"
 _ORDER = "calibrated in another order"
@@ -686,7 +686,7 @@ def _run(
     if seed == 0:
         cases: list[Iterable[Case | Outcome]] = []
         if "file" in where:
-            all_kinds = _LARGE_KINDS if net.large else defects_file.KINDS
+            all_kinds = SOME_KINDS if net.large else defects_file.KINDS
             file_kinds = [k for k in all_kinds if k in (kinds or all_kinds)]
             cases.append(bench.file_cases(of, file_kinds, chosen.seeds))
         if "model" in where:

@@ -16,8 +16,8 @@ from tests.bench.detection.defects_file import KINDS, Defect, defect, runs
 from tests.bench.detection.flatfile import FlatFile
 from tests.bench.detection.sound import NETS, small, sound
 
-# A network is built in each flow.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+# Networks are built. What the bench itself does is looked at before its page is written anew.
+pytestmark = [pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(400)]
 
 # What may differ, as paths into the file; and how many values at most, where that is the point.
 _SCALE = r"graph\.tensors\[\d+\]\.quantization\.scale\[\d+\]"

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import pytest
 
 from tests.bench.detection import defects_file
-from tests.bench.detection.bench import Bench, Outcome, summary
+from tests.bench.detection.bench import SOME_KINDS, Bench, Outcome, summary
 from tests.bench.detection.defects_runtime import SPOILT
 from tests.bench.detection.sound import NETS, Sound
 
@@ -56,16 +56,16 @@ def _wrong(outcomes: Iterable[Outcome]) -> list[str]:
     return [f"{o.name} → {o.blamed}" for o in outcomes if o.culprit is False]
 
 
-# Twenty-five checks of a file; every run locates such defects in tests/localize.
-@pytest.mark.slow
-def test_defects_in_the_file_are_caught_and_blamed(bench: Bench, of: Sound) -> None:
+@pytest.mark.slow  # every run locates such defects in tests/localize
+@pytest.mark.parametrize(
+    "kinds", [[*SOME_KINDS], pytest.param([*defects_file.KINDS], marks=pytest.mark.full)], ids=len
+)
+def test_defects_in_files_are_caught_and_blamed(bench: Bench, of: Sound, kinds: list[str]) -> None:
     """Every one that changes a code; 98 % of them on the right layer."""
-    outcomes = [bench.judge(case) for case in bench.file_cases(of, defects_file.KINDS, 1)]
+    outcomes = [bench.judge(case) for case in bench.file_cases(of, kinds, 1)]
     judged = [o.culprit for o in outcomes if o.culprit is not None]
 
-    assert len(outcomes) >= 20
-    assert len(judged) >= 15
-    # Of so few, 99.5 % is all of them.
+    assert len(judged) >= len(kinds) // 3
     assert not _misses(outcomes), summary(outcomes)
     assert sum(judged) >= 0.98 * len(judged), _wrong(outcomes)
 

@@ -41,7 +41,7 @@ def _images(size: int, seed: int) -> tuple[torch.Tensor, ...]:
     return DynamicImage.sample_inputs(seed, side=size)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(0, slow=5)
 @pytest.mark.parametrize("quantizer", FLOWS)
 @pytest.mark.parametrize(
     ("model", "draw", "sizes", "shape"),

@@ -2,8 +2,8 @@
 Every small model under every quantizer is as `cells.json` records it.
 
 A cell that changed fails with the model, the flow, and what was and is. Each model is measured
-under the default preset and one of the other flows, which take turns; `python -m
-tests.bench.models.table` measures all of them anew.
+under the default preset and one of the other flows, which take turns, most of them with `-m full`;
+`python -m tests.bench.models.table` measures all of them anew.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def worker() -> Iterator[Worker]:
     worker.close()
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(0, slow=21)
 @pytest.mark.parametrize("model", table.models())
 def test_the_default_preset_is_as_recorded(worker: Worker, model: str) -> None:
     """What a user gets who names no quantizer."""
     check(worker, model, QUICK)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep(0, slow=13)
 @pytest.mark.parametrize(
     ("model", "turn"), list(zip(table.models(), itertools.cycle(range(TURNS)), strict=False))
 )

@@ -24,6 +24,11 @@ Warning: vkCreateInstance failed with VK_ERROR_INCOMPATIBLE_DRIVER
 ERROR: [delegate_webgpu.cc:359] Failed to initialize WebGPU environment: INTERNAL: No adapters found
 """
 
+_NO_PLUGIN = """\
+WARNING: [compiler_plugin.cc:312] Failed to load plugin at: /ai_edge_litert/vendors/plugin.so
+└ Could not load shared library /ai_edge_litert/vendors/plugin.so: libopenvino.so.2631: cannot open
+"""
+
 _NO_ENGINE = "WARNING: [gpu_registry.cc:160] GPU accelerator could not be loaded and registered.\n"
 
 _REFUSED = """\
@@ -93,6 +98,8 @@ class FakeModel(compiled_model.CompiledModel):  # type: ignore[misc] # LiteRT sh
         else:
             _say(f"{_SELECTED}{cls.faults.get('adapter', ADAPTER)}\n")
         if cls.faults.get("crash") in ops:
+            _say(_NO_PLUGIN)
+            _say("LLVM ERROR: Cannot select: intrinsic %llvm.x86.sse41.round.ps\n")
             os.kill(os.getpid(), signal.SIGSEGV)
         if cls.faults.get("hang") in ops:
             if "pids" in cls.faults:

@@ -40,6 +40,7 @@ from fixtures.tflite.make import CONVERTED
 from pytest_edgeq import Edgeq
 from pytest_edgeq.errors import UnrunnableError
 from pytest_edgeq.names import GPU_KERNELS
+from pytest_edgeq.runtimes.delegation import delegation_of
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.boundary import numpy_dtype
 
@@ -110,8 +111,8 @@ def measure(edge: EdgeFile, runtime: str) -> dict[str, Any]:
     outputs = [*zip(zip(*expected, strict=True), zip(*actual, strict=True), strict=True)]
     db = min(sqnr_db(*output) for output in outputs)
     made: dict[str, Any] = {"outcome": "wrong", "db": db, "seconds": seconds}
-    if runner.n_on_cpu:
-        made["n_on_cpu"] = runner.n_on_cpu
+    if n_on_cpu := len(edge.graph.ops) - delegation_of(edge, runtime).n_on_gpu:
+        made["n_on_cpu"] = n_on_cpu
     if db < WRONG_DB:
         return made
     if all(np.issubdtype(values.dtype, np.integer) for values in expected[0]):
@@ -126,7 +127,7 @@ def measure(edge: EdgeFile, runtime: str) -> dict[str, Any]:
         made["sqnr_db"] = math.floor(
             min(sqnr_db(*each, deviations=_DEVIATIONS) for each in outputs)
         )
-    return made | {"outcome": "partly"} if runner.n_on_cpu else made
+    return made | {"outcome": "partly"} if n_on_cpu else made
 
 
 def _words(refusal: str) -> str:

@@ -76,11 +76,22 @@ def test_the_table_names_each_op(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_a_file_that_the_engine_takes_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_the_engine_takes_is_compiled_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of its ops run on the GPU."""
     compiled = use_words(monkeypatch, printed(""), {})
     assert states(chain("NEG ABS")) == ["GPU", "GPU"]
     assert compiled == [["NEG", "ABS"]]
+
+
+def test_a_file_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a runtime, though several calls ask; of another one the result may be another."""
+    compiled = use_words(monkeypatch, printed(f"{NONE}: {REASON}", split(1, 1)), {NONE: REASON})
+    quantized = Edgeq().load(chain(f"NEG {NONE}"))
+    for runtime in ("gpu", "gpu_f32", "gpu"):
+        found = Edgeq().delegation(quantized, runtime)
+        assert found.runtime == runtime
+        assert [each.runs_on for each in found.ops] == ["GPU", "CPU"]
+    assert compiled == [["NEG", NONE], [NONE]] * 2
 
 
 @pytest.mark.parametrize(
@@ -246,6 +257,7 @@ def test_the_baseline_has_it_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     maker.check_op_dtypes(quantized, delegation="gpu_f32")
     plain, first, second = ([row.get("delegation") for row in each["ops"]] for each in stored)
     assert set(plain) == {None}
+    assert [each.get("delegation") for each in stored] == [None, "gpu", "gpu_f32"]
     assert first == second
     assert first[1] == "on the CPU: Max version supported: 3. Requested version 4."
     with pytest.raises(ValueError, match="the xnnpack runtime does not use a GPU"):

@@ -14,25 +14,21 @@ from fixtures.tflite import make, stacks
 from fixtures.tflite.writer import one_op
 from pytest_edgeq import Edgeq
 from pytest_edgeq.errors import UnrunnableError
+from pytest_edgeq.runtimes.delegation import delegation_of
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.workers.target import Target
-from tests.processes import left_after, target_workers
+from tests.processes import target_workers
 from tests.runtimes.gpu.fake_gpu import fake_here, fake_target
 from tests.runtimes.gpu.killer import killing
 from tests.runtimes.targets.conftest import drawn, patched_litert
 from tests.waiting import SECONDS
 
+pytestmark = pytest.mark.usefixtures("_no_process_is_left")
+
 GOLDEN = Path(__file__).parent / "golden"
 NESTED = make.CONVERTED / "nested.int8.tflite"
 OP = "FULLY_CONNECTED"
-
-
-@pytest.fixture(autouse=True)
-def _no_process_is_left() -> Iterator[None]:
-    before = target_workers()
-    yield
-    assert not left_after([each for each in target_workers() if each not in before])
 
 
 def _refusal(runtimes: Runtimes, content: bytes | Path, runtime: str) -> str:
@@ -98,12 +94,29 @@ def test_an_older_package_has_no_engine(tmp_path: Path) -> None:
     assert "the engine said: ImportError: cannot import name 'GpuOptions'" in text
 
 
+@pytest.mark.parametrize("begin", ["exec ", ""])
+def test_a_command_that_hides_stderr(tmp_path: Path, begin: str) -> None:
+    """Errors of the engine stand nowhere else."""
+    script = f'{begin}"$@" 2>/dev/null; exit 0'
+    runtimes = _targets(["sh", "-c", script, "sh", *fake_target(tmp_path / "pi")])
+    runtimes.machine_of("pi")
+    runtimes.targets["pi"].seconds = 5
+    lines = _refusal(runtimes, NESTED, "pi:gpu").splitlines()
+    got = "its end" if begin else "nothing for 5 s"
+    assert lines[0] == (
+        "the pi:gpu runtime hides what is printed there: expected the stderr of a Python, got "
+        f"{got}"
+    )
+    assert lines[2].startswith("cause: the command or a wrapper redirects stderr")
+
+
 def test_ops_that_the_cpu_takes_are_counted(tmp_path: Path) -> None:
     """The engine prints a count for each subgraph, and the counts are added."""
     runtimes = _targets(fake_target(tmp_path / "pi", left=OP))
     edge = EdgeFile(NESTED, runtimes=runtimes)
     n_left = sum(op.name == OP for op in edge.graph.ops)
-    assert edge.runner("pi:gpu").n_on_cpu == n_left > 0
+    assert delegation_of(edge, "pi:gpu").n_on_gpu == len(edge.graph.ops) - n_left
+    assert n_left > 0
     runtimes.close()
 
 

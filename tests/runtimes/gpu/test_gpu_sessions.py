@@ -21,24 +21,18 @@ from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.workers.remote_worker import facts
 from tests.bench.speed.kernels_of_arm import drawn as inputs_of
 from tests.cli.conftest import run  # noqa: F401 # a fixture
-from tests.processes import left_after, target_workers
 from tests.projects import Project
 from tests.runtimes.gpu.fake_engine import ADAPTER
 from tests.runtimes.gpu.fake_gpu import fake_here, fake_target
 from tests.runtimes.targets.conftest import drawn
+
+pytestmark = pytest.mark.usefixtures("_no_process_is_left")
 
 FLOAT = make.CONVERTED / "batch_norms.float.tflite"
 INT8 = make.CONVERTED / "batch_norms.int8.tflite"
 
 ON_GPU = ("pi:gpu", "gpu")
 IN_FLOAT32 = ("pi:gpu_f32", "gpu_f32")
-
-
-@pytest.fixture(autouse=True)
-def _no_process_is_left() -> Iterator[None]:
-    before = target_workers()
-    yield
-    assert not left_after([each for each in target_workers() if each not in before])
 
 
 @pytest.fixture

@@ -28,6 +28,8 @@ from tests.runtimes.isolate.runners import segfault_at_run
 from tests.runtimes.targets.conftest import drawn
 from tests.waiting import SECONDS, line_of, running
 
+pytestmark = pytest.mark.usefixtures("_no_process_is_left")
+
 GOLDEN = Path(__file__).parent / "golden"
 NESTED = make.CONVERTED / "nested.int8.tflite"
 
@@ -37,13 +39,6 @@ THEN_PYTHON = f'exec {sys.executable} "$@"'
 
 def _shell(script: str) -> list[str]:
     return ["sh", "-c", script, "sh"]
-
-
-@pytest.fixture(autouse=True)
-def _no_process_is_left() -> Iterator[None]:
-    before = target_workers()
-    yield
-    assert not left_after([each for each in target_workers() if each not in before])
 
 
 def _golden(name: str, text: str) -> None:
@@ -187,6 +182,25 @@ def test_kernels_that_crash_the_worker() -> None:
         edgeq.load(segfault_at_run()).run(np.ones((1, 4, 4, 4), np.float32), runtime="pi")
     edgeq.close()
     _golden("crash", str(error.value))
+
+
+def test_a_crash_is_told_of_its_own_file() -> None:
+    """And not of those that wait for the same process: they are run in another one."""
+    runtimes = Runtimes(targets={"pi": Target("pi", [sys.executable], 60)})
+
+    def run(source: Path | bytes) -> None:
+        edge = EdgeFile(source, runtimes=runtimes)
+        shapes = {b.name: np.zeros(b.tensor.shape, b.tensor.dtype) for b in edge.signature.inputs}
+        edge.runner("pi").run(shapes)
+
+    with ThreadPoolExecutor(4) as pool:
+        crashes = [pool.submit(run, segfault_at_run()) for _ in range(3)]
+        while not all(each.done() for each in crashes):
+            run(NESTED)
+    for each in crashes:
+        with pytest.raises(CrashedError, match="\nop: LOCAL_RESPONSE_NORMALIZATION #1\n"):
+            each.result()
+    runtimes.close()
 
 
 def test_a_file_that_lost_its_state_is_not_run_on() -> None:

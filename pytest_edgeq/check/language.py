@@ -1,0 +1,301 @@
+"""Check a language model: against its references by position, and its signatures by each other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.check.verdict import Verdict
+from pytest_edgeq.compare.comparer import compare
+from pytest_edgeq.compare.language.layout import CacheLayout
+from pytest_edgeq.compare.language.model import LanguageModel
+from pytest_edgeq.compare.language.stepping import SAME_DB, CacheSession, chunks
+from pytest_edgeq.compare.samples import SampleSource, read_samples
+from pytest_edgeq.numerics.cache_errors import CacheErrors
+from pytest_edgeq.numerics.comparison import Comparison
+from pytest_edgeq.numerics.findings import (
+    CACHE_OVERRUN,
+    LOST_OUTPUT,
+    MISSING_SIGNATURE,
+    OTHER_START_TOKEN,
+    PREFILL_DIFFERS,
+    STATE_KEPT,
+    USELESS,
+    WRONG_OUTPUT,
+    Finding,
+    Harm,
+    Place,
+)
+from pytest_edgeq.numerics.metrics import ONE_BIT_DB
+from pytest_edgeq.numerics.token_errors import PositionErrors
+from pytest_edgeq.progress import Progress
+
+if TYPE_CHECKING:
+    from pytest_edgeq.compare.executors.engines import SampleExecutor
+
+Array = npt.NDArray[Any]
+
+SEQUENCES = 2
+"""Number of first sequences on which the signatures are compared with each other."""
+
+# A float file: 117 dB and more at each position of two layers; half of the bits are left to depth.
+# With weights, caches or a reference of 16 bits the rounding of those, 54 dB for bfloat16.
+_FLOAT32_DB, _FLOAT16_DB = 80.0, 30.0
+_DRIFT_DB = 12.0
+_OUTPUT = Place("output", "logits")
+_DIFFERS = (
+    "prefill and decode must compute the same cache: export the file again with other "
+    "prefill_lengths=, and report it to litert-torch"
+)
+
+
+def check_language(
+    model: LanguageModel,
+    inputs: Iterable[Any],
+    verdict: Verdict,
+    *,
+    runtime: str,
+    progress: Progress,
+    engine: SampleExecutor | None,
+) -> Comparison | None:
+    """
+    Add the findings on a language model; return the comparison, None without a reference.
+
+    The signatures of each file are compared with each other on the first two sequences.
+    """
+    first: Iterable[Any]
+    if isinstance(inputs, SampleSource):
+        first = inputs.read(range(min(SEQUENCES, len(inputs))))
+    else:
+        inputs = iter(inputs)
+        first = list(itertools.islice(inputs, SEQUENCES))
+        inputs = itertools.chain(first, inputs)
+    sequences = [each.arrays()[0][0] for each in read_samples(first, model.spec, "evaluation")]
+    with progress.step("check", model.name, sequences):
+        verdict.add(*step_findings(model, sequences, runtime))
+    if not model.has_reference:
+        verdict.notes.append("logits were not compared: there is no reference and no float_tflite")
+        return None
+    comparison = compare(model, inputs, runtime=runtime, progress=progress, engine=engine)
+    verdict.add(*comparison.health, *position_findings(model, comparison))
+    return comparison
+
+
+def position_findings(model: LanguageModel, comparison: Comparison) -> Iterator[Finding]:
+    """Judge every stage at its worst position."""
+    for stage, positions in comparison.positions.items():
+        if stage == "total" and len(comparison.positions) > 1:
+            continue  # its parts are judged
+        layout = model.float_steps if stage == "conversion" else model.steps
+        assert layout is not None, "unreachable because the stage has a file"
+        is_float = not any(
+            tensor.is_quantized
+            for subgraph in layout.decode.edge.graph.subgraphs
+            for tensor in subgraph.tensors
+        )
+        least = _least_of_float(model, layout) if is_float else ONE_BIT_DB
+        position, decibels = positions.worst
+        if decibels >= least:
+            yield from [] if is_float else _drift(stage, positions)
+            continue
+        first = positions.first_below(least)
+        at = position if first is None else first
+        yield Finding(
+            kind=WRONG_OUTPUT if is_float else LOST_OUTPUT,
+            place=_OUTPUT,
+            expected=f"{least:g} dB SQNR or more at every position",
+            got=f"{decibels:.3g} dB at position {position}",
+            headline=f"{stage}, {_OUTPUT}: expected {least:g} dB SQNR or more at every position, "
+            f"got {decibels:.3g} dB at position {position}; the first below it is {at}",
+            harm=Harm.decibels(least - decibels) if is_float else USELESS,
+            causes=tuple(_causes(model, layout, comparison, stage, at, least)),
+            evidence=tuple(str(positions).splitlines()),
+            fix="find the op by edgeq.localize(model, sequences, positions="
+            f"[{at}]); the first cache tensor that is wrong names the layer",
+        )
+
+
+def _least_of_float(model: LanguageModel, layout: CacheLayout) -> float:
+    dtypes = {t.dtype for g in layout.decode.edge.graph.subgraphs for t in g.tensors}
+    parameters = getattr(model.float_model, "parameters", lambda: ())()
+    halves = {str(each.dtype) for each in parameters} & {"torch.bfloat16", "torch.float16"}
+    return _FLOAT16_DB if halves or dtypes & {"float16", "bfloat16"} else _FLOAT32_DB
+
+
+def _drift(stage: str, positions: PositionErrors) -> Iterator[Finding]:
+    """Find a loss that grows by position, as of a cache that is not kept."""
+    quarters = [each.sqnr_db for name, each in positions.outputs.items() if "quarter" in name]
+    best, worst = int(np.argmax(quarters)), int(np.argmin(quarters))
+    if quarters[best] - quarters[worst] < _DRIFT_DB:
+        return
+    yield Finding(
+        kind=LOST_OUTPUT,
+        place=_OUTPUT,
+        headline=f"{stage}, {_OUTPUT}: expected every quarter of a sequence within "
+        f"{_DRIFT_DB:g} dB of each other, got {quarters[worst]:.3g} dB in quarter {worst + 1} and "
+        f"{quarters[best]:.3g} dB in quarter {best + 1}",
+        harm=Harm.decibels(quarters[best] - quarters[worst]),
+        evidence=tuple(str(positions).splitlines()),
+    )
+
+
+def _causes(
+    model: LanguageModel,
+    layout: CacheLayout,
+    comparison: Comparison,
+    stage: str,
+    position: int,
+    least: float,
+) -> Iterator[str]:
+    caches = comparison.caches.get(stage)
+    bad = None if caches is None else caches.first_below(least)
+    if bad is not None:
+        yield f"the cache differs first at {bad}"
+    elif caches is not None and caches:
+        yield (
+            f"every cache tensor has {least:g} dB or more: the error arises behind the last "
+            "layer's cache"
+        )
+    window = getattr(getattr(model.float_model, "config", None), "sliding_window", None)
+    if window and position in (window - 1, window, window + 1):
+        yield f"the reference's sliding window has {window} positions (config.sliding_window)"
+
+
+def step_findings(model: LanguageModel, sequences: Sequence[Array], runtime: str) -> list[Finding]:
+    """Compare the signatures of each file with each other on a few sequences."""
+    found: list[Finding] = []
+    for layout in (*model.layouts.values(), *model.float_layouts.values()):
+        fitting = [each[: layout.cache_length] for each in sequences]
+        found += _of_layout(layout, fitting, runtime)
+    worst: dict[tuple[str, Place], Finding] = {}
+    for each in found:
+        known = worst.setdefault((each.kind, each.place), each)
+        if each.harm > known.harm:
+            worst[each.kind, each.place] = each
+    return [*worst.values(), *_missing(model), *_start_token(model)]
+
+
+def _of_layout(layout: CacheLayout, sequences: Sequence[Array], runtime: str) -> Iterator[Finding]:
+    session = CacheSession(layout, runtime)
+    fresh = session.decode_all(sequences[-1])
+    for tokens in sequences:
+        session.reset()
+        logits = session.decode_all(tokens)
+        alone = {name: session.positions(name) for name in session.cache}
+        yield from _prefills(session, tokens, alone, logits)
+    yield from _kept_state(fresh, logits)
+    yield from _to_the_end(session, sequences[0])
+
+
+def _prefills(
+    session: CacheSession, tokens: Array, alone: Mapping[str, Array], logits: Array
+) -> Iterator[Finding]:
+    for length, step in sorted(session.layout.prefills.items()):
+        for n in sorted({min(length, len(tokens)), max(min(length, len(tokens)) // 2, 1)}):
+            session.reset()
+            found = session.feed(step, tokens[:n])
+            errors = CacheErrors()
+            errors.add(
+                {name: each[:n] for name, each in alone.items()},
+                {name: session.positions(name) for name in session.cache},
+            )
+            if found is not None and len(found) in (1, n) and (n == length or len(found) == n):
+                # Of one row, they are those of its last position.
+                errors.add({"logits_0": logits[n - len(found) : n]}, {"logits_0": found})
+            if bad := errors.first_below(SAME_DB):
+                padded = f", padded to {length}" if n < length else ""
+                yield Finding(
+                    kind=PREFILL_DIFFERS,
+                    place=Place("file", f"signature {step.edge.key!r}"),
+                    expected=f"the cache of {n} × decode for {n} tokens{padded}",
+                    got=f"{bad}",
+                    harm=Harm.decibels(SAME_DB - bad.sqnr_db),
+                    fix=_DIFFERS,
+                )
+
+
+def _kept_state(fresh: Array, behind: Array) -> Iterator[Finding]:
+    """Compare the logits of a sequence before and after other sequences."""
+    if np.array_equal(behind, fresh, equal_nan=True):
+        return
+    at = int((behind != fresh).any(axis=1).argmax())
+    yield Finding(
+        kind=STATE_KEPT,
+        place=_OUTPUT,
+        expected="the same logits for a sequence before and after others",
+        got=f"others from position {at} on",
+        causes=("the file or the runtime keeps something of the sequence before",),
+        harm=USELESS,
+    )
+
+
+def _to_the_end(session: CacheSession, tokens: Array) -> Iterator[Finding]:
+    """Find a last chunk of a prompt that overwrites positions before it."""
+    layout, room = session.layout, session.layout.cache_length
+    if not layout.prefills:
+        return
+    *before, (step, last) = chunks(layout, np.resize(tokens, room))
+    session.reset()
+    for earlier, chunk in before:
+        session.feed(earlier, chunk)
+    cache, position = session.cache, session.position
+    session.feed(step, last)
+    at_once = {name: session.positions(name) for name in cache}
+    session.cache, session.position = cache, position
+    session.decode_all(last)
+    errors = CacheErrors()
+    errors.add({name: session.positions(name) for name in cache}, at_once)
+    if bad := errors.first_below(SAME_DB):
+        is_moved = step.length > len(last)
+        yield Finding(
+            kind=CACHE_OVERRUN if is_moved else PREFILL_DIFFERS,
+            place=Place("file", f"signature {step.edge.key!r}"),
+            expected=f"the last {len(last)} of {room} positions as {len(last)} × decode fill them",
+            got=str(bad),
+            harm=Harm.decibels(SAME_DB - bad.sqnr_db),
+            causes=(
+                f"it writes {step.length} positions and fewer are left: DYNAMIC_UPDATE_SLICE moves "
+                "them to the front, over tokens that were read before",
+            )
+            * is_moved,
+            fix="export with a cache_length= that is a multiple of the longest of prefill_lengths="
+            if is_moved
+            else _DIFFERS,
+        )
+
+
+def _missing(model: LanguageModel) -> Iterator[Finding]:
+    """Find signatures of the float file that the file lacks."""
+    if model.float_steps is None:
+        return
+    known = {each.edge.key for layout in model.layouts.values() for each in layout.steps}
+    for layout in model.float_layouts.values():
+        for step in layout.steps:
+            if step.edge.key not in known:
+                yield Finding(
+                    kind=MISSING_SIGNATURE,
+                    place=Place("file", model.name),
+                    expected=f"the signature {step.edge.key!r} of the float file",
+                    got=f"{sorted(filter(None, known))}",
+                    fix="quantize the file that export_hf wrote as a whole",
+                )
+
+
+def _start_token(model: LanguageModel) -> Iterator[Finding]:
+    """Compare the start token of the bundle with the tokenizer's."""
+    start = None if model.metadata is None else model.metadata.start_token
+    wanted = getattr(model.tokenizer, "bos_token_id", None)
+    text = getattr(model.tokenizer, "bos_token", None)
+    if start is None or wanted is None or start in ((wanted,), text):
+        return
+    yield Finding(
+        kind=OTHER_START_TOKEN,
+        place=Place("file", model.name),
+        expected=f"the tokenizer's start token {text!r} ({wanted}) in the metadata",
+        got=repr(start),
+        fix="export with the tokenizer of the model; a wrong start token moves every position",
+    )

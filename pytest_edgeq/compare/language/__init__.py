@@ -1,0 +1,1 @@
+"""Run language models that have a key-value cache, and compare them with torch."""

@@ -1,0 +1,262 @@
+"""Run sequences through a language model's files and its reference; measure them by position."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.compare.language.model import LanguageModel
+from pytest_edgeq.compare.language.stepping import SAME_DB, CacheSession
+from pytest_edgeq.compare.reference import as_tensor, call_reference, no_grad, torch_module
+from pytest_edgeq.compare.samples import Sample, as_array
+from pytest_edgeq.numerics.cache_errors import CacheErrors
+from pytest_edgeq.numerics.checks import UNKNOWN, Calibration
+from pytest_edgeq.numerics.comparison import WorstSamples
+from pytest_edgeq.numerics.findings import PREFILL_DIFFERS, Finding, Harm, Place
+from pytest_edgeq.numerics.results import StageErrors
+from pytest_edgeq.numerics.samples import EvaluatedLedger
+from pytest_edgeq.numerics.token_errors import PositionErrors, TokenAccumulator, TokenErrors
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What one side computed for one sequence."""
+
+    logits: Array  # [tokens, vocabulary], of `decode` alone, or of the reference
+    cache: Mapping[str, Array] = field(default_factory=dict)  # by name, [tokens, values]
+    # of a file: the same of the second half, behind a prefill of the first
+    after_prefill: Array | None = None
+    prefilled: Mapping[str, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutputs:
+    """Outputs of one sequence by side: `float`, `float_tflite`, `edge`."""
+
+    tokens: Array
+    values: Mapping[str, Pass]
+
+
+def half(tokens: Array) -> int:
+    """Return how many tokens of a sequence the prefill reads."""
+    return max(len(tokens) // 2, 1)
+
+
+class LanguageRunner:
+    """A file, its float file and its reference with interpreters of their own; not thread-safe."""
+
+    def __init__(self, model: LanguageModel, runtime: str) -> None:
+        self._model, self._runtime = model, runtime
+        sides = {"float_tflite": model.float_steps, "edge": model.steps}
+        self._sessions = {
+            side: CacheSession(layout, runtime)
+            for side, layout in sides.items()
+            if layout is not None
+        }
+
+    def clone(self, cores: object = None) -> LanguageRunner:
+        """Return the runner with interpreters of its own."""
+        del cores
+        return LanguageRunner(self._model.clone(), self._runtime)
+
+    def prepare(self) -> None:
+        """Do nothing: nothing is shared."""
+
+    def run(self, sample: Sample, index: int) -> SequenceOutputs:
+        """Run one sequence."""
+        tokens = sample.arrays()[0][0]
+        values = {}
+        if self._model.float_model is not None:
+            values["float"] = self.reference(sample, index)
+        for side, session in self._sessions.items():
+            values[side] = file_pass(session, tokens)
+        return SequenceOutputs(tokens, values)
+
+    def reference(self, sample: Sample, index: int) -> Pass:
+        """Run the reference over the whole sequence."""
+        model = self._model
+        assert model.float_model is not None, "unreachable because callers have looked"
+        found = reference_pass(model.float_model, sample, model.steps.axes)
+        expected = (sample.arrays()[0].size, model.spec.vocabulary)  # type: ignore[attr-defined]
+        if found.logits.shape != expected:
+            raise ValueError(
+                f"{model.name}: logits of evaluation sample {index}: the file gives "
+                f"{list(expected)}, the reference {list(found.logits.shape)}\n"
+                "cause: the file was made from another model, or its vocabulary is padded"
+            )
+        return found
+
+
+def file_pass(session: CacheSession, tokens: Array) -> Pass:
+    """Run a sequence through a file twice: by `decode` alone, and behind a prefill."""
+    session.reset()
+    logits = session.decode_all(tokens)
+    cache = {name: session.positions(name) for name in session.cache}
+    if not session.layout.prefills:
+        return Pass(logits, cache)
+    n = half(tokens)
+    session.reset()
+    session.prefill(tokens[:n])
+    after = session.decode_all(tokens[n:])
+    return Pass(logits, cache, after, {name: session.positions(name) for name in session.cache})
+
+
+def new_cache(reference: Callable[..., Any]) -> Any:
+    """Return an empty cache for a Hugging Face module, None for any other callable."""
+    if torch_module(reference) is not reference or not hasattr(reference, "config"):
+        return None
+    from transformers.cache_utils import DynamicCache
+
+    # Without a configuration no layer drops what lies outside of its window.
+    return DynamicCache()
+
+
+def call_with_cache(module: Any, ids: Array, cache: Any) -> Any:
+    """Run a Hugging Face module on token ids [1, length] behind those in the cache."""
+    # `past_key_values` is the argument's name in older releases of transformers.
+    names = inspect.signature(module.forward).parameters
+    name = "cache" if "cache" in names else "past_key_values"
+    return module(input_ids=as_tensor(ids), use_cache=True, **{name: cache})
+
+
+def reference_pass(reference: Callable[..., Any], sample: Sample, axes: Mapping[str, int]) -> Pass:
+    """Run a Hugging Face module, or any callable from token ids to logits, over a sequence."""
+    held = new_cache(reference)
+    if held is None:
+        return Pass(_rows(call_reference(reference, sample)[0][1]))
+    with no_grad():
+        found = call_with_cache(reference, sample.arrays()[0], held)
+    cache = {}
+    for tensor in axes:
+        kind, layer = tensor.split("_")[-2:]
+        of_layer = held.layers[int(layer)]
+        # [1, heads, tokens, size of a head]
+        values = as_array(of_layer.keys if kind == "k" else of_layer.values)[0]
+        cache[tensor] = np.moveaxis(values, 1, 0).reshape(values.shape[1], -1).astype(np.float32)
+    return Pass(_rows(as_array(found.logits)), cache)
+
+
+def _rows(logits: Array) -> Array:
+    return logits.reshape(-1, logits.shape[-1])
+
+
+# By stage, its reference and its actual side.
+_STAGES = {
+    "conversion": ("float", "float_tflite"),
+    "quantization": ("float_tflite", "edge"),
+    "total": ("float", "edge"),
+}
+
+
+def stages_of(model: LanguageModel) -> dict[str, tuple[str, str]]:
+    """Return the stages that the model's references allow."""
+    if model.float_model is None:
+        return (
+            {}
+            if model.float_steps is None
+            else {
+                "quantization": ("float_tflite", "edge"),
+                "total": ("float_tflite", "edge"),
+            }
+        )
+    if model.float_steps is None:
+        return {"total": ("float", "edge")}
+    return _STAGES
+
+
+_SIDES = {"float_tflite": "the float file", "edge": "the file"}
+
+
+class LanguageMeasurement:
+    """Errors of every stage by position, over a part of the sequences; mergeable."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._sides = stages_of(model)
+        self._stages = {name: TokenAccumulator() for name in self._sides}
+        self._caches = {name: CacheErrors() for name in self._sides}
+        # by side, the cache behind a prefill beside that of `decode` alone
+        self.handover = {side: CacheErrors() for side in ("float_tflite", "edge")}
+        self.worst = WorstSamples()
+        self.evaluated = EvaluatedLedger()
+        self.overlap = 0
+        self.ranges: list[tuple[float, float]] = []
+
+    def update(
+        self,
+        index: int,
+        arrays: Sequence[Array],
+        outcome: SequenceOutputs,
+        make_inputs: Callable[[], Any],
+    ) -> None:
+        """Add one sequence."""
+        following = np.append(outcome.tokens[1:], -1)
+        n = half(outcome.tokens)
+        for stage, accumulator in self._stages.items():
+            reference, actual = (outcome.values[side] for side in self._sides[stage])
+            errors = TokenErrors.measure(index, reference.logits, actual.logits, following)
+            decibels = accumulator.add("logits", errors)
+            if actual.after_prefill is not None:
+                behind = reference.after_prefill
+                expected = reference.logits[n:] if behind is None else behind
+                errors = TokenErrors.measure(
+                    index, expected, actual.after_prefill, following[n:], start=n
+                )
+                decibels = min(decibels, accumulator.add("after_prefill", errors))
+            if stage == "total":
+                self.worst.offer(index, decibels, make_inputs)
+            self._caches[stage].add(reference.cache, actual.cache)
+        for side, errors_of_side in self.handover.items():
+            found = outcome.values.get(side)
+            if found is not None and found.prefilled:
+                errors_of_side.add(found.cache, found.prefilled)
+        self.evaluated.add(index, arrays)
+        self.ranges = [(0.0, 0.0)] * len(arrays)
+
+    def merge(self, other: LanguageMeasurement) -> None:
+        """Add all sequences of another measurement."""
+        for name, accumulator in self._stages.items():
+            accumulator.merge(other._stages[name])
+            self._caches[name].merge(other._caches[name])
+        for side, errors in self.handover.items():
+            errors.merge(other.handover[side])
+        self.worst.merge(other.worst)
+        self.evaluated.merge(other.evaluated)
+        self.ranges = self.ranges or other.ranges
+
+    def points(self) -> dict[str, dict[str, Array]]:
+        """Return nothing: logits have no chart of points."""
+        return {}
+
+    def stages(self) -> dict[str, StageErrors]:
+        """Return the errors of every stage."""
+        return {name: accumulator.stage() for name, accumulator in self._stages.items()}
+
+    def positions(self) -> dict[str, PositionErrors]:
+        """Return the errors by position of every stage."""
+        return {name: accumulator.positions() for name, accumulator in self._stages.items()}
+
+    def caches(self) -> dict[str, CacheErrors]:
+        """Return the errors of the cache of every stage."""
+        return {name: each for name, each in self._caches.items() if each}
+
+    def findings(self, calibration: Calibration = UNKNOWN) -> list[Finding]:
+        """Return a finding where the cache behind a prefill is another than that of `decode`."""
+        del calibration
+        return [
+            Finding(
+                kind=PREFILL_DIFFERS,
+                place=Place("file", _SIDES[side]),
+                expected="behind a prefill the cache that decode alone gives",
+                got=str(bad),
+                harm=Harm.decibels(SAME_DB - bad.sqnr_db),
+            )
+            for side, errors in self.handover.items()
+            if (bad := errors.first_below(SAME_DB)) is not None
+        ]

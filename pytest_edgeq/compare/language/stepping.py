@@ -1,0 +1,188 @@
+"""
+Feed a language model's file its tokens and its own cache, step by step.
+
+Prefill is fed as LiteRT-LM does it (`GetOptimizedPrefillWorkGroups`, `PrefillInternal`): the
+longest signature as often as it fits, then the shortest that holds the rest, whose tokens and
+positions behind the last one are 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pytest_edgeq.compare.language.layout import CacheLayout, TokenStep
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.tflite.boundary import decode, numpy_dtype
+
+Array = npt.NDArray[Any]
+
+# What LiteRT-LM adds to hidden scores (`InitializeAttentionMask`), by the size of the mask's float.
+HIDDEN = {2: -45824.0, 4: -0.7 * float(np.finfo(np.float32).max)}
+
+# Two ways through one file differ by rounding alone: bit-equal in the default layout of Llama,
+# Qwen3 and Gemma 3, 144 dB in the split cache. One flipped code in a row of 8 bits is 45 dB.
+SAME_DB = 40.0
+
+
+class CacheFullError(ValueError):
+    """The tokens do not fit into the cache; the file would overwrite positions in it."""
+
+
+class CacheSession:
+    """
+    One sequence in a file, with its key-value cache.
+
+    Attributes:
+        position: How many tokens were read.
+        cache: The cache tensors by name, as the file returned them.
+    """
+
+    def __init__(self, layout: CacheLayout, runtime: str) -> None:
+        self.layout, self._runtime = layout, runtime
+        self.position = 0
+        self.cache: dict[str, Array] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        inputs = self.layout.decode.inputs()
+        self.position = 0
+        self.cache = {
+            name: np.zeros(inputs[name].tensor.shape, numpy_dtype(inputs[name].tensor.dtype))
+            for name in self.layout.axes
+        }
+
+    def feed(self, step: TokenStep, tokens: Sequence[int] | Array) -> Array | None:
+        """
+        Run one step on at most as many tokens as it reads, and keep the cache.
+
+        Returns:
+            Logits [tokens, vocabulary] as float32; None of a step that returns none.
+
+        Raises:
+            CacheFullError: The cache has no room for them.
+        """
+        n, start = len(tokens), self.position
+        if start + n > self.layout.cache_length:
+            raise CacheFullError(
+                f"{start + n} tokens, and the cache has {self.layout.cache_length} positions: "
+                "DYNAMIC_UPDATE_SLICE would move the last one to the front, over another"
+            )
+        outputs = self._run(step, np.asarray(tokens), start)
+        self.position += n
+        logits = outputs.get("logits")
+        return None if logits is None else logits.reshape(-1, logits.shape[-1])[:n]
+
+    def decode_all(self, tokens: Array) -> Array:
+        """Read the tokens one by one; return the logits [tokens, vocabulary]."""
+        return np.stack([self._decode(token) for token in tokens])
+
+    def prefill(self, tokens: Array) -> list[TokenStep]:
+        """Read the tokens as LiteRT-LM does, and return the steps."""
+        steps = []
+        for step, chunk in chunks(self.layout, tokens):
+            self.feed(step, chunk)
+            steps.append(step)
+        return steps
+
+    def greedy(self, prompt: Array, n: int) -> list[int]:
+        """Read a prompt, and return the n most likely tokens behind it, one after the other."""
+        self.reset()
+        self.prefill(prompt[:-1])
+        found = [int(prompt[-1])]
+        while len(found) <= n:
+            found.append(int(self._decode(found[-1]).argmax()))
+        return found[1:]
+
+    def inputs(self, token: int, role: str | None = None) -> dict[str, Array]:
+        """Return the inputs of `decode`, or of one of its helpers, for the next token."""
+        step = self.layout.decode
+        edge = step.edge if role is None else step.helpers[role]
+        return _inputs(edge, self._given(step, np.array([token]), self.position))
+
+    def positions(self, name: str) -> Array:
+        """Return a cache tensor as float [positions read, values of one position]."""
+        values = decode(self.cache[name], self.layout.caches[name])
+        by_position = np.moveaxis(values, self.layout.axes[name], 0)[: self.position]
+        floats: Array = by_position.reshape(self.position, -1).astype(np.float32)
+        return floats
+
+    def _decode(self, token: int) -> Array:
+        logits = self.feed(self.layout.decode, [token])
+        assert logits is not None, "unreachable because a layout has been checked for logits"
+        last: Array = logits[-1]
+        return last
+
+    def _given(self, step: TokenStep, tokens: Array, start: int) -> dict[str, Array]:
+        """Return the inputs of a step and of its helpers, by name."""
+        n, room = len(tokens), step.length
+        ids, at = np.zeros(room, np.int32), np.zeros(room, np.int32)
+        ids[:n], at[:n] = tokens, np.arange(start, start + n)
+        is_real = np.arange(room) < n
+        given: dict[str, Array] = {
+            "tokens": ids,
+            "token_ids": ids,
+            "input_tokens": ids,
+            "input_pos": at,
+            "time_step": np.array(start),
+            "valid_mask": is_real,
+            **self.cache,
+        }
+        for role in ("embedder", "mask", "rope"):
+            if role in step.helpers:
+                given |= self._call(step.helpers[role], given)
+        wanted = step.inputs()
+        if "mask" in wanted and "mask" not in step.helpers:
+            given["mask"] = _mask(wanted["mask"].tensor.dtype, at, is_real, self.layout)
+        return given
+
+    def _run(self, step: TokenStep, tokens: Array, start: int) -> Mapping[str, Array]:
+        given = self._given(step, tokens, start)
+        outputs = self._call(step.edge, given)
+        if "cache_update" in step.helpers:
+            given |= {name: each for name, each in outputs.items() if name.startswith("kv_slice")}
+            outputs = {**outputs, **self._call(step.helpers["cache_update"], given)}
+        self.cache = {name: outputs[name] for name in self.cache}
+        return outputs
+
+    def _call(self, edge: EdgeFile, given: Mapping[str, Array]) -> dict[str, Array]:
+        """Run one signature; integers, and the cache, are passed on as the file stores them."""
+        found = edge.runner(self._runtime).run(_inputs(edge, given))
+        return {
+            each.name: decode(value, each) if each.name == "logits" else value
+            for each, value in zip(edge.signature.outputs, found, strict=True)
+        }
+
+
+def _inputs(edge: EdgeFile, given: Mapping[str, Array]) -> dict[str, Array]:
+    inputs = {}
+    for each in edge.signature.inputs:
+        shape, dtype = each.tensor.shape, numpy_dtype(each.tensor.dtype)
+        inputs[each.name] = given[each.name].astype(dtype, copy=False).reshape(shape)
+    return inputs
+
+
+def chunks(layout: CacheLayout, tokens: Array) -> Iterator[tuple[TokenStep, Array]]:
+    """Split a prompt into steps, as LiteRT-LM does; one by one where there is no prefill."""
+    lengths = sorted(layout.prefills)
+    while len(tokens):
+        if not lengths:
+            step, n = layout.decode, 1
+        else:
+            n = next((each for each in lengths if each >= len(tokens)), lengths[-1])
+            step = layout.prefills[n]
+        yield step, tokens[:n]
+        tokens = tokens[n:]
+
+
+def _mask(dtype: str, at: Array, is_real: Array, layout: CacheLayout) -> Array:
+    """Return which positions of the cache each token sees: all up to its own."""
+    seen = (np.arange(layout.cache_length) <= at[:, None]) & is_real[:, None]
+    if dtype == "bool":
+        return seen
+    floats = np.dtype(numpy_dtype(dtype))
+    return np.where(seen, 0.0, HIDDEN[floats.itemsize]).astype(floats)
