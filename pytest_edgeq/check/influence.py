@@ -24,10 +24,8 @@ _SAMPLES = 4  # number of samples that are kept; each input is swapped in three 
 _ABOVE_ROUNDING = 4.0
 # Power of a change over that of the errors that come with the change by another input.
 _ABOVE_NOISE = 10.0
-_WAYS_OUT = (
-    "scale these channels down in the model, and what reads them up, leave the op in float, or "
-    "quantize activations to 16 bits"
-)
+_OUTLIER = "see whether one calibration sample is an outlier that widens the range"
+_BITS = "or quantize activations to 16 bits"
 
 _FIND_IT = (
     "leave the ops behind this input in float, one after the other, to find the one that loses it"
@@ -167,10 +165,11 @@ class Influence:
                 expected=f"{BIT_DB:.3g} dB SQNR or more of what it changes in output {name!r}, "
                 "which is one bit",
                 got=f"{change.sqnr_db:.1f} dB where it was swapped between {count} of samples (the "
-                f"change has {share:.1f} dB of the output, whose own SQNR hides it)",
+                f"change is {share:.1f} dB relative to the output: the smaller it is, the less its "
+                "loss shows in the output's SQNR)",
                 harm=USELESS,
                 causes=() if coarse is None else (self._cause(coarse),),
-                fix=_FIND_IT if coarse is None else _WAYS_OUT,
+                fix=_FIND_IT if coarse is None else _fix(coarse),
             )
         return None
 
@@ -183,14 +182,13 @@ class Influence:
             where = f"the output of {entry_of(edge.graph, maker, edge.modules).where}"
         low, high = coarse.reach
         reach = f"its range [{low:.3g}, {high:.3g}]"
-        why = f"{reach} is too wide"
+        why = "; ".join((f"{reach} is too wide for them", *coarse.widened.causes))
         if coarse.wide:
-            shown = ", ".join(map(str, coarse.wide[:4])) + (", …" if len(coarse.wide) > 4 else "")
-            channels, take = ("channel", "takes") if len(coarse.wide) == 1 else ("channels", "take")
-            why = f"{channels} {shown} {take} {reach}"
+            why = f"{_channels(coarse)} fill{'s' * (len(coarse.wide) == 1)} {reach}"
         return (
-            f"in {where} {coarse.coarse} of {coarse.channels} channels round it away: each uses "
-            f"{FEW_CODES} codes at most, in the median {counted(coarse.codes, 'code')}, as {why}"
+            f"in {where} rounding removes the change from {coarse.coarse} of {coarse.channels} "
+            f"channels: each of them uses {FEW_CODES} codes at most, in the median "
+            f"{counted(coarse.codes, 'code')}, as {why}"
         )
 
     def _is_above_others(self, name: str, place: int, swapped: Sequence[_Swapped]) -> bool:
@@ -217,6 +215,19 @@ class Influence:
             return first_coarse(localizer, start, end, pairs)
         except (RuntimeError, ValueError, TypeError):
             return None  # the kernels that keep tensors refuse the file
+
+
+def _channels(coarse: CoarseTensor) -> str:
+    """Return a text on the channels that fill the range."""
+    shown = ", ".join(map(str, coarse.wide[:4])) + (", …" if len(coarse.wide) > 4 else "")
+    return f"channel{'s' if len(coarse.wide) > 1 else ''} {shown}"
+
+
+def _fix(coarse: CoarseTensor) -> str:
+    """Return how to represent the coarse channels by more codes."""
+    if coarse.wide:
+        return f"scale {_channels(coarse)} down in the model, and their readers up, {_BITS}"
+    return f"{coarse.widened.fix or _OUTLIER}, {_BITS}"
 
 
 def _mixed(base: Sample, other: Sample, place: int) -> Sample | None:

@@ -240,9 +240,12 @@ class Consumers:
             scales = [qparams(self._graph.tensor(reader, i)) for i in operands if i >= 0]
             shares = facts_of(reader.name).shares_range == "all"
             if reader is not op and shares and scales.count(own) > 1:
+                made = (self._subgraph.producer.get(i) for i in operands)
+                fixed = (f", that of {i.place}" for i in made if i and facts_of(i.name).outputs)
                 return Reason(
-                    (f"{reader.place} has one scale for all of its operands",),
-                    "bring these to like ranges, or leave it in float",
+                    (f"{reader.place} has one scale for all of its operands{next(fixed, '')}",),
+                    "scale the operand with the smaller values up in the model, and what reads it "
+                    f"down, or leave {reader.place} in float",
                 )
         return None
 

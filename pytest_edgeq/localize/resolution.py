@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from pytest_edgeq.localize.measured import code_limits
 from pytest_edgeq.localize.mistakes import BIT_DB
+from pytest_edgeq.localize.readers import Consumers
+from pytest_edgeq.numerics.checks import Reason
 from pytest_edgeq.tflite.boundary import decode
 from pytest_edgeq.tflite.subgraph import Subgraph
 
@@ -30,8 +32,9 @@ class CoarseTensor:
     codes: int  # number of codes of the median coarse channel
     coarse: int  # how many channels use few codes
     channels: int
-    wide: tuple[int, ...]  # channels that fill the range, the widest first; few of them, or none
+    wide: tuple[int, ...]  # channels that fill a quarter of the range or more, the widest first
     reach: tuple[float, float]  # the least and the greatest value of the codes
+    widened: Reason  # why a consumer widens a range that no channel fills, if known
 
 
 class _TensorValues(NamedTuple):
@@ -90,7 +93,9 @@ def first_coarse(
             continue
         low, high, scale, zero_point = limits
         spans = channels.spans
-        wide = np.flatnonzero(spans > FEW_CODES)
+        wide = np.flatnonzero(4 * spans > high - low)
+        maker = None if len(wide) else subgraph.producer.get(tensor)
+        consumers = Consumers(localizer.quantized.graph, subgraph.index)
         return CoarseTensor(
             op=order.get(tensor),
             codes=int(np.median(spans[coarse])),
@@ -98,6 +103,7 @@ def first_coarse(
             channels=len(spans),
             wide=tuple(wide[np.argsort(-spans[wide], kind="stable")].tolist()),
             reach=((low - zero_point) * scale, (high - zero_point) * scale),
+            widened=(maker and consumers.widening_reason(maker)) or Reason(),
         )
     return None
 

@@ -59,7 +59,7 @@ class Joined(SmallModel):
     ("kind", "flow", "text"),
     [
         (Masked, "recipe_static_wi8_ai8", "mask with −30, of which a softmax makes 1e-13"),
-        (Joined, "pt2e_static_int8", "has one scale for all of its operands; bring these to like"),
+        (Joined, "pt2e_static_int8", "has one scale for all of its operands; scale the operand"),
     ],
     ids=["mask", "join"],
 )
