@@ -460,5 +460,5 @@ _EVERYWHERE: tuple[tuple[_Test, str, Callable[[Diagnostics], Reason]], ...] = (
         lambda _: Reason(("calibrated on zeros",)),
     ),
     (clipped, "have too narrow a range", lambda own: own.calibration.too_narrow()),
-    (too_wide, "have too wide a range", lambda own: own.calibration.too_wide(own.scale)),
+    (too_wide, "have too wide a range", lambda own: own.why_too_wide),
 )

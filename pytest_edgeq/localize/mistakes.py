@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pytest_edgeq.localize.rows import Diagnostics, LayerError
-from pytest_edgeq.numerics.checks import LEAST_SCALE, Reason, keeps_nothing
+from pytest_edgeq.numerics.checks import Reason, keeps_nothing
 from pytest_edgeq.numerics.health import more_than_chance
 from pytest_edgeq.tflite.ops import facts_of
 
@@ -190,12 +190,9 @@ def too_wide(row: LayerError, evidence: Diagnostics) -> Mistake | None:
     if not spanned < all_levels * _FEW_LEVELS:
         return None
     met = f", and the values reach {_between(evidence.met)}" if evidence.met else ""
-    why = evidence.calibration.too_wide(evidence.scale)
-    if evidence.range_widened is not None and evidence.scale != LEAST_SCALE:
-        why = evidence.range_widened
     return Mistake(
         f"its range {_range(evidence)} is too wide: {levels} of {all_levels} levels are used{met}",
-        why,
+        evidence.why_too_wide,
     )
 
 

@@ -32,7 +32,7 @@ from pytest_edgeq.tflite.ops import (
     PICKING,
     facts_of,
 )
-from pytest_edgeq.tflite.roles import stored_constant
+from pytest_edgeq.tflite.roles import roles_of, stored_constant
 from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
 
 Floats = npt.NDArray[np.float64]
@@ -177,6 +177,7 @@ def rule_findings(
 
 
 _CHANCE = 0.25  # share of an overshoot by which the range's own values may exceed it as well
+_FAR_ABOVE = 10.0  # ratio of the weights of one channel to the median channel's
 _ALIKE = 0.01  # relative error of a constant by its own rounding to 8 bits
 
 
@@ -247,7 +248,25 @@ class Consumers:
                     "scale the operand with the smaller values up in the model, and what reads it "
                     f"down, or leave {reader.place} in float",
                 )
-        return None
+        return self._observed_before_clamp(op, ends)
+
+    def _observed_before_clamp(self, op: Op, ends: Sequence[float]) -> Reason | None:
+        """Return that a range exceeds what the op's fused activation can return, and the fix."""
+        low, high = facts_of(op.fused_activation or "").ends or (-math.inf, math.inf)
+        if 2 * (min(ends[1], high) - max(ends[0], low)) > ends[1] - ends[0]:
+            return None
+        causes = [
+            f"the fused {op.fused_activation} of {op.place} clamps to [{low:g}, {high:g}], so its "
+            "range was observed before the activation"
+        ]
+        for scales in (each.tensor.scales for each in roles_of(self._graph, op).weights):
+            if len(scales) > 3 and (ratio := scales.max() / np.median(scales)) > _FAR_ABOVE:
+                causes.append(f"channel {scales.argmax()} has {ratio:.3g} × the others' weights")
+        return Reason(
+            tuple(causes),
+            f"have the quantizer observe the output of {op.fused_activation}, annotated together "
+            "with this layer, or quantize by a recipe (recipe_static_wi8_ai8), which does",
+        )
 
     def narrowing_reason(
         self, op: Op, measured: Mapping[int, Sequence[tuple[int, TensorErrors]]]

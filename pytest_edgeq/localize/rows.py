@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from pytest_edgeq.numerics.checks import UNKNOWN, Calibration, Reason
+from pytest_edgeq.numerics.checks import LEAST_SCALE, UNKNOWN, Calibration, Reason
 from pytest_edgeq.numerics.findings import (
     LOSSY_OP,
     NO_HARM,
@@ -134,6 +134,13 @@ class Diagnostics:
     unused: bool = False
     scheme: str | None = None  # as `OpDtypes.scheme`
     calibration: Calibration = UNKNOWN
+
+    @property
+    def why_too_wide(self) -> Reason:
+        """Why the output's range is mostly unused, and the fix."""
+        if self.range_widened is not None and self.scale != LEAST_SCALE:
+            return self.range_widened
+        return self.calibration.too_wide(self.scale)
 
     @property
     def reach(self) -> tuple[float, float] | None:

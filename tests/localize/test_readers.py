@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 import torch
+from ai_edge_litert import schema_py_generated as schema
 from torch import nn
 
 from fixtures.models import SmallModel, SqueezeExcite, normal, samples, seeded
+from fixtures.tflite.writer import FileWriter
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.rows import LOWERING, QUANTIZATION
 from tests.localize.rows import culprit
@@ -160,3 +163,37 @@ def _quantized(kind: type[SmallModel], flow: str = "pt2e_static_int8") -> Quanti
         quantizer=flow,
         calibration=samples(kind, 16, seed=1),
     )
+
+
+def _observed_before_relu6(reach: float) -> QuantizedModel:
+    """Load a FULLY_CONNECTED with a fused RELU6 and one row of large weights."""
+    weights = normal(8, 16, seed=3).numpy().astype(np.float32)
+    weights[5] *= 60
+    scales = np.abs(weights).max(axis=1) / 127
+    file = FileWriter()
+    graph = file.graph()
+    taken = graph.tensor("int8", (1, 16), scales=[4 / 127], name="taken")
+    codes = np.round(weights / scales[:, None]).astype(np.int8)
+    stored = graph.tensor("int8", (8, 16), data=codes, scales=scales.tolist())
+    given = graph.tensor("int8", (1, 8), scales=[reach / 127], name="given")
+    options = {"fusedActivationFunction": schema.ActivationFunctionType.RELU6}
+    graph.op("FULLY_CONNECTED", [taken, stored, -1], [given], "FullyConnectedOptions", **options)
+    graph.borders([taken], [given])
+    file.signature("run", [("taken", taken)], [("given", given)])
+
+    def model(x: object) -> np.ndarray:
+        return np.clip(np.asarray(x, np.float32) @ weights.T, 0, 6)
+
+    return Edgeq().load(file.content(), reference=model, name="clamped")
+
+
+def test_a_range_that_was_observed_before_a_fused_activation_is_named() -> None:
+    """No outlier of the calibration: the activation cuts off what the range holds."""
+    inputs = [normal(1, 16, seed=i).numpy() for i in range(40)]
+    cause = Edgeq().localize(_observed_before_relu6(346.0), inputs).cause
+
+    assert "the fused RELU6 of FULLY_CONNECTED #0 clamps to [0, 6], so its range was obs" in cause
+    assert "channel 5 has " in cause
+    assert "observe the output of RELU6" in cause
+    assert "outlier" not in cause
+    assert "observed before" not in Edgeq().localize(_observed_before_relu6(6.0), inputs).cause
