@@ -568,9 +568,30 @@ def test_bad_samples_are_refused(edgeq_alone: Edgeq, heads: QuantizedModel, inpu
         edgeq_alone.check(heads, inputs)
 
 
+@pytest.mark.parametrize("level", [293.0, 0.0])
+def test_an_output_that_is_nearly_constant_is_noted(edgeq_alone: Edgeq, level: float) -> None:
+    """Its SQNR of 58 dB is that of the constant; without one it is that of the variation."""
+    step = (level + 5) / 127
+    file = FileWriter()
+    graph = file.graph()
+    taken = graph.tensor("float32", (1, 4), name="taken")
+    given = graph.tensor("int8", (1, 4), scales=[step], name="given")
+    graph.op("QUANTIZE", [taken], [given])
+    graph.borders([taken], [given])
+    file.signature("run", [("taken", taken)], [("given", given)])
+    loaded = edgeq_alone.load(file.content(), reference=lambda x: x, name="level")
+    drawn = np.random.default_rng(0)
+    inputs = [(level + drawn.normal(size=(1, 4))).astype(np.float32) for _ in range(16)]
+    noted = "output 'given' varies between the samples by 0."
+    assert (noted in checked(loaded, inputs)[0] + "".join(checked(loaded, inputs)[1])) is (
+        level > 0
+    )
+
+
 def test_a_file_without_a_reference_is_refused(edgeq_alone: Edgeq, heads: QuantizedModel) -> None:
     """There is nothing to hold it against."""
-    with pytest.raises(ValueError, match="no reference to compare with"):
+    text = r"no reference to compare with: .*float_tflite=.*assert_conforms, .*edgeq show"
+    with pytest.raises(ValueError, match=text):
         edgeq_alone.check(edgeq_alone.load(heads.tflite), _images(2, 2))
 
 

@@ -258,6 +258,23 @@ def test_an_sqnr_limit_that_zeros_would_keep_is_refused(remember: Remember) -> N
     assert remember(_one_uneven(needed), "new")["written"]
 
 
+@pytest.mark.parametrize(("spread", "passes"), [(0.01, True), (3.0, False)])
+def test_an_sqnr_limit_that_a_constant_output_would_keep_is_told(
+    remember: Remember, spread: float, passes: bool
+) -> None:
+    """The stage's mean over the samples, element by element."""
+    generator = np.random.default_rng(0)
+    levels = generator.uniform(100, 300, (1, 10))
+    values = [levels + spread * generator.normal(size=(1, 10)) for _ in range(12)]
+    pairs = [(each, each + 0.1 * generator.normal(size=(1, 10))) for each in values]
+    comparison = _comparison(pairs)
+    errors = _errors(comparison)
+    table = np.stack([each for each, _ in pairs])
+    constant = 10 * np.log10((table**2).sum() / ((table - table.mean(axis=0)) ** 2).sum())
+    assert errors.sqnr_db - errors.spread_db == pytest.approx(constant)
+    assert ("as a constant output" in remember(comparison, "new")["stored"]) is passes
+
+
 def test_a_limit_that_zeros_would_keep_is_left_out_of_a_budget(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

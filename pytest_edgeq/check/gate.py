@@ -59,6 +59,8 @@ _SHIP = (
 
 # SQNR that a file of float32, or with float16 constants, has at least: RAFT has 110 dB.
 _FLOAT32_DB, _FLOAT16_DB = 60.0, 40.0
+# SQNR of what varies between samples below which it is noted, if a constant output has 40 dB.
+_LITTLE_DB, _CONSTANT_DB = 20.0, 40.0
 # Number of different calibration samples below which they are few.
 # A value of a new sample lies beyond the least and greatest of n with a probability of 2/(n + 1): a
 # fifth of all that are extreme in their sample.
@@ -155,6 +157,7 @@ class _Gate:
             total = measured.comparison.total
             self._check_health(measured.comparison, measured.layers)
             self._check_total(total, measured.calibration)
+            self._check_spread(total)
             if measured.layers is None:
                 self._check_float(total)
         self._verdict.add(*measured.findings)
@@ -249,6 +252,20 @@ class _Gate:
                     causes=causes,
                     fix=fix,
                 )
+            )
+
+    def _check_spread(self, total: StageErrors) -> None:
+        """Note an SQNR that is high only because the output is nearly constant."""
+        for name, errors in total.outputs.items():
+            left = errors.spread_db
+            if not (left < _LITTLE_DB and errors.sqnr_db - left > _CONSTANT_DB):
+                continue
+            rms = errors.rmse * 10 ** (errors.sqnr_db / 20)
+            self._verdict.notes.append(
+                f"output {name!r} varies between the samples by {errors.spread:.3g} (rms) around "
+                f"values of {rms:.3g}, and the error is {errors.rmse:.3g}: {left:.3g} "
+                f"dB of what varies, although the SQNR is {errors.sqnr_db:.3g} dB; let the model "
+                "return the difference from a constant, or use samples that differ more"
             )
 
     def _check_float(self, total: StageErrors) -> None:

@@ -166,6 +166,11 @@ class Evaluation:
             for metric in accepted(output, bounds)
             if metric in _REPORTED
         ]
+        texts += [
+            f"output {name!r}: sqnr_db: the mean over the samples would pass as a constant output"
+            for name, output, bounds in self._judged(data)
+            if 0 < bounds.get("sqnr_db", math.inf) <= output.sqnr_db - output.spread_db
+        ]
         left = len(texts) - _SHOWN
         return "; ".join([*texts[:_SHOWN], *([f"and {left} more"] if left > 0 else [])])
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from .metrics import (
     Array,
@@ -54,6 +55,10 @@ def match_counts(reference: Array, actual: Array) -> tuple[int, int]:
     return int(np.count_nonzero(near.all(axis=1))), len(wanted)
 
 
+# Maximum number of elements of an output whose means over the samples are kept: of heads, 0.5 MB.
+_MOST_MEANS = 1 << 16
+_FLOAT_NOISE = 1e-12  # power of what varies over that of the output that float32 may have made
+
 # Ranks of a sample's SQNR, the worst first: NaN has no order.
 _NAN, _NUMBER, _DEGENERATE = 0, 1, 2
 
@@ -83,6 +88,8 @@ class OutputAccumulator:
         self.largest: _Key = self.worst
         self.element: ElementError | None = None
         self.samples: list[SampleErrors] = []
+        # Sum of the reference over the samples by element; empty if too large, or shapes vary.
+        self.sums: npt.NDArray[np.float64] | None = None
 
     def update(self, reference: Side, actual: Side, sample: int) -> float:
         """Measure and add one sample, and return its SQNR in dB."""
@@ -104,6 +111,7 @@ class OutputAccumulator:
             difference = differences(reference, actual)
             signal, noise = reference.power, dot(difference, difference)
             power, product = actual.power, dot(reference.flat, actual.flat)
+            self._add_sums(reference.flat)
             magnitudes = np.abs(difference, out=difference)
             absolute = float(magnitudes.sum())
         largest, element = 0.0, None
@@ -152,8 +160,23 @@ class OutputAccumulator:
         self.worst = min(self.worst, (_NAN, 0.0, sample) if is_nan else (_NUMBER, decibels, sample))
         return decibels
 
+    def _add_sums(self, sums: Array) -> None:
+        known = np.zeros(sums.size) if self.sums is None else self.sums
+        fits = known.size == sums.size <= _MOST_MEANS
+        self.sums = known + sums if fits else np.empty(0)
+
+    def _spread(self, signal: float) -> float | None:
+        """Return the rms of the reference's difference from its mean over the samples."""
+        if self.sums is None or not self.sums.size or not math.isfinite(signal):
+            return None
+        n = len(self.samples)
+        power = signal - dot(self.sums, self.sums) / n
+        return math.sqrt(power / n / self.sums.size) if power > _FLOAT_NOISE * signal else 0.0
+
     def merge(self, other: OutputAccumulator) -> None:
         """Add all samples of another accumulator of the same output."""
+        if other.sums is not None:
+            self._add_sums(other.sums)
         self.dtypes |= other.dtypes
         self.counts += other.counts
         self.samples += other.samples
@@ -208,6 +231,7 @@ class OutputAccumulator:
                 else None
             ),
             max_abs_index=self.element,
+            spread=self._spread(signal),
             samples=tuple(sorted(self.samples)),
         )
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .metric_table import LOWER_BOUNDED, OF_TOKENS, UPPER_BOUNDED
-from .metrics import json_number, perplexity_ratio
+from .metrics import json_number, perplexity_ratio, sqnr_db
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,7 @@ class OutputErrors:
             tokens, exp(mean NLL − mean NLL of the reference); None without tokens.
         max_abs_index: the element of max_abs_error, or the first non-finite one;
             None without elements.
+        spread: rms of the reference's difference from its mean over the samples, or None.
         samples: the sums of each finite sample, by index.
     """
 
@@ -114,7 +115,15 @@ class OutputErrors:
     chosen: bool = False
     kl: float | None = None
     perplexity_ratio: float | None = None
+    spread: float | None = field(default=None, repr=False, compare=False)
     samples: tuple[SampleErrors, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def spread_db(self) -> float:
+        """SQNR of what varies between the samples; NaN if unknown, or for less than 4 samples."""
+        if not self.spread or self.n_samples < 4 or self.chosen:
+            return math.nan
+        return sqnr_db(self.spread**2, self.rmse**2)
 
     @property
     def nonfinite(self) -> int:
@@ -123,7 +132,7 @@ class OutputErrors:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain, JSON-able data with sorted keys; NaN and infinity as text."""
-        names = (each.name for each in fields(self) if each.name != "samples")
+        names = (each.name for each in fields(self) if each.compare)
         data: dict[str, Any] = {name: getattr(self, name) for name in names}
         for name in (*UPPER_BOUNDED, *LOWER_BOUNDED, "scale"):
             data[name] = json_number(data[name])

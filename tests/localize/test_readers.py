@@ -182,7 +182,8 @@ def _observed_before_relu6(reach: float) -> QuantizedModel:
     file.signature("run", [("taken", taken)], [("given", given)])
 
     def model(x: object) -> np.ndarray:
-        return np.clip(np.asarray(x, np.float32) @ weights.T, 0, 6)
+        clamped: np.ndarray = np.clip(np.asarray(x, np.float32) @ weights.T, 0, 6)
+        return clamped
 
     return Edgeq().load(file.content(), reference=model, name="clamped")
 
