@@ -150,6 +150,24 @@ def test_a_run_in_every_form(project: Project, monkeypatch: pytest.MonkeyPatch) 
     assert max(map(len, lines[start:])) <= 120
 
 
+def test_a_record_begins_with_the_run(project: Project) -> None:
+    """Before the collection, and long before the first report."""
+    slow = """
+import time
+import pytest
+time.sleep(0.3)
+
+@pytest.fixture
+def waits(edgeq):
+    time.sleep(0.6)
+
+def test_it(waits):
+    pass
+"""
+    project.run("--edgeq-json=run.json", files=slow, passed=1)
+    assert validated(project.path / "run.json").data["seconds"] >= 0.9
+
+
 def test_quiet_runs_and_runs_without_a_model(project: Project) -> None:
     """`-q` leaves the table out; a later step finds a record, also of a run that failed."""
     project.run("-q", *FOUR, files=PROJECT, passed=4, deselected=2, hides="ConvBnRelu *passed*")
