@@ -7,14 +7,23 @@ A page is known by its path below `docs/` without the ending, for instance
 
 from __future__ import annotations
 
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pytest_edgeq.names import hint, nearest
 
 FOLDER: Final = Path(__file__).parents[1] / "docs"  # the source folder for Sphinx
 
 _ORDER: Final = ("index", "tutorial", "how-to", "reference", "explanation")
+
+
+_BLOCK = re.compile(r"```\{eval-rst\}\n(.*?)```\n", re.DOTALL)
+_DIRECTIVE = re.compile(r"\.\. auto\w+:: (\S+)((?:\n   :.+)*)")
+_QUOTED = re.compile(r"(?<=: |> )'([^']*)'")  # an annotation
 
 
 class Page(NamedTuple):
@@ -50,6 +59,31 @@ def find_page(name: str) -> Page:
     raise ValueError(
         f"there is no page {name!r}{nearest(name, known)}\n  pages: {', '.join(known)}"
     )
+
+
+def shown_text(page: Page) -> str:
+    """Return the Markdown of a page, with signatures and docstrings for Sphinx's directives."""
+
+    def described(block: re.Match[str]) -> str:
+        parts = []
+        for name, options in _DIRECTIVE.findall(block[1]):
+            parts += _described(name.rpartition(".")[2], pkgutil.resolve_name(name), options)
+        return "\n".join(parts)
+
+    return _BLOCK.sub(described, page.path.read_text("utf-8"))
+
+
+def _described(name: str, subject: Any, options: str = "") -> Iterator[str]:
+    """Yield a heading and the docstring of an object, and of the members that options name."""
+    signature = ""
+    if callable(subject):
+        signature = _QUOTED.sub(r"\1", str(inspect.signature(subject)))
+    yield f"### {name}{signature}\n\n{inspect.getdoc(subject) or ''}\n"
+    for member, value in vars(subject).items() if inspect.isclass(subject) else ():
+        public = ":members:" in options and not member.startswith("_")
+        is_documented = inspect.isroutine(value) or isinstance(value, property)
+        if (public and is_documented) or member in options:
+            yield from _described(f"{name}.{member}", getattr(subject, member))
 
 
 def _place(page: Page) -> tuple[int, bool, str]:

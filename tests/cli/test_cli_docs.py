@@ -31,6 +31,19 @@ def test_a_part_of_a_name_is_enough(run: Run) -> None:
     assert "'in' is the name of 2 pages (did you mean index or reference/index?)" in done.stderr
 
 
+def test_a_page_for_sphinx_is_shown_with_signatures_and_docstrings(run: Run) -> None:
+    """Its directives mean nothing in a terminal."""
+    for page in pages():
+        assert "eval-rst" not in run("docs", page.name).stdout
+    text = run("docs", "reference/edgeq").stdout
+    assert "### Edgeq.quantize(self, model: " in text
+    assert "Args:\n    model: " in text
+    assert "Op dtypes" in text
+    text = run("docs", "reference/assertions").stdout
+    assert "### assert_within_budget(" in text
+    assert ":members:" not in text
+
+
 def test_an_unknown_page_is_named_with_the_nearest(run: Run) -> None:
     """A sentence and exit code 2."""
     done = run("docs", "tutoral")

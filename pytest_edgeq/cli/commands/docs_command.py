@@ -30,7 +30,7 @@ def command(page: str | None, html: Path | None, opens: bool) -> None:
 
     PAGE is a name of the list, or a part of one that no other has, such as choose-a-budget or ci.
     """
-    from pytest_edgeq.cli.pages import find_page, pages
+    from pytest_edgeq.cli.pages import find_page, pages, shown_text
 
     if html is not None:
         if page is not None:
@@ -41,7 +41,7 @@ def command(page: str | None, html: Path | None, opens: bool) -> None:
         return
     if page is not None:
         with in_sentences():
-            text = find_page(page).path.read_text("utf-8")
+            text = shown_text(find_page(page))
         click.echo_via_pager(text)
         return
     known = pages()
