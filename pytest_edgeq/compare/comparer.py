@@ -110,7 +110,9 @@ class Comparer:
         if not quantized.has_reference:
             raise ValueError(
                 f"{quantized.name} has no reference to compare with: load it with "
-                "edgeq.load(tflite, reference=model)"
+                "edgeq.load(tflite, reference=model), or float_tflite=; without any there are "
+                "edgeq.check_op_dtypes, assert_conforms, assert_runtimes_agree, assert_size, the "
+                "assertions on dtypes, and the command edgeq show"
             )
         self._quantized = quantized
         self._runtime = runtime
