@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from pytest_edgeq import QuantizedModel, assert_no_float_ops, assert_op_counts, assert_op_dtypes
+from pytest_edgeq import (
+    Edgeq,
+    QuantizedModel,
+    assert_no_float_ops,
+    assert_op_counts,
+    assert_op_dtypes,
+)
 from pytest_edgeq.errors import UnmatchedError
 
 
@@ -199,6 +205,24 @@ def test_float_ops_that_another_tool_left(pt2e: QuantizedModel) -> None:
         AssertionError, match="the tool that made the file has no pattern for RELU and MEAN"
     ):
         assert_no_float_ops(pt2e.path, allow=["TRANSPOSE"])
+
+
+def test_a_float_op_that_no_recipe_quantizes() -> None:
+    """A rule of the recipe would not help, and the preset has one for every op."""
+
+    class Floor(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.floor(x) + x
+
+    sample = torch.linspace(-3, 3, 8)[None]
+    quantized = Edgeq().quantize(
+        Floor().eval(), (sample,), quantizer="recipe_static_wi8_ai8", calibration=[(sample,)]
+    )
+    with pytest.raises(AssertionError) as caught:
+        assert_no_float_ops(quantized)
+    text = " ".join(str(caught.value).split())
+    assert "ai-edge-quantizer has no static quantization for FLOOR, whatever the recipe" in text
+    assert "replace it in the model" in text
 
 
 @pytest.mark.parametrize("dtype", ["BFLOAT16", "COMPLEX64"])

@@ -57,7 +57,7 @@ _ELSEWHERE = _Why(
 )
 _BY_PT2E = _Why(
     "the PT2E quantizer does not annotate {ops}, or their operands are in float.",
-    "{recipe}have a subclass of the quantizer annotate {them}, or take another op in the model.",
+    "{recipe}have a subclass of the quantizer annotate {them}, or replace {them} in the model.",
 )
 _NON_STRICT = _Why(
     "the model was exported non-strictly, and PT2E then finds no ADD, MUL and CONCATENATION.",
@@ -66,9 +66,12 @@ _NON_STRICT = _Why(
     "(recipe_static_wi8_ai8).",
 )
 _BY_RECIPE = _Why(
-    "no rule of the recipe takes {ops}, or ai-edge-quantizer has none for {them}.",
-    'give the recipe a rule with operation="*"; what it has no way for takes another op in the '
-    "model.",
+    "no rule of the recipe covers {ops}, or their operands are in float.",
+    'give the recipe a rule with operation="*"; if it has one, replace {them} in the model.',
+)
+_NO_RECIPE = _Why(
+    "ai-edge-quantizer has no static quantization for {ops}, whatever the recipe.",
+    "replace {them} in the model by ops that it quantizes.",
 )
 _ON_PURPOSE = (
     "the quantizer was told to leave {modules} in float, by a config of None or a rule of "
@@ -458,13 +461,13 @@ def _why_float(model: Model, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> _Why:
         return _Why(_ON_PURPOSE.format(modules=_some(modules, "modules")))
     # In the order of the file: the first has often made the others float.
     kinds = list(dict.fromkeys(entry.op for entry in others))
+    taken = [kind for kind in kinds if kind in static_recipe_ops()] if known is not None else []
     if flow == "recipe":
-        return _formatted(_BY_RECIPE, kinds)
+        return _formatted(_BY_RECIPE if taken else _NO_RECIPE, kinds)
     if known is None or flow != "pt2e":
         return _formatted(_ELSEWHERE, kinds)
     if not known.exported_strictly and all(facts_of(kind).needs_strict for kind in kinds):
         return _NON_STRICT
-    taken = [kind for kind in kinds if kind in static_recipe_ops()]
     recipe = f"quantize by recipe_static_wi8_ai8, which takes {_some(taken)}; or " if taken else ""
     return _formatted(_BY_PT2E, kinds, recipe=recipe)
 
