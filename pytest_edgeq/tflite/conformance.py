@@ -412,8 +412,9 @@ def _asymmetric(graph: OpGraph, op: Op, weight: Tensor, *, is_warning: bool) -> 
         )
     elif op.name == "EMBEDDING_LOOKUP":
         fix = (
-            "dynamic PT2E quantization writes such tables: quantize the model by a recipe "
-            "(recipe_dynamic_wi8_afp32), or leave the embedding in float"
+            "dynamic PT2E quantization writes such tables, even if its config leaves the embedding "
+            "out: quantize the model by a recipe (recipe_dynamic_wi8_afp32), or statically "
+            "(pt2e_static_int8), which keeps the table in float"
         )
     elif not weight.is_constant:
         fix = (
