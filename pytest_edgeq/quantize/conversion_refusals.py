@@ -86,10 +86,10 @@ _OF_ANNOTATIONS = {
     ),
     # It lowers the model, but not with the quantizer's annotations.
     "quantization parameters violate|failed to verify that .* must have same element type": (
-        "the quantizer gave the op that the last lines name scales or dtypes that this op may not "
-        "have in TFLite, such as an input that another op shares with another range: leave it in "
-        "float by a subclass of the quantizer that overrides annotate, or quantize by a recipe "
-        "(recipe_static_wi8_ai8)"
+        "the quantizer wrote scales or dtypes that TFLite does not allow for the op in the last "
+        "lines (for instance, two ops read one tensor and need different scales of it): leave the "
+        "op in float by a subclass of the quantizer that overrides annotate, or quantize by a "
+        "recipe (recipe_static_wi8_ai8)"
     ),
     # It passes a NHWC tensor on as NCHW, or cannot permute a dequantized one.
     "broadcast a dimension of length|Attempting to convert non-NHWC compatible": (

@@ -241,7 +241,7 @@ SLOW: dict[str, Refused] = {
         _encoding,
         ((1, 4),),
         PT2E,
-        ("gave the op that the last lines name scales or dtypes", BY_RECIPE),
+        ("wrote scales or dtypes that TFLite does not allow for the op", BY_RECIPE),
         (_encoding, RECIPE),
     ),
     "an order of dimensions": Refused(
