@@ -65,7 +65,7 @@ def shown_text(page: Page) -> str:
     """Return the Markdown of a page, with signatures and docstrings for Sphinx's directives."""
 
     def described(block: re.Match[str]) -> str:
-        parts = []
+        parts: list[str] = []
         for name, options in _DIRECTIVE.findall(block[1]):
             parts += _described(name.rpartition(".")[2], pkgutil.resolve_name(name), options)
         return "\n".join(parts)
