@@ -47,7 +47,7 @@ class Outcome:
 _REFUSED = {
     "changed": "changed: see in the failures above what changed and why; if all of it is meant, "
     "--edgeq-update=changed",
-    "new": "no baseline yet: see above what would be stored, and store it with --edgeq-update=new",
+    "new": "not stored yet: see above what would be stored, and store it with --edgeq-update=new",
 }
 
 
@@ -68,8 +68,8 @@ def summarize(layout: Layout, log: RunLog, outcome: Outcome) -> list[Line]:
     for category, text in _REFUSED.items():
         refused = (each for each in log.claims(of_failed=True) if not each["written"])
         if paths := _once(each["path"] for each in refused if each["category"] == category):
-            has = "1 check has" if len(paths) == 1 else f"{len(paths)} checks have"
-            add("error", f"Error: {has} {text}")
+            verbs = ("has", "have") if category == "changed" else ("is", "are")
+            add("error", f"Error: {_baselines(paths, *verbs)} {text}")
     if paths := _once(each["path"] for each in log.claims() if each["category"] == "unwritable"):
         count = counted(len(paths), "baseline")
         add("error", f"Error: {count} could not be written: see in the failures above why")

@@ -37,8 +37,7 @@ def test_the_five_steps(
             '*AssertionError: no baseline is stored yet: op-dtype map "op_dtypes" (*',
             "*store it*: pytest test_x.py::test_a --edgeq-update=new",
             "=* edgeq =*",
-            "Error: 1 check has no baseline yet: see above what would be stored, and store it with "
-            "--edgeq-update=new",
+            "Error: 1 baseline is not stored yet: see above what would be stored, and store *=new",
         ],
     )
     assert files(remembering) == []
@@ -56,7 +55,7 @@ def test_the_five_steps(
             "*AssertionError: ADD #* (layer1.0) went from int8 to float32",
             f"*file: {FILE}",
             "*update: if the change is meant: pytest test_x.py::test_a --edgeq-update=changed",
-            "Error: 1 check has changed: see in the failures above what changed and why; *=changed",
+            "Error: 1 baseline has changed: see in the failures above what changed and *=changed",
             # Nothing but line one is seen here, and not all of that.
             "FAILED test_x.py::test_a - AssertionError: ADD #* (layer1.0) went from int8*",
         ],

@@ -105,7 +105,7 @@ def test_errors_are_remembered_held_and_accepted(
     shows = [
         ">   *edgeq.check_errors(comparison)",
         'E *AssertionError: no baseline is stored yet: errors "errors" (output *',
-        "Error: 1 check has no baseline yet: *--edgeq-update=new",
+        "Error: 1 baseline is not stored yet: *--edgeq-update=new",
     ]
     project.run(*ERRORS, failed=1, deselected=2, shows=shows)
     project.run(*ERRORS, "--edgeq-update=new", passed=1, deselected=2)
