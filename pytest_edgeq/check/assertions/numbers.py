@@ -96,6 +96,9 @@ def assert_within_budget(
         raise _over_budget(comparison, judged, violations)
 
 
+_ALIKE = "calibrate with samples like those evaluated, preprocessed alike, and then set the budget"
+
+
 class _Judgement(NamedTuple):
     """Comparison of one budget with one stage, or with one output of it."""
 
@@ -168,6 +171,10 @@ def _over_budget(
 ) -> AssertionError:
     first, *others = violations
     explained = input_findings(comparison.health)
+    if explained:
+        first = replace(first, fix=_ALIKE)
+        none = "no budget is given, as it would accept inputs that do not fit"
+        judged = [each._replace(refusal=each.refusal or none) for each in judged]
     stage = "" if explained else _stage_to_blame(comparison)
     # A loss by inputs unlike the calibration's shows in all layers, and no layer causes it.
     of_torch = any(each.nonfinite_reference for each in comparison.total.outputs.values())
