@@ -28,10 +28,10 @@ _FEW_DIGITS = 0.9
 
 # By metric: why an output lacks it, and what to bound instead.
 _LACKS = {
-    "max_lsb_error": ("has no LSB", "max_abs_error"),
+    "max_lsb_error": ("has no scale, and so no LSB", "max_abs_error"),
     "top1_agreement": (
         "has no classes: it is not of rank 2 with 2 elements or more a row",
-        "cosine_similarity",
+        "sqnr_db",
     ),
     **dict.fromkeys(
         OF_TOKENS,
@@ -169,9 +169,7 @@ class Budget:
         for metric in self.bounds():
             if lacking := [output for output in outputs if getattr(output, metric) is None]:
                 why, other = _LACKS[metric]
-                text = ", ".join(
-                    f"output {each.name!r} is {each.dtype} and {why}" for each in lacking
-                )
+                text = ", ".join(f"output {each.name!r} {why}" for each in lacking)
                 several = ", or give a budget per output" if len(outputs) > 1 else ""
                 raise ValueError(f"{metric}: {text}; bound {other} instead{several}")
 

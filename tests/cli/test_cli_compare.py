@@ -242,7 +242,7 @@ def test_files_and_budgets_that_do_not_fit(saved: Callable[..., Path], run: Run)
     several = EXPORTED / "encoder_decoder.float.tflite"
     for arguments, sentence in (
         ((nested, other), "expects shape"),
-        ((nested, nested, "--budget", "max_lsb_error=1"), "float32 and has no LSB"),
+        ((nested, nested, "--budget", "max_lsb_error=1"), "has no scale, and so no LSB"),
         ((nested, nested, "--budget", "sqnr=1"), "unknown metric 'sqnr' (did you mean sqnr_db"),
         ((nested, nested, "--budget", "sqnr_db"), "expected metric=bound, such as sqnr_db=30"),
         ((nested, nested, "--budget", "sqnr_db=x"), "sqnr_db: expected a number, got 'x'"),

@@ -217,13 +217,13 @@ def test_nan_violates_every_bound(metric: str) -> None:
 def test_metric_that_an_output_lacks_is_an_error() -> None:
     """A bound on a metric that does not exist is no pass."""
     message = (
-        "max_lsb_error: output 'scores' is float32 and has no LSB; bound max_abs_error instead"
+        "max_lsb_error: output 'scores' has no scale, and so no LSB; bound max_abs_error instead"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Budget(max_lsb_error=1).violations(output_of([1.0], [1.0], None), "total")
     message = (
-        "top1_agreement: output 'scores' is float32 and has no classes: it is not of rank 2 with 2 "
-        "elements or more a row; bound cosine_similarity instead"
+        "top1_agreement: output 'scores' has no classes: it is not of rank 2 with 2 elements or "
+        "more a row; bound sqnr_db instead"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         Budget(top1_agreement=1).needed(output_of([1.0], [1.0]))
@@ -233,7 +233,7 @@ def test_stage_budget_names_the_outputs_that_lack_the_metric() -> None:
     """One output without a scale makes an LSB budget on the whole stage an error."""
     stage = stage_of(a=([1.0], [1.0], 1.0), b=([1.0], [1.0], None), c=([1.0], [1.0], None))
     message = (
-        "max_lsb_error: output 'b' is float32 and has no LSB, output 'c' is float32 and has no "
+        "max_lsb_error: output 'b' has no scale, and so no LSB, output 'c' has no scale, and so no "
         "LSB; bound max_abs_error instead, or give a budget per output"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
