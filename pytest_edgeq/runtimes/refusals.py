@@ -39,6 +39,10 @@ _KNOWN_REFUSALS = {
         "the XNNPACK delegate takes no tensor of this kind: choose another runtime "
         "(runtime='builtin'), and mind that a device that runs XNNPACK will refuse the file."
     ),
+    r"index out of (bounds|range)": (
+        "an index in the inputs, such as a token id, is beyond the rows of the table that it is "
+        "looked up in: give samples whose indices are in the table."
+    ),
     r"bad_alloc|Unable to allocate": (
         "its tensors need more memory than there is: look at their shapes (edgeq show FILE). A "
         "file that was meant to be small is damaged; build or download it again."

@@ -300,4 +300,5 @@ def test_a_failing_run_is_told_as_such(runtime: str) -> None:
     with pytest.raises(RuntimeError, match="gather index out of bounds") as caught:
         edge.run([name], [np.array([4])], runtime)
     assert str(caught.value).startswith(f"the {runtime} runtime cannot run the .tflite file: GATH")
+    assert "\ncause: an index in the inputs, such as a token id, is beyond" in str(caught.value)
     assert edge.run([name], [np.array([2])], runtime)[0].tolist() == [[2]]
