@@ -275,6 +275,14 @@ def test_an_sqnr_limit_that_a_constant_output_would_keep_is_told(
     assert ("as a constant output" in remember(comparison, "new")["stored"]) is passes
 
 
+def test_an_output_that_never_varies_has_no_error_of_what_varies() -> None:
+    """As of anchors: what the sums leave of it is rounding."""
+    levels = np.random.default_rng(0).uniform(100, 300, (1, 10)).astype(np.float32)
+    errors = _errors(_comparison([(levels, levels + 0.1)] * 7))
+    assert errors.spread == 0
+    assert np.isnan(errors.spread_db)
+
+
 def test_a_limit_that_zeros_would_keep_is_left_out_of_a_budget(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
