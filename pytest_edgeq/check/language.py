@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from pytest_edgeq.check.verdict import Verdict
 from pytest_edgeq.compare.comparer import compare
 from pytest_edgeq.compare.language.layout import CacheLayout
 from pytest_edgeq.compare.language.model import LanguageModel
-from pytest_edgeq.compare.language.stepping import SAME_DB, CacheSession, chunks
+from pytest_edgeq.compare.language.runner import DIFFERS
+from pytest_edgeq.compare.language.stepping import CacheSession, chunks, same_db
 from pytest_edgeq.compare.samples import SampleSource, read_samples
 from pytest_edgeq.numerics.cache_errors import CacheErrors
 from pytest_edgeq.numerics.comparison import Comparison
@@ -21,6 +23,7 @@ from pytest_edgeq.numerics.findings import (
     CACHE_OVERRUN,
     LOST_OUTPUT,
     MISSING_SIGNATURE,
+    NO_HARM,
     OTHER_START_TOKEN,
     PREFILL_DIFFERS,
     STATE_KEPT,
@@ -45,12 +48,8 @@ SEQUENCES = 2
 # A float file: 117 dB and more at each position of two layers; half of the bits are left to depth.
 # With weights, caches or a reference of 16 bits the rounding of those, 54 dB for bfloat16.
 _FLOAT32_DB, _FLOAT16_DB = 80.0, 30.0
-_DRIFT_DB = 12.0
+_DRIFT_DB, _FEWEST = 12.0, 16  # of so many positions a quarter is no single one
 _OUTPUT = Place("output", "logits")
-_DIFFERS = (
-    "prefill and decode must compute the same cache: export the file again with other "
-    "prefill_lengths=, and report it to litert-torch"
-)
 
 
 def check_language(
@@ -81,8 +80,18 @@ def check_language(
         verdict.notes.append("logits were not compared: there is no reference and no float_tflite")
         return None
     comparison = compare(model, inputs, runtime=runtime, progress=progress, engine=engine)
-    verdict.add(*comparison.health, *position_findings(model, comparison))
+    found, health = list(position_findings(model, comparison)), comparison.health
+    if any(each.kind == WRONG_OUTPUT for each in found):
+        # `decode` itself is wrong, so that a sound prefill differs from it.
+        verdict.findings[:] = map(_behind, verdict.findings)
+        health = tuple(map(_behind, health))
+    verdict.add(*health, *found)
     return comparison
+
+
+def _behind(found: Finding) -> Finding:
+    """Return a difference of prefill and `decode` as a consequence."""
+    return replace(found, harm=NO_HARM, fix="") if found.kind == PREFILL_DIFFERS else found
 
 
 def position_findings(model: LanguageModel, comparison: Comparison) -> Iterator[Finding]:
@@ -114,9 +123,16 @@ def position_findings(model: LanguageModel, comparison: Comparison) -> Iterator[
             harm=Harm.decibels(least - decibels) if is_float else USELESS,
             causes=tuple(_causes(model, layout, comparison, stage, at, least)),
             evidence=tuple(str(positions).splitlines()),
-            fix="find the op by edgeq.localize(model, sequences, positions="
-            f"[{at}]); the first cache tensor that is wrong names the layer",
+            fix=_fix(model, stage, at),
         )
+
+
+def _fix(model: LanguageModel, stage: str, position: int) -> str:
+    """Return how to find the op: by localize where the quantizer lost it."""
+    if stage == "quantization":
+        return f"find the op by edgeq.localize(model, sequences, positions=[{position}])"
+    layer = "compare the layer of the first wrong cache tensor, its mask and its positions, with"
+    return f"{layer} {model.reference_name}: export it with that layer alone"
 
 
 def _least_of_float(model: LanguageModel, layout: CacheLayout) -> float:
@@ -130,13 +146,13 @@ def _drift(stage: str, positions: PositionErrors) -> Iterator[Finding]:
     """Find a loss that grows by position, as of a cache that is not kept."""
     quarters = [each.sqnr_db for name, each in positions.outputs.items() if "quarter" in name]
     best, worst = int(np.argmax(quarters)), int(np.argmin(quarters))
-    if quarters[best] - quarters[worst] < _DRIFT_DB:
+    if len(positions.n) < _FEWEST or best > worst or quarters[best] - quarters[worst] < _DRIFT_DB:
         return
     yield Finding(
         kind=LOST_OUTPUT,
         place=_OUTPUT,
-        headline=f"{stage}, {_OUTPUT}: expected every quarter of a sequence within "
-        f"{_DRIFT_DB:g} dB of each other, got {quarters[worst]:.3g} dB in quarter {worst + 1} and "
+        headline=f"{stage}, {_OUTPUT}: expected no quarter of the positions {_DRIFT_DB:g} dB worse "
+        f"than an earlier one, got {quarters[worst]:.3g} dB in quarter {worst + 1} and "
         f"{quarters[best]:.3g} dB in quarter {best + 1}",
         harm=Harm.decibels(quarters[best] - quarters[worst]),
         evidence=tuple(str(positions).splitlines()),
@@ -181,14 +197,15 @@ def step_findings(model: LanguageModel, sequences: Sequence[Array], runtime: str
 
 def _of_layout(layout: CacheLayout, sequences: Sequence[Array], runtime: str) -> Iterator[Finding]:
     session = CacheSession(layout, runtime)
+    session.reopen()
     fresh = session.decode_all(sequences[-1])
     for tokens in sequences:
         session.reset()
         logits = session.decode_all(tokens)
-        alone = {name: session.positions(name) for name in session.cache}
+        alone = _cache(session)
         yield from _prefills(session, tokens, alone, logits)
     yield from _kept_state(fresh, logits)
-    yield from _to_the_end(session, sequences[0])
+    yield from _full_cache(session, sequences[-1], alone)
 
 
 def _prefills(
@@ -197,25 +214,16 @@ def _prefills(
     for length, step in sorted(session.layout.prefills.items()):
         for n in sorted({min(length, len(tokens)), max(min(length, len(tokens)) // 2, 1)}):
             session.reset()
-            found = session.feed(step, tokens[:n])
-            errors = CacheErrors()
-            errors.add(
-                {name: each[:n] for name, each in alone.items()},
-                {name: session.positions(name) for name in session.cache},
-            )
-            if found is not None and len(found) in (1, n) and (n == length or len(found) == n):
+            rows = session.feed(step, tokens[:n])
+            cache, wanted = _cache(session), {name: each[:n] for name, each in alone.items()}
+            if rows is not None and len(rows) in (1, n) and (n == length or len(rows) == n):
                 # Of one row, they are those of its last position.
-                errors.add({"logits_0": logits[n - len(found) : n]}, {"logits_0": found})
-            if bad := errors.first_below(SAME_DB):
-                padded = f", padded to {length}" if n < length else ""
-                yield Finding(
-                    kind=PREFILL_DIFFERS,
-                    place=Place("file", f"signature {step.edge.key!r}"),
-                    expected=f"the cache of {n} × decode for {n} tokens{padded}",
-                    got=f"{bad}",
-                    harm=Harm.decibels(SAME_DB - bad.sqnr_db),
-                    fix=_DIFFERS,
-                )
+                cache["logits_0"], wanted["logits_0"] = rows, logits[n - len(rows) : n]
+            padded = f", padded to {length}" if n < length else ""
+            expected = f"the cache of {n} × decode for {n} tokens{padded}"
+            where = f"signature {step.edge.key!r}"
+            if found := _differing(session, where, expected, cache, wanted):
+                yield found
 
 
 def _kept_state(fresh: Array, behind: Array) -> Iterator[Finding]:
@@ -233,39 +241,90 @@ def _kept_state(fresh: Array, behind: Array) -> Iterator[Finding]:
     )
 
 
-def _to_the_end(session: CacheSession, tokens: Array) -> Iterator[Finding]:
-    """Find a last chunk of a prompt that overwrites positions before it."""
+def _full_cache(
+    session: CacheSession, tokens: Array, alone: Mapping[str, Array]
+) -> Iterator[Finding]:
+    """
+    Compare prompts that fill the cache.
+
+    The last chunk is compared with `decode`, the first positions with those of the sequence, and
+    all positions with those of a prompt whose chunks begin behind one decoded token.
+    """
     layout, room = session.layout, session.layout.cache_length
     if not layout.prefills:
         return
-    *before, (step, last) = chunks(layout, np.resize(tokens, room))
+    prompt = np.resize(tokens, room)
+    *before, (step, last) = chunks(layout, prompt)
     session.reset()
     for earlier, chunk in before:
         session.feed(earlier, chunk)
     cache, position = session.cache, session.position
     session.feed(step, last)
-    at_once = {name: session.positions(name) for name in cache}
+    filled = _cache(session)
     session.cache, session.position = cache, position
     session.decode_all(last)
-    errors = CacheErrors()
-    errors.add({name: session.positions(name) for name in cache}, at_once)
-    if bad := errors.first_below(SAME_DB):
-        is_moved = step.length > len(last)
-        yield Finding(
-            kind=CACHE_OVERRUN if is_moved else PREFILL_DIFFERS,
-            place=Place("file", f"signature {step.edge.key!r}"),
-            expected=f"the last {len(last)} of {room} positions as {len(last)} × decode fill them",
-            got=str(bad),
-            harm=Harm.decibels(SAME_DB - bad.sqnr_db),
+    where = f"signature {step.edge.key!r}"
+    expected = f"the last {len(last)} of {room} positions as {len(last)} × decode fill them"
+    if step.length > len(last) and (found := _differing(session, where, expected, filled)):
+        yield replace(
+            found,
+            kind=CACHE_OVERRUN,
             causes=(
                 f"it writes {step.length} positions and fewer are left: DYNAMIC_UPDATE_SLICE moves "
                 "them to the front, over tokens that were read before",
-            )
-            * is_moved,
-            fix="export with a cache_length= that is a multiple of the longest of prefill_lengths="
-            if is_moved
-            else _DIFFERS,
+            ),
+            fix="export with a cache_length= that is a multiple of the longest of prefill_lengths=",
         )
+        return
+    whole = f"a prompt of {room} tokens"
+    found = (
+        _differing(session, where, expected, filled)
+        or _differing(session, whole, f"what {len(tokens)} × decode leave first", filled, alone)
+        or _differing(_shifted(session, prompt), whole, _SHIFTED, filled)
+    )
+    if found:
+        yield found
+
+
+_SHIFTED = "the cache of chunks that begin behind one decoded token"
+
+
+def _shifted(session: CacheSession, prompt: Array) -> CacheSession:
+    """Read one token by `decode` and what fits of the others by prefill signatures."""
+    session.reset()
+    session.feed(session.layout.decode, prompt[:1])
+    for step, chunk in chunks(session.layout, prompt[1:]):
+        if session.position + step.length <= session.layout.cache_length:
+            session.feed(step, chunk)
+    return session
+
+
+def _cache(session: CacheSession) -> dict[str, Array]:
+    return {name: session.positions(name) for name in session.cache}
+
+
+def _differing(
+    session: CacheSession,
+    where: str,
+    expected: str,
+    cache: Mapping[str, Array],
+    wanted: Mapping[str, Array] | None = None,
+) -> Finding | None:
+    """Compare a cache at the positions of another one, by default that of the session."""
+    wanted = _cache(session) if wanted is None else wanted
+    errors, least = CacheErrors(), same_db(session.layout)
+    errors.add(wanted, {name: each[: len(wanted[name])] for name, each in cache.items()})
+    bad = errors.first_below(least)
+    if bad is None:
+        return None
+    return Finding(
+        kind=PREFILL_DIFFERS,
+        place=Place("file", where),
+        expected=expected,
+        got=str(bad),
+        harm=Harm.decibels(least - bad.sqnr_db),
+        fix=DIFFERS,
+    )
 
 
 def _missing(model: LanguageModel) -> Iterator[Finding]:

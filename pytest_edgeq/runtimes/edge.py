@@ -157,9 +157,15 @@ class EdgeFile:
     def restart(self) -> None:
         """Drop the interpreters of a file that keeps state, to start anew."""
         if self.is_stateful:
-            for runner in self._runners.values():
-                runner.close()
-            self._runners.clear()
+            self.close()
+
+    def close(self) -> None:
+        """Drop the interpreters; the next run opens new ones."""
+        for runner in self._runners.values():
+            runner.close()
+        self._runners.clear()
+        if self._interpreters is not None:
+            self._interpreters.clear()
 
     @functools.cached_property
     def is_stateful(self) -> bool:

@@ -118,6 +118,60 @@ def _prefill_one_early(key: str, x: Arrays, run: Run) -> Arrays:
     return run(x)
 
 
+def _zeros_at_48(key: str, x: Arrays, run: Run) -> Arrays:
+    y = run(x)
+    if key != "decode" and x["input_pos"][0] in (48, 64):
+        at = x["input_pos"][0]
+        for name, each in y.items():
+            y[name] = each.copy()
+            part = (
+                (..., slice(at, at + 8)) if "_v_" in name else (..., slice(at, at + 8), slice(None))
+            )
+            y[name][part] = 0
+    return y
+
+
+def _slots_lost(key: str, x: Arrays, run: Run) -> Arrays:
+    y = run(x)
+    if key != "decode" and x["input_pos"][0] >= 48:
+        y["kv_cache_k_0"] = y["kv_cache_k_0"].copy()
+        y["kv_cache_k_0"][:, :, :16] = 0
+    return y
+
+
+def _padding_overwrites(key: str, x: Arrays, run: Run) -> Arrays:
+    y, at = run(x), x["input_pos"]
+    if key != "decode" and at[0] > 0 and at[-1] == 0:
+        y["kv_cache_k_0"] = y["kv_cache_k_0"].copy()
+        y["kv_cache_k_0"][:, :, 0] = 0
+    return y
+
+
+def _even_starts_only(key: str, x: Arrays, run: Run) -> Arrays:
+    y = run(x)
+    if key != "decode" and x["input_pos"][0] % 8:
+        y |= {name: each for name, each in x.items() if name in y}
+    return y
+
+
+class _FromEmpty:
+    """Prefill behind `decode` forgets what was read before."""
+
+    decoded = False
+
+    def __call__(self, key: str, x: Arrays, run: Run) -> Arrays:
+        """Run one signature."""
+        if key != "decode" and x["input_pos"][0] > 0 and self.decoded:
+            x = {n: each * 0 if n.startswith("kv_cache") else each for n, each in x.items()}
+        self.decoded = key == "decode"
+        return run(x)
+
+
+def _float16_behind_prefill(key: str, x: Arrays, run: Run) -> Arrays:
+    y = run(x)
+    return y if key == "decode" else {name: _float16(each) for name, each in y.items()}
+
+
 #: By name: the defect, the stage that shows it, and the output.
 OF_THE_LOOP: dict[str, Defect] = {
     "decode one position late": _late,
@@ -132,6 +186,12 @@ OF_THE_LOOP: dict[str, Defect] = {
     "cache in float16": _rounded(_float16),
     "caches of two layers swapped after prefill": _layers_swapped,
     "later chunks one position early": _prefill_one_early,
+    "chunks at 48 and 64 write zeros": _zeros_at_48,
+    "first slots lost once a chunk begins at 48": _slots_lost,
+    "a padded later chunk overwrites slot 0": _padding_overwrites,
+    "a chunk at an uneven start writes nothing": _even_starts_only,
+    "prefill behind decode starts from an empty cache": _FromEmpty(),
+    "cache in float16 behind prefill": _float16_behind_prefill,
 }
 
 

@@ -1,4 +1,4 @@
-"""Twenty-seven defects of language models, each told by `check` with position and tensor."""
+"""Thirty-three defects of language models, each told by `check` with position and tensor."""
 
 from __future__ import annotations
 
@@ -23,13 +23,19 @@ _FOUND = {
     "mask shows one slot too many": r"kv_cache_k_1 at position 0",
     "mask shows everything": r"kv_cache_k_1 at position 0",
     "decode sees 32 positions only": r"kv_cache_k_1 at position 32",
-    "only the first chunk is kept": r"behind a prefill.*kv_cache_k_0 at position 16",
+    "only the first chunk is kept": r"behind prefill signatures.*kv_cache_k_0 at position 16",
     "heads of layer 1 swapped after prefill": r"'prefill_16'.*kv_cache_k_1 at position",
     "V of layer 0 lost from position 40": r"kv_cache_v_0 at position 40",
     "cache in int8": r"kv_cache_k_0 at position 0",
     "cache in float16": r"kv_cache_k_0 at position 0",
     "caches of two layers swapped after prefill": r"'prefill_16'.*kv_cache_v_0 at position",
-    "later chunks one position early": r"behind a prefill.*kv_cache_k_0 at position 15",
+    "later chunks one position early": r"behind prefill signatures.*kv_cache_k_0 at position 15",
+    "chunks at 48 and 64 write zeros": r"kv_cache_._\d at position (48|64)",
+    "first slots lost once a chunk begins at 48": r"kv_cache_k_0 at position 0",
+    "a padded later chunk overwrites slot 0": r"kv_cache_k_0 at position 0",
+    "a chunk at an uneven start writes nothing": r"kv_cache_k_0 at position",
+    "prefill behind decode starts from an empty cache": r"kv_cache_k_0 at position",
+    "cache in float16 behind prefill": r"the float file: expected behind prefill signatures",
     "rope theta 10000 → 12000": r"kv_cache_k_0 at position 1",
     "rope interleaved in layer 1": r"below it is 1\b.*behind the last layer's cache",
     "norm epsilon 1e-6 → 1e-5": r"kv_cache_k_0 at position 0",

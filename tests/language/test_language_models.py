@@ -342,6 +342,10 @@ def test_compare_tells_of_a_handover_that_differs() -> None:
     comparison = edgeq.compare(loaded(edgeq), SEQUENCES)
     (first, *_) = [each for each in comparison.health if each.kind == PREFILL_DIFFERS]
     assert "kv_cache_k_0 at position 16" in first.got
+    with pytest.raises(AssertionError, match=r"cause: the float file: .* position 16") as failed:
+        assert_within_budget(comparison, conversion=Budget(sqnr_db=100))
+    assert "output 'after_prefill'" in str(failed.value)
+    assert "update (" not in str(failed.value)
 
 
 def test_a_cache_that_is_full_is_not_written() -> None:

@@ -21,7 +21,14 @@ from pytest_edgeq.errors import UnmatchedError, failure
 from pytest_edgeq.numerics.arrays import short_repr
 from pytest_edgeq.numerics.budget import Budget
 from pytest_edgeq.numerics.comparison import Comparison
-from pytest_edgeq.numerics.findings import NONFINITE, OVER_BUDGET, Finding, Place, input_findings
+from pytest_edgeq.numerics.findings import (
+    NONFINITE,
+    OVER_BUDGET,
+    PREFILL_DIFFERS,
+    Finding,
+    Place,
+    input_findings,
+)
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB
 from pytest_edgeq.numerics.results import OutputErrors, StageErrors
 from pytest_edgeq.numerics.token_errors import PositionErrors
@@ -174,6 +181,9 @@ def _over_budget(
     if explained:
         first = replace(first, fix=_ALIKE)
         none = "no budget is given, as it would accept inputs that do not fit"
+        judged = [each._replace(refusal=each.refusal or none) for each in judged]
+    elif explained := tuple(each for each in comparison.health if each.kind == PREFILL_DIFFERS):
+        none = "no budget is given, as it would accept prefill signatures that differ from decode"
         judged = [each._replace(refusal=each.refusal or none) for each in judged]
     stage = "" if explained else _stage_to_blame(comparison)
     # A loss by inputs unlike the calibration's shows in all layers, and no layer causes it.

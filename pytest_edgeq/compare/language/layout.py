@@ -153,7 +153,7 @@ def _layout(signatures: Mapping[str, EdgeFile], tail: str, name: str) -> CacheLa
         decode,
         prefills,
         length,
-        {key: _axis(key, each, length) for key, each in caches.items()},
+        {key: _axis(name, key, each, length) for key, each in caches.items()},
     )
 
 
@@ -198,11 +198,14 @@ def _cache_length(
     return max(int(length) for each in caches.values() for length in each.tensor.shape)
 
 
-def _axis(name: str, cache: SignatureTensor, length: int) -> int:
+def _axis(name: str, key: str, cache: SignatureTensor, length: int) -> int:
     """Return the axis of positions: by default the last but one of K, and the last of V."""
     shape = cache.tensor.shape
-    default = (2, 3, 1) if _CACHE.fullmatch(name)["kind"] == "k" else (3, 2, 1)  # type: ignore[index]
+    default = (2, 3, 1) if _CACHE.fullmatch(key)["kind"] == "k" else (3, 2, 1)  # type: ignore[index]
     for axis in default:
         if axis < len(shape) and shape[axis] == length:
             return axis
-    raise ValueError(f"{name}: expected an axis of {length} positions, got shape {list(shape)}")
+    raise ValueError(
+        f"{name}: input {key!r}: expected an axis of {length} positions, got shape {list(shape)}: "
+        "ring buffers are not known; export with sliding_window_ring_buffer_size=None"
+    )

@@ -49,6 +49,8 @@ class SequenceSpec(SampleSpec):
                 )
             found = self.tokenizer(sample)
             sample = found["input_ids"] if isinstance(found, Mapping) else found
+        elif isinstance(sample, Mapping) and "input_ids" in sample:  # as a tokenizer returns it
+            sample = sample["input_ids"]
         if isinstance(sample, (tuple, list)) and len(sample) == 1 and not np.isscalar(sample[0]):
             sample = sample[0]
         if hasattr(sample, "detach"):

@@ -24,8 +24,9 @@ Array = npt.NDArray[Any]
 HIDDEN = {2: -45824.0, 4: -0.7 * float(np.finfo(np.float32).max)}
 
 # Two ways through one file differ by rounding alone: bit-equal in the default layout of Llama,
-# Qwen3 and Gemma 3, 144 dB in the split cache. One flipped code in a row of 8 bits is 45 dB.
-SAME_DB = 40.0
+# Qwen3 and Gemma 3, 144 dB in the split cache. The float32 of a float file leaves half of its bits;
+# elsewhere one flipped code in a row of 8 bits is 45 dB.
+_SAME_FLOAT_DB, _SAME_DB = 80.0, 40.0
 
 
 class CacheFullError(ValueError):
@@ -46,6 +47,12 @@ class CacheSession:
         self.position = 0
         self.cache: dict[str, Array] = {}
         self.reset()
+
+    def reopen(self) -> None:
+        """Drop the interpreters, and what they may keep of earlier sequences."""
+        for step in self.layout.steps:
+            for edge in (step.edge, *step.helpers.values()):
+                edge.close()
 
     def reset(self) -> None:
         """Forget all tokens."""
@@ -164,6 +171,14 @@ def _inputs(edge: EdgeFile, given: Mapping[str, Array]) -> dict[str, Array]:
         shape, dtype = each.tensor.shape, numpy_dtype(each.tensor.dtype)
         inputs[each.name] = given[each.name].astype(dtype, copy=False).reshape(shape)
     return inputs
+
+
+def same_db(layout: CacheLayout) -> float:
+    """Return the least SQNR of a cache that two ways through one file leave."""
+    graph = layout.decode.edge.graph
+    tensors = [tensor for subgraph in graph.subgraphs for tensor in subgraph.tensors]
+    is_rounded = any(each.is_quantized or each.dtype == "float16" for each in tensors)
+    return _SAME_DB if is_rounded else _SAME_FLOAT_DB
 
 
 def chunks(layout: CacheLayout, tokens: Array) -> Iterator[tuple[TokenStep, Array]]:
