@@ -293,9 +293,7 @@ def _shifted(session: CacheSession, prompt: Array) -> CacheSession:
     """Read one token by `decode` and what fits of the others by prefill signatures."""
     session.reset()
     session.feed(session.layout.decode, prompt[:1])
-    for step, chunk in chunks(session.layout, prompt[1:]):
-        if session.position + step.length <= session.layout.cache_length:
-            session.feed(step, chunk)
+    session.prefill(prompt[1:])
     return session
 
 

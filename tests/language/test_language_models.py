@@ -348,6 +348,16 @@ def test_compare_tells_of_a_handover_that_differs() -> None:
     assert "update (" not in str(failed.value)
 
 
+@pytest.mark.parametrize("length", [4, 5, 20, 80, 90, 95, 96])
+def test_a_sequence_of_any_length_has_no_finding(length: int) -> None:
+    """Chunks that would run over the end of the cache are read token by token."""
+    edgeq = Edgeq()
+    model = edgeq.load(exported("llama", "float"), reference=module("llama"))
+    comparison = edgeq.compare(model, sequences(2, length, 3))
+    assert comparison.health == ()
+    assert comparison.total.sqnr_db > 100
+
+
 def test_a_cache_that_is_full_is_not_written() -> None:
     """DYNAMIC_UPDATE_SLICE would clamp the position, and overwrite the last token."""
     from pytest_edgeq.compare.language.stepping import CacheFullError, CacheSession

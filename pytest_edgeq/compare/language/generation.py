@@ -155,8 +155,7 @@ class _OfFile:
         session, last = self._session, np.array([prompt[-1], *tokens])
         session.reset()
         of_prompt = session.decode_all(prompt[:-1])
-        session.reset()
-        session.prefill(prompt[:-1])
+        session.read(prompt[:-1])
         return np.concatenate([of_prompt, session.decode_all(last)])
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.compare.language.model import LanguageModel
-from pytest_edgeq.compare.language.stepping import CacheSession, chunks, same_db
+from pytest_edgeq.compare.language.stepping import CacheSession, same_db
 from pytest_edgeq.compare.reference import as_tensor, call_reference, no_grad, torch_module
 from pytest_edgeq.compare.samples import Sample, as_array
 from pytest_edgeq.numerics.cache_errors import CacheErrors
@@ -63,14 +63,10 @@ def file_pass(session: CacheSession, tokens: Array) -> Pass:
         return Pass(logits, cache)
     half, last = n // 2, n - max(n // 8, 2)
     turn = min(half + _TURN, last)
-    session.reset()
-    session.prefill(tokens[:half])
+    session.read(tokens[:half])
     for token in tokens[half:turn]:
         session.feed(session.layout.decode, [token])
-    for step, chunk in chunks(session.layout, tokens[turn:last]):
-        # Near the end of the cache any file would write its padding over earlier positions.
-        if session.position + step.length <= session.layout.cache_length:
-            session.feed(step, chunk)
+    session.prefill(tokens[turn:last])
     after = session.decode_all(tokens[session.position :])
     prefilled = {name: session.positions(name) for name in session.cache}
     return Pass(logits, cache, after, prefilled, same_db(session.layout))

@@ -88,18 +88,28 @@ class CacheSession:
         """Read the tokens one by one; return the logits [tokens, vocabulary]."""
         return np.stack([self._decode(token) for token in tokens])
 
-    def prefill(self, tokens: Array) -> list[TokenStep]:
-        """Read the tokens as LiteRT-LM does, and return the steps."""
-        steps = []
+    def read(self, prompt: Array) -> None:
+        """Forget all tokens, and read a prompt; by `decode` what does not fit into a chunk."""
+        self.reset()
+        self.prefill(prompt)
+        for token in prompt[self.position :]:
+            self.feed(self.layout.decode, [token])
+
+    def prefill(self, tokens: Array) -> None:
+        """
+        Read tokens as LiteRT-LM does, up to the first chunk that does not fit.
+
+        A step writes its whole length: near the end of the cache any file moves it to the front,
+        over earlier positions.
+        """
         for step, chunk in chunks(self.layout, tokens):
+            if self.position + step.length > self.layout.cache_length:
+                return
             self.feed(step, chunk)
-            steps.append(step)
-        return steps
 
     def greedy(self, prompt: Array, n: int) -> list[int]:
         """Read a prompt, and return the n most likely tokens behind it, one after the other."""
-        self.reset()
-        self.prefill(prompt[:-1])
+        self.read(prompt[:-1])
         found = [int(prompt[-1])]
         while len(found) <= n:
             found.append(int(self._decode(found[-1]).argmax()))
