@@ -202,7 +202,7 @@ def test_a_loss_in_the_last_quarter_alone() -> None:
 
 
 def test_a_loss_at_one_position_alone() -> None:
-    """Of 80 positions one is off by a tenth of its signal, and no quarter shows it."""
+    """One of 80 positions has an error of a tenth of its signal, which no quarter shows."""
 
     def spoiled(reference: Array, seed: int) -> Array:
         found = noisy(reference, seed, build=1)

@@ -101,11 +101,7 @@ def position_findings(model: LanguageModel, comparison: Comparison) -> Iterator[
             continue  # its parts are judged
         layout = model.float_steps if stage == "conversion" else model.steps
         assert layout is not None, "unreachable because the stage has a file"
-        is_float = not any(
-            tensor.is_quantized
-            for subgraph in layout.decode.edge.graph.subgraphs
-            for tensor in subgraph.tensors
-        )
+        is_float = not any(each.is_quantized for each in layout.tensors)
         least = _least_of_float(model, layout) if is_float else ONE_BIT_DB
         position, decibels = positions.worst
         if decibels >= least:
@@ -136,7 +132,7 @@ def _fix(model: LanguageModel, stage: str, position: int) -> str:
 
 
 def _least_of_float(model: LanguageModel, layout: CacheLayout) -> float:
-    dtypes = {t.dtype for g in layout.decode.edge.graph.subgraphs for t in g.tensors}
+    dtypes = {each.dtype for each in layout.tensors}
     parameters = getattr(model.float_model, "parameters", lambda: ())()
     halves = {str(each.dtype) for each in parameters} & {"torch.bfloat16", "torch.float16"}
     return _FLOAT16_DB if halves or dtypes & {"float16", "bfloat16"} else _FLOAT32_DB

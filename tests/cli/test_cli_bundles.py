@@ -70,7 +70,7 @@ def test_show_of_one_section(bundle: Path, run: Run) -> None:
 
 
 def test_node_data_is_of_one_model(bundle: Path, tmp_path: Path, run: Run) -> None:
-    """Those of several would have the same names."""
+    """The tensors of several sections would have the same names."""
     done = run("show", bundle, "--model-explorer", tmp_path / "data")
     assert done.exit_code == 2
     assert "--model-explorer is of one model: name it by --section" in done.stderr
@@ -91,7 +91,7 @@ def test_findings_of_any_model_are_found(tmp_path: Path, run: Run) -> None:
 
 
 def test_diff_pairs_sections_by_name(bundle: Path, tmp_path: Path, run: Run) -> None:
-    """Whatever their order; sections of one bundle alone and other contents are differences."""
+    """The order does not matter; missing sections and other contents are differences."""
     same = run("diff", bundle, bundle)
     assert same.exit_code == 0
     size = f"{OTHER.stat().st_size:,} bytes"

@@ -27,7 +27,7 @@ WIDTH = 1200
 """Of the window, in pixels."""
 
 COLOURS = 256
-"""Of a stored picture."""
+"""Number of colours of a stored picture."""
 
 _FILES = ("my_model.py", "test_model_quant.py", "test_shipped.py")
 

@@ -80,7 +80,7 @@ def test_str_ends_with_the_findings() -> None:
 
 
 def test_a_language_model_has_two_more_metrics_and_a_line_by_position() -> None:
-    """Of other models neither text nor data has them."""
+    """The text and the data of other models have no positions."""
     measured = of_tokens(sequences(broken, start=60))
     head, columns, _, line, health = str(measured).splitlines()
     assert head.startswith("lm: ")

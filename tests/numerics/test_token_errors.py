@@ -65,7 +65,7 @@ def test_the_formulas() -> None:
 
 
 def test_each_position_pools_the_sequences_that_reach_it() -> None:
-    """Of sequences of other lengths the last positions have fewer."""
+    """Only the longest sequences have the last positions."""
     lengths = [20, 12, 16]
     made = [logits(seed, length) for seed, length in enumerate(lengths)]
     pairs = [(f, noisy(f, seed), tokens) for seed, (f, tokens) in enumerate(made)]
@@ -99,7 +99,7 @@ def test_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_merges_in_any_order() -> None:
-    """Whatever worker measured which sequence, the figures are the same."""
+    """The figures do not depend on which worker measured a sequence."""
     measured = [TokenErrors.measure(i, *pair) for i, pair in enumerate(sequences(n=4))]
     found = set()
     for order in permutations(measured):

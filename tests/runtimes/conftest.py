@@ -1,4 +1,4 @@
-"""What tests of targets and GPUs must not leave behind."""
+"""Check that tests of targets and GPUs leave no process behind."""
 
 from __future__ import annotations
 

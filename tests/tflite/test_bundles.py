@@ -77,7 +77,7 @@ def test_the_tokens_of_a_language_model(tmp_path: Path) -> None:
 
 
 def test_the_members_of_a_task_file(tmp_path: Path) -> None:
-    """Those of a `.task` inside as well, as MediaPipe's gesture recognizer has them."""
+    """The models of a nested `.task`, too, as in MediaPipe's gesture recognizer."""
     inner = task(tmp_path / "inner.task", {"detector.tflite": INT8, "labels.txt": b"hand"})
     members: dict[str, Path | bytes] = {
         "hand.task": inner,
@@ -292,7 +292,7 @@ sys.exit(sys.argv[2])
 
 @pytest.mark.parametrize("end", ["0", "an error"])
 def test_copies_are_removed_at_exit(end: str, tmp_path: Path) -> None:
-    """Of a process of its own, whose forks remove nothing."""
+    """At the end of the process; its forks remove nothing."""
     path = task(tmp_path / "m.task", {"a.tflite": INT8})
     folder = tmp_path / "temporary"
     folder.mkdir()

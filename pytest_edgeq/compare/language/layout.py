@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pytest_edgeq.names import readable
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.boundary import numpy_dtype
-from pytest_edgeq.tflite.subgraph import SignatureTensor
+from pytest_edgeq.tflite.subgraph import SignatureTensor, Tensor
 
 _STEP = re.compile(r"(?P<kind>prefill|decode)(?P<length>_\d+)?(?P<cache>_cache_\d+)?")
 _HELPER = re.compile(
@@ -69,6 +69,11 @@ class CacheLayout:
         """The cache tensors as the file returns them."""
         writer = self.decode.helpers.get("cache_update", self.decode.edge)
         return {each.name: each for each in writer.signature.outputs if each.name in self.axes}
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors of the section that decodes."""
+        return [each for graph in self.decode.edge.graph.subgraphs for each in graph.tensors]
 
     @property
     def steps(self) -> tuple[TokenStep, ...]:

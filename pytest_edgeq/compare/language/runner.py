@@ -27,7 +27,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one side computed for one sequence."""
+    """The logits and caches of one side for one sequence."""
 
     logits: Array  # [tokens, vocabulary], of `decode` alone, or of the reference
     cache: Mapping[str, Array] = field(default_factory=dict)  # by name, [tokens, values]

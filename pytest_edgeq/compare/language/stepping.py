@@ -185,9 +185,7 @@ def _inputs(edge: EdgeFile, given: Mapping[str, Array]) -> dict[str, Array]:
 
 def same_db(layout: CacheLayout) -> float:
     """Return the least SQNR of a cache that two ways through one file leave."""
-    graph = layout.decode.edge.graph
-    tensors = [tensor for subgraph in graph.subgraphs for tensor in subgraph.tensors]
-    is_rounded = any(each.is_quantized or each.dtype == "float16" for each in tensors)
+    is_rounded = any(each.is_quantized or each.dtype == "float16" for each in layout.tensors)
     return _SAME_DB if is_rounded else _SAME_FLOAT_DB
 
 
