@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.localize.rows import LayerErrors
     from pytest_edgeq.numerics.budget import Budget
     from pytest_edgeq.numerics.comparison import Comparison
+    from pytest_edgeq.quantize.mixed.results import MixedPrecisionPlan, Sensitivity
     from pytest_edgeq.runtimes.delegation import Delegation
     from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
 
@@ -48,8 +49,10 @@ __all__ = [
     "Delegation",
     "Edgeq",
     "LayerErrors",
+    "MixedPrecisionPlan",
     "OpDtypeMap",
     "QuantizedModel",
+    "Sensitivity",
     "assert_accuracy_drop",
     "assert_conforms",
     "assert_delegated",
@@ -73,8 +76,10 @@ _HOMES = {
     "Delegation": "pytest_edgeq.runtimes.delegation",
     "Edgeq": "pytest_edgeq.edgeq",
     "LayerErrors": "pytest_edgeq.localize.rows",
+    "MixedPrecisionPlan": "pytest_edgeq.quantize.mixed.results",
     "OpDtypeMap": "pytest_edgeq.tflite.op_dtypes",
     "QuantizedModel": "pytest_edgeq.compare.quantized",
+    "Sensitivity": "pytest_edgeq.quantize.mixed.results",
     "onnx_reference": "pytest_edgeq.compare.foreign",
     "quantizer_from_fx": "pytest_edgeq.litert.fx",
 }

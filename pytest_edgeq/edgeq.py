@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.progress import Progress
     from pytest_edgeq.quantize.cache.conversions import ConversionCache
     from pytest_edgeq.quantize.cache.directory import CacheLog
+    from pytest_edgeq.quantize.mixed.results import MixedPrecisionPlan, Sensitivity
     from pytest_edgeq.report.journal import Journal
     from pytest_edgeq.runtimes.delegation import Delegation
     from pytest_edgeq.runtimes.registry import Runtimes
@@ -66,6 +69,8 @@ class Edgeq:
         target_timeout: Seconds without an answer after which a target has failed.
         localize_timeout: When a check of a comparison fails, the layer to blame is looked for on
             its worst samples; after so many seconds no further sample is begun. 0 for not at all.
+        suggest_timeout: When a budget fails, `suggest_mixed_precision` runs and its plan ends the
+            text; after so many seconds no further choice of layers is measured. 0 for not at all.
         cache_dir: Keeps finished conversions, for this session and later ones; processes may share
             it, and it may be deleted at any time. None keeps nothing.
         cache: `on`; `off`; or `refresh`, which replaces what earlier sessions have kept.
@@ -105,6 +110,7 @@ class Edgeq:
         check_targets: Sequence[str] = (),
         target_timeout: int = DEFAULT_SECONDS,
         localize_timeout: int = 60,
+        suggest_timeout: int = 0,
         cache_dir: str | os.PathLike[str] | None = None,
         cache: str = "on",
         cache_log: CacheLog | None = None,
@@ -129,6 +135,7 @@ class Edgeq:
             ("threads", threads, 1),
             ("seed", seed, 0),
             ("localize_timeout", localize_timeout, 0),
+            ("suggest_timeout", suggest_timeout, 0),
             ("isolate_timeout", isolate_timeout, 1),
             ("target_timeout", target_timeout, 1),
         ):
@@ -192,6 +199,7 @@ class Edgeq:
         )
         self._memory = memory
         self._journal = journal
+        self._suggest_timeout = suggest_timeout
 
     @names_missing_libraries
     def quantize(
@@ -412,10 +420,46 @@ class Edgeq:
                 progress=self._session.progress,
                 engine=engine,
             )
-            booked.comparison = with_explanation(
-                comparison, self._session.localize_seconds, self._session.progress, on_localized
+            booked.comparison = replace(
+                with_explanation(
+                    comparison, self._session.localize_seconds, self._session.progress, on_localized
+                ),
+                suggest=self._suggestion(quantized, inputs, comparison),
             )
         return booked.comparison
+
+    def _suggestion(
+        self, quantized: QuantizedModel, inputs: Iterable[Any], comparison: Comparison
+    ) -> Callable[[Budget], str] | None:
+        """Return what a failed budget says of layers to leave in float; None if none can be."""
+        if not quantized.has_layers_to_choose:
+            return None
+        # An iterator is used up.
+        is_left = not isinstance(inputs, Iterator)
+        worst = (each.inputs for each in comparison.worst_samples)
+        samples = inputs if is_left else [(each.args, each.kwargs) for each in worst]
+
+        def suggest(budget: Budget) -> str:
+            if not self._suggest_timeout:
+                return (
+                    "`edgeq.suggest_mixed_precision` finds layers to leave in float; with "
+                    "--edgeq-suggest it runs here"
+                )
+            where = "" if is_left else ", on the worst samples, as the others are used up"
+            try:
+                plan = self.suggest_mixed_precision(
+                    quantized,
+                    samples,
+                    budget,
+                    runtime=comparison.runtime,
+                    seconds=self._suggest_timeout,
+                )
+            except Exception as error:  # the text of a failure must not hide the failure
+                first = (str(error).splitlines() or [""])[0]
+                return f"edgeq.suggest_mixed_precision failed{where}: {first}"
+            return f"edgeq.suggest_mixed_precision{where}:\n{plan}"
+
+        return suggest
 
     @names_missing_libraries
     def generate(
@@ -525,6 +569,117 @@ class Edgeq:
                 positions=positions,
             )
         return booked.layers
+
+    @names_missing_libraries
+    def sensitivity(
+        self,
+        quantized: QuantizedModel,
+        inputs: Iterable[Any],
+        *,
+        calibration: Iterable[Any] | None = None,
+        executor: Executor | None = None,
+    ) -> Sensitivity:
+        """
+        Measure what each layer costs: the model with it alone in float, and alone quantized.
+
+        Of PT2E and torchao no file is made: the quantized graph is run with the roundings of a
+        layer off, and the float graph with them on. Of a recipe the float file is quantized again
+        for each layer.
+
+        Args:
+            quantized: From `quantize`, of one signature and without `train`.
+            inputs: Any iterable of samples; held in memory while they are measured.
+            calibration: As `quantize` takes it, of a recipe whose samples were an iterator.
+            executor: As `compare` takes it; of PT2E.
+
+        Returns:
+            A row a layer, the one that costs most first.
+
+        Raises:
+            ValueError: No sample, one that does not fit, or a model that was not quantized here.
+            TypeError: A sample of another kind or dtype.
+        """
+        from pytest_edgeq.quantize.mixed.suggest import sensitivity
+
+        _require_model("sensitivity", quantized, inputs)
+        engine = self._session.executor.engine(executor)
+        with booking(self._journal, "sensitivity", quantized) as booked:
+            booked.sensitivity = sensitivity(
+                quantized, inputs, calibration=calibration, executor=engine
+            )
+        return booked.sensitivity
+
+    @names_missing_libraries
+    def suggest_mixed_precision(
+        self,
+        quantized: QuantizedModel,
+        inputs: Iterable[Any],
+        budget: Budget | None = None,
+        *,
+        metric: Callable[[Any, Any], Any] | None = None,
+        max_drop: float = 0.01,
+        runtime: str | None = None,
+        calibration: Iterable[Any] | None = None,
+        executor: Executor | None = None,
+        seconds: float = math.inf,
+    ) -> MixedPrecisionPlan:
+        """
+        Find layers to leave in float so that the file keeps a budget, and convert that file.
+
+        Layers are ranked by what they lose for each byte that they add in float. The fewest of them
+        that meet the budget are pruned until each is needed. The file is then converted and
+        measured on all samples; where it misses the budget, the search goes on.
+
+        Args:
+            quantized: From `quantize`, of one signature and without `train`.
+            inputs: Any iterable of samples, with `metric` of pairs (sample, label); held in memory
+                while the search runs.
+            budget: Bounds on the errors of the file against torch, the stage `total`.
+            metric: In place of a budget, the score that the file must keep, as
+                `assert_accuracy_drop` takes it.
+            max_drop: Of that score, as `assert_accuracy_drop` takes it.
+            runtime: What runs the file, as `compare` takes it.
+            calibration: As `quantize` takes it; needed if its samples were an iterator.
+            executor: As `compare` takes it.
+            seconds: After so many no further choice of layers is measured.
+
+        Returns:
+            Layers, file, errors, and the code of the quantizer. If no choice of layers meets the
+            budget, the best file, and what limits it.
+
+        Raises:
+            ValueError: No sample, one that does not fit, a model that was not quantized here, or
+                not one of `budget` and `metric`.
+            TypeError: A sample of another kind or dtype.
+        """
+        from pytest_edgeq.check.assertions.accuracy import DropCriterion
+        from pytest_edgeq.quantize.mixed.criteria import BudgetCriterion, Criterion
+        from pytest_edgeq.quantize.mixed.suggest import read, suggest
+
+        _require_model("suggest_mixed_precision", quantized, inputs)
+        if (budget is None) == (metric is None):
+            raise ValueError(
+                "suggest_mixed_precision needs a goal: budget=Budget(sqnr_db=25), or metric= and "
+                "max_drop= for a score"
+            )
+        goal: Criterion
+        engine = self._session.executor.engine(executor)
+        with booking(self._journal, "suggest", quantized) as booked:
+            if budget is not None:
+                samples, goal = read(quantized, inputs), BudgetCriterion(budget)
+            else:
+                goal = DropCriterion(quantized, inputs, metric, max_drop)
+                samples = goal.samples
+            booked.plan = suggest(
+                quantized,
+                samples,
+                goal,
+                runtime=runtime,
+                calibration=calibration,
+                executor=engine,
+                seconds=seconds,
+            )
+        return booked.plan
 
     @names_missing_libraries
     def check(

@@ -182,14 +182,7 @@ class Measurement:
         self._edge: EdgeFile | None = edge
         self._ledger = ledger  # of the calibration samples
         self._input_names = input_names
-        graph, signature = edge.graph, edge.signature
-        chosen = choices(graph, signature)
-        specs = [
-            _io_spec(
-                each.name, quantized_output(graph, signature, each), chosen=each.name in chosen
-            )
-            for each in signature.outputs
-        ]
+        specs = output_specs(edge)
         self._sides = sides
         # Both sides of a conversion are float: there is no LSB.
         unscaled = [IOSpec(spec.name, chosen=spec.chosen) for spec in specs]
@@ -385,6 +378,16 @@ def check_layout(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> 
             f"{quantized.name}: output {io_tensor.name!r}: the reference gives shape "
             f"{list(expected.shape)}, the file {list(actual.shape)}{hint}"
         )
+
+
+def output_specs(edge: EdgeFile) -> list[IOSpec]:
+    """Return what a measurement needs of each output of a file."""
+    graph, signature = edge.graph, edge.signature
+    chosen = choices(graph, signature)
+    return [
+        _io_spec(each.name, quantized_output(graph, signature, each), chosen=each.name in chosen)
+        for each in signature.outputs
+    ]
 
 
 def _io_spec(name: str, tensor: Tensor, *, chosen: bool = False) -> IOSpec:

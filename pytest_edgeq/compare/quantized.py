@@ -159,6 +159,7 @@ class QuantizedModel:
         self._left_in_float = left_in_float
         self._path = edge.path
         self._views: dict[str, QuantizedModel] = {}
+        self.made_by: Any = None  # request and quantizer of the call of `quantize`
 
     def __repr__(self) -> str:
         return f"<QuantizedModel {self.name!r}: {self.flow} flow, {self.op_dtypes!r}>"
@@ -195,6 +196,7 @@ class QuantizedModel:
         vars(other).update(changes, edge=edge, _path=edge.path, _views={})
         if other.origin is not None:
             other.options = {}
+            other.made_by = None
         return other
 
     def clone(self) -> QuantizedModel:
@@ -211,6 +213,15 @@ class QuantizedModel:
     @property
     def _reference(self) -> SignatureReference:
         return self._references[self.edge.signature.key]
+
+    @property
+    def has_layers_to_choose(self) -> bool:
+        """Whether layers of the model can be chosen to be left in float."""
+        if self.made_by is None or self.flow == "float":
+            return False
+        request, _ = self.made_by
+        is_prepared = any(entry.graph is not None for entry in request.entries)
+        return len(request.entries) == 1 and request.train is None and not is_prepared
 
     @property
     def spec(self) -> SampleSpec:

@@ -6,8 +6,8 @@ releases affect one place. Each shim names the versions and the symptom, and has
 `tests/litert/` that fails when it is no longer needed.
 
 - `libraries` imports them, and finds rules that others have registered; `converter` converts.
-- PT2E quantizers: `pt2e_graphs`, `configs`, `annotations`, `simulated`. Training: `qat`. FX mode:
-  `fx`. torchao's `quantize_`: `ao`, `weights`. Recipes: `recipes`, `rules`.
+- PT2E quantizers: `pt2e_graphs`, `configs`, `annotations`, `simulated`, `mixed`. Training: `qat`.
+  FX mode: `fx`. torchao's `quantize_`: `ao`, `weights`. Recipes: `recipes`, `rules`.
 - `graphs` stores torch graphs without pickles, `digest` hashes them.
 
 The package has the public names of these modules.
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.litert.exported import *
     from pytest_edgeq.litert.fx import *
     from pytest_edgeq.litert.libraries import *
+    from pytest_edgeq.litert.mixed import *
     from pytest_edgeq.litert.native import *
     from pytest_edgeq.litert.pt2e_graphs import *
     from pytest_edgeq.litert.qat import *
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 # Steps in other processes run without torch, which the modules of the second row import.
 _MODULES = (
     *("configs", "libraries", "recipes", "rules", "weights"),
-    *("ao", "converter", "exported", "fx", "pt2e_graphs", "qat", "simulated"),
+    *("ao", "converter", "exported", "fx", "mixed", "pt2e_graphs", "qat", "simulated"),
 )
 
 

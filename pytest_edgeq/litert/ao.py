@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,37 @@ def is_ao_config(thing: object) -> bool:
         kind.__name__ == "AOBaseConfig" and kind.__module__.startswith("torchao.")
         for kind in type(thing).__mro__
     )
+
+
+def ao_config_of(config: Any, quantized: Sequence[str], floats: Sequence[str]) -> Any:
+    """Return a config that quantizes some modules as another config, and leaves others in float."""
+    from torchao.quantization import FqnToConfig
+
+    if not isinstance(config, FqnToConfig):
+        return FqnToConfig(dict.fromkeys(quantized, config))
+    with quiet():  # of a `_default`, which is deprecated
+        return FqnToConfig({**config.fqn_to_config, **_entries(config, floats)})
+
+
+def ao_config_code(config: Any, quantized: Sequence[str], floats: Sequence[str]) -> str:
+    """Return the Python code of `ao_config_of`."""
+    from torchao.quantization import FqnToConfig
+
+    entries = ["**config.fqn_to_config"]
+    if isinstance(config, FqnToConfig):
+        entries += [f'"{name}": None' for name in _entries(config, floats)]
+    else:
+        entries = [f'"{module}": config' for module in quantized]
+    lines = [f"    {entry}," for entry in entries]
+    return "\n".join(
+        ["from torchao.quantization import FqnToConfig", "", "config = FqnToConfig({", *lines, "})"]
+    )
+
+
+def _entries(config: Any, floats: Sequence[str]) -> dict[str, None]:
+    """Return entries that leave modules in float, and their weights where these have entries."""
+    weights = [f"{module}.weight" for module in floats]
+    return dict.fromkeys([*floats, *(each for each in weights if each in config.fqn_to_config)])
 
 
 def holds_ao_weights(model: torch.nn.Module) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import enum
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -33,12 +33,32 @@ def pt2e_preset(name: str) -> Any:
     """Build the converter's `PT2EQuantizer` for one of our PT2E presets."""
     with quiet():
         pt2e_quantizer = converter_module("quantize.pt2e_quantizer")
-        config = pt2e_quantizer.get_symmetric_quantization_config(
-            is_per_channel=not name.endswith("_per_tensor"),
-            is_dynamic="_dynamic_" in name,
-            is_qat="_qat_" in name,
-        )
+        config = pt2e_quantizer.get_symmetric_quantization_config(**_preset_options(name))
         return pt2e_quantizer.PT2EQuantizer().set_global(config)
+
+
+def _preset_options(name: str) -> dict[str, bool]:
+    return {
+        "is_per_channel": not name.endswith("_per_tensor"),
+        "is_dynamic": "_dynamic_" in name,
+        "is_qat": "_qat_" in name,
+    }
+
+
+def pt2e_preset_code(name: str, calls: Iterable[str] = ()) -> str:
+    """Return the Python code that builds a preset's quantizer, with further calls on it."""
+    module = converter_module("quantize.pt2e_quantizer").__name__
+    options = ", ".join(f"{key}=True" for key, is_set in _preset_options(name).items() if is_set)
+    lines = [
+        f"from {module} import PT2EQuantizer, get_symmetric_quantization_config",
+        "",
+        "quantizer = (",
+        "    PT2EQuantizer()",
+        f"    .set_global(get_symmetric_quantization_config({options}))",
+        *(f"    {call}" for call in calls),
+        ")",
+    ]
+    return "\n".join(lines)
 
 
 def is_pt2e_quantizer(candidate: object) -> bool:
@@ -73,11 +93,7 @@ def prepare_pt2e(
             return quantizer.transform_for_annotation(model)
 
         def annotate(self, model: Any) -> Any:
-            with configs_as_set(), pattern_modules(), ordered_partitions():
-                annotated = quantizer.annotate(model)
-            # torchao ignores the result and reads the graph that it passed.
-            normalize_annotations(model)
-            return annotated
+            return annotate(quantizer, model)
 
         def validate(self, model: Any) -> None:
             quantizer.validate(model)
@@ -87,15 +103,29 @@ def prepare_pt2e(
 
     prepare = quantize_pt2e.prepare_qat_pt2e if qat else quantize_pt2e.prepare_pt2e
     with quiet():
-        exported.graph.eliminate_dead_code()
-        number_paddings(exported)
-        if not qat:
-            # In training, shared weights stay shared, and dropouts are needed.
-            duplicate_shared_weights(exported)
-            drop_dropouts(exported)
-        exported.recompile()
+        rewrite_exported(exported, qat=qat)
         prepared: torch.fx.GraphModule = prepare(exported, NormalizingQuantizer())
     return prepared
+
+
+def rewrite_exported(exported: torch.fx.GraphModule, *, qat: bool = False) -> None:
+    """Rewrite an exported graph for a quantizer, in place."""
+    exported.graph.eliminate_dead_code()
+    number_paddings(exported)
+    if not qat:
+        # In training, shared weights stay shared, and dropouts are needed.
+        duplicate_shared_weights(exported)
+        drop_dropouts(exported)
+    exported.recompile()
+
+
+def annotate(quantizer: Any, model: Any) -> Any:
+    """Annotate an exported graph by a quantizer, with normalized annotations."""
+    with configs_as_set(), pattern_modules(), ordered_partitions():
+        annotated = quantizer.annotate(model)
+    # torchao ignores the result and reads the graph that it passed.
+    normalize_annotations(model)
+    return annotated
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from .samples import NOT_COUNTED, EvaluatedSamples
 from .target_machine import TargetMachine
 
 if TYPE_CHECKING:
+    from .budget import Budget
     from .cache_errors import CacheErrors
     from .token_errors import PositionErrors
 
@@ -144,6 +145,8 @@ class Comparison:
             other models.
         caches: errors of its cache by tensor and position, of each stage.
         explain: finds the layer to blame for a check that fails; None where nothing can.
+        suggest: returns what to say of layers to leave in float where a budget fails; None where
+            no layer can be.
         quantized: the `QuantizedModel` that was compared; None where that is not known.
     """
 
@@ -167,6 +170,7 @@ class Comparison:
         default_factory=dict, repr=False, compare=False
     )
     explain: Callable[[], Finding] | None = field(default=None, repr=False, compare=False)
+    suggest: Callable[[Budget], str] | None = field(default=None, repr=False, compare=False)
     quantized: Any = field(default=None, repr=False, compare=False)
 
     @property

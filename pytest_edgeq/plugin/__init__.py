@@ -246,6 +246,7 @@ def edgeq(
         memory=memory_of(config),
         runtimes=config.stash[runtimes_key],
         localize_timeout=settings.localize_timeout if settings.localize == "auto" else 0,
+        suggest_timeout=settings.suggest,
         cache_dir=config.stash[cache_dir_key],
         cache=settings.cache,
         cache_log=CacheLog(

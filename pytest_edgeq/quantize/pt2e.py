@@ -121,20 +121,11 @@ class _Preparation:
         entry = self.entry
         if entry.graph is not None:
             return litert.own_graph(entry.graph)
-
-        with self.session.progress.step("export", entry.name):
-            if is_exported(entry.model):
-                graph = litert.own_graph(entry.model)
-            else:
-                # Seeded, because a stored key skips it: later samples must not depend on it.
-                with seeded(self.session.seed):
-                    program, self.strict_refusal = _export(entry, strict=self.strict)
-                with litert.quiet():
-                    graph = copy.deepcopy(program.module())
+        graph, self.strict_refusal = exported_graph(entry, self.session, strict=self.strict)
         return refuse_clearly(
             entry.name,
             "the quantizer",
-            lambda: litert.prepare_pt2e(graph, _instance(self._quantizer)),
+            lambda: litert.prepare_pt2e(graph, instance_of(self._quantizer)),
             [entry.traced()],
         )
 
@@ -145,7 +136,21 @@ class _Preparation:
         return self.session.cache.graph_key(graph, self.strict, self.strict_refusal)
 
 
-def _instance(quantizer: Any) -> Any:
+def exported_graph(
+    entry: Entry, session: Session, *, strict: bool
+) -> tuple[torch.fx.GraphModule, str | None]:
+    """Export a model to a graph of its own; return also why strict export refused it, if so."""
+    with session.progress.step("export", entry.name):
+        if is_exported(entry.model):
+            return litert.own_graph(entry.model), None
+        # Seeded, because a stored key skips it: later samples must not depend on it.
+        with seeded(session.seed):
+            program, strict_refusal = _export(entry, strict=strict)
+        with litert.quiet():
+            return copy.deepcopy(program.module()), strict_refusal
+
+
+def instance_of(quantizer: Any) -> Any:
     """Return the quantizer of a preset; another one unchanged."""
     return litert.pt2e_preset(quantizer) if isinstance(quantizer, str) else quantizer
 
@@ -234,7 +239,7 @@ def _train(
     else:
         graph, refusal = _graph_to_train(entry, progress, strict=strict)
         prepared = refuse_clearly(
-            entry.name, "the quantizer", lambda: litert.prepare_qat(graph, _instance(quantizer))
+            entry.name, "the quantizer", lambda: litert.prepare_qat(graph, instance_of(quantizer))
         )
     if not litert.trains_quantization(prepared):
         raise ValueError(

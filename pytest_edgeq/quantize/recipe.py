@@ -32,34 +32,9 @@ def quantize_recipe(request: Request, recipe: list[dict[str, Any]] | None) -> Qu
     ops = scoped_ops(float_edge)
     winners = litert.match_rules(rules, ops)
     float_tflite = bytes(float_edge.graph.buffer)
-    threads, cache = request.session.threads, request.session.cache
-    native = request.session.native(request.name)
-    entries = {entry.key: entry for entry in request.entries}
-
-    progress = request.session.progress
-
-    def calibrate(samples: Mapping[str, Iterator[Sample]]) -> Any:
-        streams = {key: _by_name(entries[key], float_edge, samples[key]) for key in entries}
-        try:
-            return litert.calibrate_recipe(
-                float_tflite, recipe, streams, threads=threads, native=native
-            )
-        except (RuntimeError, ValueError):
-            # If the kernels refuse the float file, this raises an error with the op and the fix.
-            float_edge.runner("xnnpack")
-            raise
-
-    sources = [entry.calibration for entry in request.entries]
-    with progress.step("calibrate", request.name, *sources) as step:
-        ranges = cache.calibrate_recipe(
-            request.name,
-            float_tflite,
-            recipe,
-            {key: step.each(entry.calibration_samples()) for key, entry in entries.items()},
-            calibrate,
-            threads=threads,
-        )
-    with progress.step("quantize", request.name):
+    cache, native = request.session.cache, request.session.native(request.name)
+    ranges = calibrated(request, float_edge, recipe)
+    with request.session.progress.step("quantize", request.name):
         tflite = cache.quantize_recipe(
             request.name,
             float_tflite,
@@ -78,6 +53,35 @@ def quantize_recipe(request: Request, recipe: list[dict[str, Any]] | None) -> Qu
     return request.finish(
         "recipe", edge, float_edge=float_edge, left_in_float=left_in_float, quantizer=recipe
     )
+
+
+def calibrated(request: Request, float_edge: EdgeFile, recipe: list[dict[str, Any]]) -> Any:
+    """Return the ranges of a float file's tensors on the calibration samples, or None."""
+    float_tflite = bytes(float_edge.graph.buffer)
+    threads, native = request.session.threads, request.session.native(request.name)
+    entries = {entry.key: entry for entry in request.entries}
+
+    def calibrate(samples: Mapping[str, Iterator[Sample]]) -> Any:
+        streams = {key: _by_name(entries[key], float_edge, samples[key]) for key in entries}
+        try:
+            return litert.calibrate_recipe(
+                float_tflite, recipe, streams, threads=threads, native=native
+            )
+        except (RuntimeError, ValueError):
+            # If the kernels refuse the float file, this raises an error with the op and the fix.
+            float_edge.runner("xnnpack")
+            raise
+
+    sources = [entry.calibration for entry in request.entries]
+    with request.session.progress.step("calibrate", request.name, *sources) as step:
+        return request.session.cache.calibrate_recipe(
+            request.name,
+            float_tflite,
+            recipe,
+            {key: step.each(entry.calibration_samples()) for key, entry in entries.items()},
+            calibrate,
+            threads=threads,
+        )
 
 
 def convert(request: Request, signatures: Mapping[str, litert.Traced], **options: Any) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,11 @@ class Entry:
             elif (place := draw.randrange(count + 1)) < _KEPT:
                 self.kept[place] = sample.clone()
             yield sample
+
+
+def fresh(entry: Entry) -> Entry:
+    """Return an entry that has read no calibration samples yet."""
+    return replace(entry, ledger=SampleLedger(), kept=[])
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,12 @@ def describe(quantizer: Any) -> str:
 
 def run_flow(request: Request, quantizer: Any) -> QuantizedModel:
     """Quantize a model by the flow of its quantizer, which `describe` has accepted."""
+    quantized = _run_flow(request, quantizer)
+    quantized.made_by = (request, quantizer)
+    return quantized
+
+
+def _run_flow(request: Request, quantizer: Any) -> QuantizedModel:
     # It is imported only for a conversion: results in the cache need none.
     litert.require_converter()
     if any(entry.graph is not None for entry in request.entries):

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from pytest_edgeq.numerics.comparison import Comparison
     from pytest_edgeq.numerics.findings import Finding
     from pytest_edgeq.quantize.cache.conversions import CachedStep
+    from pytest_edgeq.quantize.mixed.results import MixedPrecisionPlan, Sensitivity
 
-EventKind = Literal["quantize", "load", "compare", "localize", "check"]
+EventKind = Literal["quantize", "load", "compare", "localize", "sensitivity", "suggest", "check"]
 
 
 class PhaseJournal(TypedDict):
@@ -35,6 +36,8 @@ class Booking:
     model: QuantizedModel | None = None  # the model, once it is known
     comparison: Comparison | None = None  # what a comparison or a check measured
     layers: LayerErrors | None = None  # what localizing measured
+    sensitivity: Sensitivity | None = None  # errors with each layer toggled
+    plan: MixedPrecisionPlan | None = None  # layers to leave in float
     findings: list[Finding] = dataclasses.field(default_factory=list)  # what a check found
     # of a conversion, and which of them came from the cache
     steps: list[CachedStep] = dataclasses.field(default_factory=list)
@@ -91,6 +94,10 @@ class Journal:
             event["comparison"] = comparison_facts(booked.comparison)
         if booked.layers is not None:
             event["layers"] = booked.layers.to_dict()
+        if booked.sensitivity is not None:
+            event["sensitivity"] = booked.sensitivity.to_dict()
+        if booked.plan is not None:
+            event["plan"] = booked.plan.to_dict()
         if booked.kind == "check":
             event["findings"] = [text_of([each]) for each in booked.findings]
             event["records"] = [each.to_dict() for each in booked.findings]

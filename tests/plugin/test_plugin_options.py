@@ -38,6 +38,7 @@ sys.modules["pytest_edgeq.edgeq"] = stub
         ("threads", "two", "expected an integer from 0, got 'two'"),
         ("seed", str(2**32), "expected an integer from 0 to 4294967295, got '4294967296'"),
         ("localize_timeout", "0", "expected an integer from 1, got '0'"),
+        ("suggest", "-1", "expected an integer from 0, got '-1'"),
         ("cache", "of", "'of' is none of the valid values: on, off, refresh"),
         ("cache_dir", "tox.ini", "tox.ini is a file; a folder is wanted"),
         ("cache_dir", "x" * 300, "xxx: File name too long"),
@@ -172,6 +173,7 @@ def test_options_reach_edgeq(project: Project) -> None:
         edgeq_threads = 2
         edgeq_seed = 3
         edgeq_localize_timeout = 5
+        edgeq_suggest = 9
         edgeq_cache = refresh
         edgeq_cache_dir = kept
         edgeq_executor = processes:3
@@ -186,6 +188,7 @@ def test_options_reach_edgeq(project: Project) -> None:
             assert (edgeq.threads, edgeq.seed) == (2, 4)
             switch = request.config.getoption("edgeq_localize")
             assert edgeq.localize_timeout == (0 if switch == "off" else 5)
+            assert edgeq.suggest_timeout == (300 if switch == "off" else 9)
             assert edgeq.directory.is_dir()
             assert edgeq.cache == "refresh"
             assert edgeq.executor == "processes:3"
@@ -197,13 +200,15 @@ def test_options_reach_edgeq(project: Project) -> None:
     project.run(
         "--edgeq-seed=4", files={"conftest": STUB, "pytest.ini": ini, "test_x": test}, passed=1
     )
-    project.run("--edgeq-seed=4", "--edgeq-localize=off", passed=1)
+    project.run("--edgeq-seed=4", "--edgeq-localize=off", "--edgeq-suggest", passed=1)
 
 
 def test_keywords_of_edgeq_are_options() -> None:
     """But for what the plugin gives, and with their names and defaults."""
+    named = {"suggest_timeout": "suggest"}
     given = {"directory", "memory", "runtimes", "cache_log", "progress", "journal"}
-    keywords = inspect.signature(Edgeq).parameters
+    parameters = inspect.signature(Edgeq).parameters
+    keywords = {named.get(name, name): each for name, each in parameters.items()}
     options = {option.stem: option.default for option in OPTIONS}
     assert keywords.keys() - given <= options.keys()
     # None and () are what 0 and nothing say in an option; these tests have a cache of their own.

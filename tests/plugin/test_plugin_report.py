@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -148,6 +149,41 @@ def test_a_run_in_every_form(project: Project, monkeypatch: pytest.MonkeyPatch) 
     figures = r"\d+\.\d +\d+ % +0/\d+( +\d+\.\d){3} .*failed 1/3 "
     assert re.match(rf"ConvBnRelu  pt2e_static_int8 +{figures}", row)
     assert max(map(len, lines[start:])) <= 120
+
+
+PLAN = """
+from pytest_edgeq import Budget
+from tests.quantize.mixed import nets
+
+
+def test_plan(edgeq):
+    quantized = nets.quantized_digits(edgeq)
+    edgeq.sensitivity(quantized, nets.held_out(4))
+    budget = Budget(sqnr_db=40, top1_agreement=0.95)
+    edgeq.suggest_mixed_precision(quantized, nets.held_out(), budget)
+"""
+
+
+def test_a_plan_is_recorded_and_drawn(project: Project) -> None:
+    """With the sensitivities of the call, which measured other samples than the plan."""
+    project.run("--edgeq-json=run.json", "--edgeq-html=page.html", files=PLAN, passed=1)
+
+    record = validated(project.path / "run.json")
+    assert events(record) == {"test_plan": ["quantize", "sensitivity", "suggest"]}
+    (key,) = record.models
+    _, measured, suggested = record.events_of(key)
+    rows = measured["sensitivity"]["rows"]
+    assert {row["module"] for row in rows} == {"conv1", "conv2", "fc"}
+    plan = suggested["plan"]
+    assert plan["is_met"]
+    assert {layer["module"] for layer in plan["layers"]} == {"conv1", "fc"}
+
+    page = unescape((project.path / "page.html").read_text("utf-8"))
+    # Bars of the layers, and the curve of the search.
+    assert page.count("data-chart=") == 2
+    assert ", over 4 samples, in test_x.py::test_plan." in page
+    assert f"<p>The plan {plan['summary']}." in page
+    assert f">{plan['code']}</pre>" in page
 
 
 def test_a_record_begins_with_the_run(project: Project) -> None:

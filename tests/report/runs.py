@@ -274,6 +274,45 @@ def layers(ops: Sequence[Record], culprit: int | None = 2) -> Record:
     }
 
 
+def sensitivity(*modules: str, **changed: Any) -> Record:
+    """Return sensitivities of these layers; the first loses nothing when quantized alone."""
+    rows = [
+        {
+            "gain_db": 0.5 * i - 0.2,
+            "in_float_db": 30 + 0.5 * i,
+            "module": module,
+            "ops": ["CONV_2D", "RELU"],
+            "quantized_db": 35.0 + i if i else "inf",
+            "readers": [f"ADD ({module})"],
+            "weights": 1152,
+        }
+        for i, module in enumerate(modules)
+    ]
+    return {"n_samples": 8, "name": "Net", "rows": rows, "sqnr_db": 30.2} | changed
+
+
+def plan(*modules: str, **changed: Any) -> Record:
+    """Return a plan that misses its budget with these layers in float."""
+    sizes = {6: (24000, 44.0), 0: (11400, 30.2), 3: (17000, 41.5), 2: (17500, 38.0)}
+    return {
+        "code": "".join(f'quantizer.set_module_name("{module}", None)\n' for module in modules),
+        "goal": "Budget(sqnr_db=60)",
+        "is_met": False,
+        "layers": [{"gain_db": "nan", "module": module, "weights": 1152} for module in modules],
+        "limits": [f"1 ops stay quantized: ADD ({module})" for module in modules],
+        "name": "Net",
+        "precision": "float",
+        "sensitivity": sensitivity(*modules),
+        "size_bytes": 17120,
+        "sqnr_db": 41.25,
+        "steps": [
+            {"layers": layers, "size_bytes": size, "sqnr_db": sqnr}
+            for layers, (size, sqnr) in sizes.items()
+        ],
+        "summary": f"does not meet Budget(sqnr_db=60) with {', '.join(modules)} in float",
+    } | changed
+
+
 def full_run(**names: str) -> Run:
     """
     Return a run of two models with everything there is to show; `bad` is the worse one.

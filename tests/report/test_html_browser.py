@@ -24,6 +24,7 @@ from tests.report.runs import (
     layers,
     model,
     outcome,
+    plan,
     run_of,
 )
 
@@ -168,6 +169,7 @@ def test_names_of_users_are_text_everywhere(open_page: Open) -> None:
                 ["a"],
                 event("compare", "a", comparison=comparison((name, "b"))),
                 event("localize", "a", layers=layers(found["ops"])),
+                event("suggest", "a", plan=plan(name, "conv1")),
                 failure=name,
                 claims=[claim(replace(changed_map(), headline=name))],
             )

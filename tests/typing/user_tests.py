@@ -22,8 +22,10 @@ from pytest_edgeq import (
     Delegation,
     Edgeq,
     LayerErrors,
+    MixedPrecisionPlan,
     OpDtypeMap,
     QuantizedModel,
+    Sensitivity,
     assert_accuracy_drop,
     assert_conforms,
     assert_delegated,
@@ -136,6 +138,26 @@ def test_errors(edgeq: Edgeq, quantized: QuantizedModel, inputs: Iterator[torch.
     Budget(0.1)  # type: ignore[call-arg]
     Budget(sqnr_db="30")  # type: ignore[arg-type]
     del culprit, verdicts, sqnr_db, lsb, bounds, on_cpu
+
+
+def test_mixed_precision(
+    edgeq: Edgeq, quantized: QuantizedModel, inputs: Iterator[torch.Tensor]
+) -> None:
+    """Sensitivities and plans."""
+    found: Sensitivity = edgeq.sensitivity(quantized, inputs, calibration=[torch.zeros(1, 2)])
+    gains: dict[str, float] = {row.module: row.gain_db for row in found.rows}
+    plan: MixedPrecisionPlan = edgeq.suggest_mixed_precision(quantized, inputs, Budget(sqnr_db=30))
+    pairs = [(torch.zeros(1, 2), 1)]
+    edgeq.suggest_mixed_precision(quantized, pairs, metric=max, max_drop=0.02, seconds=60)
+    assert_within_budget(plan.comparison, Budget(sqnr_db=30))
+    file: QuantizedModel = plan.quantized
+    layers: list[str] = [layer.module for layer in plan.layers]
+    code: str = plan.code
+
+    edgeq.sensitivity(quantized.path, inputs)  # type: ignore[arg-type]
+    edgeq.suggest_mixed_precision(quantized, inputs, 30)  # type: ignore[arg-type]
+    edgeq.suggest_mixed_precision(quantized, inputs, metric="top1")  # type: ignore[arg-type]
+    del gains, file, layers, code
 
 
 def test_kinds_of_model(

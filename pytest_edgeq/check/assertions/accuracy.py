@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -32,12 +32,15 @@ from pytest_edgeq.numerics.comparison import WorstSamples
 from pytest_edgeq.numerics.findings import NONFINITE, Finding, Place
 from pytest_edgeq.numerics.metrics import least_sqnr_db
 from pytest_edgeq.progress import Step
+from pytest_edgeq.quantize.mixed.engine import Noise
 from pytest_edgeq.runtimes.edge import EdgeFile
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from pytest_edgeq.compare.executors.engines import SampleExecutor
+    from pytest_edgeq.numerics.comparison import Comparison
+    from pytest_edgeq.quantize.mixed.engine import LayerEngine
 
 Array = np.ndarray[Any, Any]
 
@@ -121,6 +124,84 @@ def assert_accuracy_drop(
         shown = FailedSamples(model, model.runtime, None, worst.result(), n_samples)
         attach_samples(error, shown)
         raise error
+
+
+class DropCriterion:
+    """What `assert_accuracy_drop` asks of a file, for the search of layers to leave in float."""
+
+    least_sqnr_db = None
+
+    def __init__(
+        self, model: QuantizedModel, labelled: Iterable[tuple[Any, Any]], metric: Any, limit: float
+    ) -> None:
+        self._model, self._metric, self._limit = model, metric, limit
+        self._pairs = [(each.clone(), _copied(label)) for each, label in _pairs(labelled, model)]
+        self._labels = {id(sample): label for sample, label in self._pairs}
+
+    def __str__(self) -> str:
+        return f"a drop of at most {self._limit:g} in {scorer_for(self._metric).name}"
+
+    @property
+    def samples(self) -> list[Sample]:
+        """The samples, without labels."""
+        return [sample for sample, _ in self._pairs]
+
+    def simulated(
+        self, engine: LayerEngine, modules: frozenset[str], samples: Sequence[Sample]
+    ) -> _MeasuredDrop:
+        """Score the model with some modules in float."""
+        return self._scored(samples, engine.outputs(modules, samples))
+
+    def of_file(self, comparison: Comparison) -> _MeasuredDrop:
+        """Score a converted file."""
+        model: QuantizedModel = comparison.quantized
+        samples = self.samples
+        outputs = (
+            model.edge.decode(model.edge.run(model.input_names, each.arrays(), model.runtime))
+            for each in samples
+        )
+        return self._scored(samples, outputs)
+
+    def accepts(self, measured: _MeasuredDrop) -> bool:
+        """Return whether the data prove that the drop is within the limit."""
+        return measured.high <= self._limit
+
+    def stricter(
+        self, goal: DropCriterion, simulated: _MeasuredDrop, file: _MeasuredDrop
+    ) -> DropCriterion | None:
+        """Lower the limit by what the file drops more than its simulation."""
+        worse = file.high - simulated.high
+        limit = goal._limit - worse
+        return self._with(limit) if worse > 0 and limit > 0 else None
+
+    def looser(self, simulated: _MeasuredDrop, file: _MeasuredDrop) -> DropCriterion:
+        """Raise the limit by what the file differs from its simulation."""
+        return self._with(self._limit + abs(file.high - simulated.high))
+
+    def _with(self, limit: float) -> DropCriterion:
+        other = copy.copy(self)
+        other._limit = limit
+        return other
+
+    def _scored(self, samples: Sequence[Sample], outputs: Iterable[Any]) -> _MeasuredDrop:
+        scorer = scorer_for(self._metric)
+        noise: Noise | None = None
+        for index, (sample, given) in enumerate(zip(samples, outputs, strict=True)):
+            pair = _LabelledSample(index, sample, self._labels[id(sample)])
+            nested, expected, order = _reference_outputs(self._model, sample)
+            noise = Noise(len(expected)) if noise is None else noise
+            noise.add(expected, given)
+            both = _like_reference(nested, expected, given, order, scorer)
+            scorer.add(_score(scorer, pair, both, WorstSamples()))
+        assert noise is not None, "unreachable because there are samples"
+        return _MeasuredDrop(scorer.result().evidence.bounds.high, noise.sqnr_db)
+
+
+class _MeasuredDrop(NamedTuple):
+    """The drop that the data do not exclude, and the SQNR."""
+
+    high: float
+    sqnr_db: float
 
 
 def _pairs(labelled: Any, model: QuantizedModel) -> Iterator[tuple[Sample, Any]]:
@@ -263,29 +344,49 @@ def _run_both(
     cores: AbstractContextManager[object],
 ) -> tuple[Any, Any]:
     """Return both models' outputs for a sample; fail if only the file's are not finite."""
-    reference = model.float_model
-    assert reference is not None, "unreachable because the caller has checked it"
     with cores:
-        nested = call_unflattened(reference, pair.sample)
-    leaves = flatten_outputs(nested)
-    names = [border.name for border in model.edge.signature.outputs]
-    aliases = keras_output_names(reference) if is_keras(reference) else ()
-    places = [(key, np.array(place)) for place, (key, _) in enumerate(leaves)]
-    order = [int(place) for place in in_file_order(places, names, model.name, aliases)]
+        nested, expected, order = _reference_outputs(model, pair.sample)
     try:
         codes = edge.run(model.input_names, pair.sample.arrays(), model.runtime)
     except (TypeError, ValueError) as error:
         raise type(error)(f"labelled sample {pair.index}: {error}") from None
     given = edge.decode(codes)
-    expected = [leaves[place][1] for place in order]
     check_layout(model, expected, given)
+    names = [each.name for each in edge.signature.outputs]
     for name, want, got in zip(names, expected, given, strict=True):
         _check_output(model.name, name, pair.index, want, got)
-    ordered = dict(zip(order, given, strict=True))
-    floats = [value for _, value in leaves]
+    return _like_reference(nested, expected, given, order, scorer)
+
+
+def _reference_outputs(model: QuantizedModel, sample: Sample) -> tuple[Any, list[Array], list[int]]:
+    """Return the reference's outputs as it nests them, in the file's order, and that order."""
+    reference = model.float_model
+    assert reference is not None, "unreachable because the caller has checked it"
+    nested = call_unflattened(reference, sample)
+    leaves = flatten_outputs(nested)
+    names = [each.name for each in model.edge.signature.outputs]
+    aliases = keras_output_names(reference) if is_keras(reference) else ()
+    places = [(key, np.array(place)) for place, (key, _) in enumerate(leaves)]
+    order = [int(place) for place in in_file_order(places, names, model.name, aliases)]
+    return nested, [leaves[place][1] for place in order], order
+
+
+def _like_reference(
+    nested: Any,
+    expected: Sequence[Array],
+    given: Sequence[Array],
+    order: Sequence[int],
+    scorer: Any,
+) -> tuple[Any, Any]:
+    """Nest the outputs of both models, in the file's order, as the reference nests them."""
+    places = range(len(order))
+    floats, others = (
+        [dict(zip(order, values, strict=True))[place] for place in places]
+        for values in (expected, given)
+    )
     first, second = (
         _nested(nested, iter(_alike(values, floats)), scorer.wants_tensors)
-        for values in (floats, [ordered[place] for place in range(len(leaves))])
+        for values in (floats, others)
     )
     return first, second
 

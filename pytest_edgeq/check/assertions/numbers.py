@@ -100,7 +100,12 @@ def assert_within_budget(
     ]
     violations += [v for each in judged for v in each.violations if v.kind != NONFINITE]
     if violations:
-        raise _over_budget(comparison, judged, violations)
+        of_total = asked.get("total")
+        if not isinstance(of_total, Budget) or not any(
+            each.violations for each in judged if each.where == "total"
+        ):
+            of_total = None
+        raise _over_budget(comparison, judged, violations, of_total)
 
 
 _ALIKE = "calibrate with samples like those evaluated, preprocessed alike, and then set the budget"
@@ -174,7 +179,10 @@ def _compare(
 
 
 def _over_budget(
-    comparison: Comparison, judged: list[_Judgement], violations: list[Finding]
+    comparison: Comparison,
+    judged: list[_Judgement],
+    violations: list[Finding],
+    total: Budget | None,
 ) -> AssertionError:
     first, *others = violations
     explained = input_findings(comparison.health)
@@ -188,7 +196,8 @@ def _over_budget(
     stage = "" if explained else _stage_to_blame(comparison)
     # A loss by inputs unlike the calibration's shows in all layers, and no layer causes it.
     of_torch = any(each.nonfinite_reference for each in comparison.total.outputs.values())
-    if comparison.explain is not None and not (explained or of_torch):
+    is_of_layers = not (explained or of_torch)
+    if comparison.explain is not None and is_of_layers:
         explained = (comparison.explain(),)
     violated = [judgement for judgement in judged if judgement.violations]
     measured = str(comparison).splitlines()
@@ -207,6 +216,8 @@ def _over_budget(
         lines.append(found.fix)
     lines += [*(each.advice for each in violated), "", *measured]
     behind = [line for each in explained for line in each.evidence]
+    if total is not None and comparison.suggest is not None and is_of_layers:
+        behind += [*([""] if behind else []), *comparison.suggest(total).splitlines()]
     text = "\n".join([*lines, *([""] if behind else []), *behind])
     refused = [each.advice for each in violated if each.refusal]
     accepted = [f"{each.needed!r} ({each.where})" for each in violated if not each.refusal]

@@ -143,6 +143,15 @@ class Settings:
         "After so many seconds of it no further sample is looked at.",
         values.integer(1),
     )
+    suggest: int = _option(
+        0,
+        "SECONDS",
+        "When a budget fails, find layers to leave in float, and show the plan; after so many "
+        "seconds no further choice is measured, 300 without a value, 0 for not at all. "
+        "A test path cannot follow the bare flag.",
+        values.integer(0),
+        bare="300",
+    )
     cache: Literal["on", "off", "refresh"] = _option(
         "on",
         "MODE",

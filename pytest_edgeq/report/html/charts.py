@@ -28,7 +28,13 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure
 
-from pytest_edgeq.report.html.figures import Distribution, LayerPoints, OutputNoise
+from pytest_edgeq.report.html.figures import (
+    Distribution,
+    LayerBars,
+    LayerPoints,
+    OutputNoise,
+    PlanCurve,
+)
 
 Figure = Any
 """A figure of Bokeh, which ships no types that hold."""
@@ -54,6 +60,8 @@ _LEAST_SHOWN = 12  # percent; the number does not fit into a bar of less on a ph
 _FEW_OPS = 50  # whose marks fit next to each other on a phone
 _NAMED_OPS = 20  # whose names fit next to each other on a phone, turned
 _LONGEST = 18  # characters of an output's name on a phone
+_LONGEST_LAYER = 40  # characters of a layer's name on a phone, on a line of its own
+_NAME = {"text_align": "left", "text_font_style": "normal"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +158,62 @@ def layer_chart(points: LayerPoints) -> Chart:
     label = "Local and cumulative SQNR of each op over depth"
     axes = {"x": "op, in execution order", "y": "SQNR, dB (higher is better)"}
     return _finished(chart, label, hover, **axes)
+
+
+def sensitivity_chart(bars: LayerBars) -> Chart:
+    """Return SQNR with each layer alone quantized, and gain with it in float, worst on top."""
+    names = _unique(bars.columns["module"], _LONGEST_LAYER)
+    ranges = {"x_range": Range1d(*bars.range), "y_range": FactorRange(factors=names[::-1])}
+    chart = _figure(90 + 50 * len(names), with_tools=False, **ranges)
+    drawn = []
+    for name, label, color, offset in (
+        ("quantized", "SQNR, alone quantized", COLORS["quantization"], 0.07),
+        ("gain", "gain, alone in float", COLORS["simulated"], -0.19),
+    ):
+        source = ColumnDataSource(
+            {
+                **bars.columns,
+                "y": [(each, offset) for each in names],
+                "end": np.maximum(bars.columns[name], 0),
+            }
+        )
+        look = {"height": 0.26, "color": color, "legend_label": label}
+        drawn.append(chart.hbar(y="y", right=name, source=source, **look))
+        _text(chart, "end", "y", f"{name}_told", source, _NEUTRAL, text_align="left", x_offset=2)
+    # Above the bars, as an axis has no room for a path of modules on a phone.
+    left = {"x": [bars.range[0]] * len(names), "y": [(each, 0.33) for each in names]}
+    _text(chart, "x", "y", "name", ColumnDataSource({**left, "name": names}), _NEUTRAL, **_NAME)
+    chart.yaxis.visible = False
+    chart.ygrid.visible = False
+    tooltips = [
+        ("layer", "@module"),
+        ("ops", "@ops"),
+        ("weights", "@weights"),
+        ("read by", "@readers"),
+        ("alone quantized", "@quantized_told"),
+        ("alone in float", "@in_float (@gain_told)"),
+    ]
+    hover = HoverTool(renderers=drawn, tooltips=tooltips)
+    return _finished(chart, "SQNR and gain of each layer", hover, x="dB")
+
+
+def plan_chart(curve: PlanCurve) -> Chart:
+    """Return SQNR over file size of the choices of layers, with the plan marked."""
+    chart = _figure(320, y_range=Range1d(*curve.range))
+    steps, plan = ColumnDataSource(dict(curve.columns)), ColumnDataSource(dict(curve.plan))
+    line = {"line_color": COLORS["quantization"], "line_width": 1.8, "legend_label": "best"}
+    chart.step(x="size", y="best", source=steps, mode="after", **line)
+    dots = [
+        chart.scatter(x="size", y="sqnr", marker="marker", source=source, **look)
+        for source, look in (
+            (steps, {"size": 7, "color": COLORS["quantization"], "legend_label": "simulated"}),
+            (plan, {"size": 14, "color": COLORS["edge"], "legend_label": "plan"}),
+        )
+    ]
+    tooltips = [("layers", "@layers"), ("size", "@size{0,0.0} KB"), ("SQNR", "@told")]
+    hover = HoverTool(renderers=dots, tooltips=tooltips)
+    label = "SQNR over file size of the choices of layers"
+    return _finished(chart, label, hover, x="size of the file, KB", y="SQNR, dB")
 
 
 def history_chart(
@@ -315,9 +379,9 @@ def _vertical(place: float, color: str, dash: str) -> Span:
     return Span(location=place, dimension="height", line_color=color, line_dash=dash, line_width=2)
 
 
-def _unique(names: Sequence[str]) -> list[str]:
+def _unique(names: Sequence[str], longest: int = _LONGEST) -> list[str]:
     """Shorten names for the width of a phone; number those that would be equal."""
-    short = [name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}" for name in names]
+    short = [name if len(name) <= longest else f"…{name[1 - longest :]}" for name in names]
     return [
         f"{name} ({short[:i].count(name) + 1})" if short.count(name) > 1 else name
         for i, name in enumerate(short)

@@ -1,5 +1,5 @@
 """
-The figures that charts draw: noise by stage, errors by layer, distributions of values.
+The figures that charts draw: noise by stage, errors by layer, plans, distributions of values.
 
 dB do not add up; powers do, up to the part in which the errors of two stages agree or cancel. So a
 stage's share is its noise power (mean squared error) over the sum of all stages'.
@@ -157,8 +157,89 @@ def _figures(row: Mapping[str, Any], kind: str) -> str:
     value, lsb = number_of(row[f"{kind}_sqnr_db"]), number_of(row[f"{kind}_lsb_error"])
     if value is None:
         return "not measured"
-    text = "not a number" if math.isnan(value) else decibels(value)
+    text = _decibels(value)
     return text if lsb is None else f"{text}, {lsb:.3g} LSB"
+
+
+def _decibels(value: float) -> str:
+    return "not a number" if math.isnan(value) else decibels(value)
+
+
+_MOST_BARS = 20  # layers of the chart of sensitivities
+
+
+class LayerBars(NamedTuple):
+    """The layers with the lowest SQNR when quantized alone, the lowest first."""
+
+    # of the chart's source; an infinite SQNR or gain ends right of the finite ones
+    columns: Mapping[str, Any]
+    range: tuple[float, float]  # least and greatest value of the axis, in dB
+
+
+def layer_bars(sensitivity: Mapping[str, Any]) -> LayerBars | None:
+    """Return the columns of a chart; None if the model has no quantized layer."""
+    rows = sensitivity["rows"][:_MOST_BARS]
+    if not rows:
+        return None
+    quantized = [float(row["quantized_db"]) for row in rows]
+    gain = [float(row["gain_db"]) for row in rows]
+    finite = [0.0, *filter(math.isfinite, (*quantized, *gain))]
+    low, high = min(finite), max(finite)
+    span = high - low or 1.0
+    bounds = low, high + 0.05 * span
+    columns = {
+        "module": [row["module"] for row in rows],
+        "ops": [", ".join(row["ops"]) for row in rows],
+        "weights": [f"{row['weights']:,}" for row in rows],
+        "readers": [", ".join(row["readers"]) or "–" for row in rows],
+        "in_float": [_decibels(float(row["in_float_db"])) for row in rows],
+        "quantized": _placed(quantized, bounds),
+        "gain": _placed(gain, bounds),
+        "quantized_told": [_decibels(value) for value in quantized],
+        "gain_told": [_gain(value) for value in gain],
+    }
+    # The figures are written right of the bars.
+    return LayerBars(columns, (low, high + 0.3 * span))
+
+
+def _gain(value: float) -> str:
+    # Two infinite SQNR have no difference.
+    return "–" if math.isnan(value) else f"{value:+.2f} dB".replace("-", "−").replace("inf", "∞")
+
+
+class PlanCurve(NamedTuple):
+    """The choices of layers that a search measured, by the size of the file."""
+
+    # of the chart's source; `best` is the highest SQNR up to this size. An infinite SQNR lies at
+    # the edge of the chart, and its marker is a triangle
+    columns: Mapping[str, Any]
+    plan: Mapping[str, Any]  # the same columns of the converted file
+    range: tuple[float, float]  # least and greatest value of the axis, in dB
+
+
+def plan_curve(plan: Mapping[str, Any]) -> PlanCurve | None:
+    """Return the columns of a chart; None if the search measured nothing."""
+    steps = sorted(plan["steps"], key=lambda step: step["size_bytes"])
+    if not steps:
+        return None
+    values = [float(each["sqnr_db"]) for each in (*steps, plan)]
+    finite = list(filter(math.isfinite, values)) or [0.0]
+    low, high = min(finite) - _MARGIN, max(finite) + _MARGIN
+    placed = _placed(values, (low + _MARGIN / 2, high - _MARGIN / 2))
+    counts = [*(step["layers"] for step in steps), len(plan["layers"])]
+    columns: dict[str, Any] = {
+        "size": np.array([each["size_bytes"] / 1000 for each in (*steps, plan)]),
+        "sqnr": placed,
+        "best": np.maximum.accumulate(placed),
+        "told": [_decibels(value) for value in values],
+        "layers": counts,
+        "marker": [*(_marker(each, "circle") for each in values[:-1]), _marker(values[-1], "star")],
+    }
+    return PlanCurve(
+        {name: column[:-1] for name, column in columns.items()},
+        {name: column[-1:] for name, column in columns.items()},
+        (low, high),
+    )
 
 
 _BINS = 64

@@ -12,13 +12,23 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.numerics.findings import DiffLine, DiffPart, Finding
-from pytest_edgeq.report.html.charts import Chart, histogram, layer_chart, scatter, stage_bar
+from pytest_edgeq.report.html.charts import (
+    Chart,
+    histogram,
+    layer_chart,
+    plan_chart,
+    scatter,
+    sensitivity_chart,
+    stage_bar,
+)
 from pytest_edgeq.report.html.figures import (
     decibels,
     distribution,
+    layer_bars,
     layer_points,
     limits_of,
     noise_by_output,
+    plan_curve,
     points_of,
     stage_sentence,
 )
@@ -77,6 +87,8 @@ def _view(
         "stage_chart": stage_chart,
         "stage_text": stage_text,
         "layers": layers,
+        "sensitivity": _sensitivity(run, row.key),
+        "plans": _plans(run, row.key),
         "outputs": [] if worst is None else _outputs(model, worst, limits, points),
         "samples": samples,
         "pictures_left_out": left_out,
@@ -171,6 +183,33 @@ def _layers(run: Run, key: str) -> Record | None:
     test, layers = (blaming or found)[-1]
     points = layer_points(layers)
     return {"test": test, "data": layers, "chart": points and layer_chart(points)}
+
+
+def _sensitivity(run: Run, key: str) -> Record | None:
+    """Return the last sensitivities; those of a plan, of fewer samples, if there are no others."""
+    calls = list(run.calls_of(key))
+    of_plans = [(test, event["plan"]["sensitivity"]) for test, event in calls if "plan" in event]
+    found = [(test, event["sensitivity"]) for test, event in calls if "sensitivity" in event]
+    if not (found or of_plans):
+        return None
+    test, data = (found or of_plans)[-1]
+    bars = layer_bars(data)
+    return {
+        "test": test,
+        "data": data,
+        "sqnr": decibels(number_of(data["sqnr_db"])),
+        "shown": bars and len(bars.columns["module"]),
+        "chart": bars and sensitivity_chart(bars),
+    }
+
+
+def _plans(run: Run, key: str) -> list[Record]:
+    """Return the plans of a model, each with its chart."""
+    plans = [(test, event["plan"]) for test, event in run.calls_of(key) if "plan" in event]
+    return [
+        {"test": test, "data": plan, "chart": (curve := plan_curve(plan)) and plan_chart(curve)}
+        for test, plan in plans
+    ]
 
 
 def _ops(ops: Sequence[Record], layers: Record | None) -> list[dict[str, Any]]:

@@ -1,0 +1,337 @@
+"""Quantized graphs of PT2E with some of their layers in float."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import operator
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from pytest_edgeq.litert.configs import NODE_METADATA, RefusedError
+from pytest_edgeq.litert.exported import drop_guards
+from pytest_edgeq.litert.libraries import pt2e_module, quiet
+from pytest_edgeq.litert.pt2e_graphs import annotate, rewrite_exported
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Rounding:
+    """Quantization of a tensor, and dequantization; equal only to itself."""
+
+    scale: torch.Tensor  # one, or one for each channel
+    zero_point: torch.Tensor
+    low: int
+    high: int
+    axis: int | None  # of the channels
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the values of the codes that are nearest."""
+        if self.axis is None:
+            scale, point = float(self.scale), int(self.zero_point)
+            return torch.fake_quantize_per_tensor_affine(values, scale, point, self.low, self.high)
+        return torch.fake_quantize_per_channel_affine(
+            values, self.scale.float(), self.zero_point.int(), self.axis, self.low, self.high
+        )
+
+
+class Roundings(NamedTuple):
+    """The tensors that a quantizer rounds; tensors of one group have the same rounding."""
+
+    operands: Mapping[tuple[str, str], Rounding]  # by the names of an op and its operand
+    results: Mapping[str, Rounding]  # by the name of an op
+
+    def of(self, op: str, operand: str) -> tuple[Rounding, ...]:
+        """Return the roundings of an operand: that of the result, and its own if it is another."""
+        first, second = self.results.get(operand), self.operands.get((op, operand))
+        both = (first,) if first is second else (first, second)
+        return tuple(each for each in both if each is not None)
+
+    def of_layer(self, layers: Mapping[str, str], layer: str) -> Roundings:
+        """
+        Return those of one layer; `layers` has the layer of each op.
+
+        A tensor that another op's result annotates as well is that one's.
+        """
+        return Roundings(
+            {
+                (op, operand): each
+                for (op, operand), each in self.operands.items()
+                if layers.get(op) == layer and operand not in self.results
+            },
+            {op: each for op, each in self.results.items() if layers.get(op) == layer},
+        )
+
+
+NOTHING = Roundings({}, {})
+
+
+def left_in_float(quantizer: Any, layers: Iterable[str]) -> Any:
+    """
+    Return a copy of a PT2E quantizer that leaves layers in float.
+
+    Raises:
+        RefusedError: The quantizer has no `set_module_name`.
+    """
+    changed = copy.deepcopy(quantizer)
+    for layer in layers:
+        if not hasattr(changed, "set_module_name"):
+            raise RefusedError(
+                f"{type(quantizer).__name__} has no set_module_name, by which a PT2E quantizer "
+                "leaves layers in float: give this method to the class, or use the converter's "
+                "PT2EQuantizer"
+            )
+        changed.set_module_name(layer, None)
+    return changed
+
+
+class AnnotatedGraph:
+    """
+    An exported graph that a quantizer annotates again for each choice of layers.
+
+    Args:
+        exported: The graph; it is changed.
+        quantizer: The quantizer, whose transformations of the graph are applied.
+        samples: Returns the calibration samples, as positional and keyword inputs. They are read
+            once more whenever tensors share a range that did not before.
+    """
+
+    def __init__(
+        self,
+        exported: torch.fx.GraphModule,
+        quantizer: Any,
+        samples: Callable[[], Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]],
+    ) -> None:
+        Quantizer = pt2e_module("quantizer").Quantizer
+
+        class NoQuantizer(Quantizer):  # type: ignore[misc, valid-type] # it ships no types
+            def transform_for_annotation(self, model: Any) -> Any:
+                return quantizer.transform_for_annotation(model)
+
+            def annotate(self, model: Any) -> Any:
+                return model
+
+            def validate(self, model: Any) -> None:
+                pass
+
+        with quiet():
+            rewrite_exported(exported)
+            # It folds batch norms into convolutions, as for the quantizer itself.
+            self._graph = pt2e_module("quantize_pt2e").prepare_pt2e(exported, NoQuantizer())
+        drop_guards(self._graph)
+        self.graph = MixedGraph(self._graph)
+        self._samples = samples
+        self._ranges: dict[tuple[Any, ...], Rounding | None] = {}
+
+    def layers(self, made: Roundings) -> dict[str, str]:
+        """
+        Return the path of the module of each annotated op, by the op's name.
+
+        An op that a quantizer fuses with the one before, such as a ReLU, has that one's.
+        """
+        found: dict[str, str] = {}
+        with_operands = {op for op, _ in made.operands}
+        for node in self._graph.graph.nodes:
+            if node.name not in with_operands and node.name not in made.results:
+                continue
+            stack = list(node.meta.get("nn_module_stack", {}).values())
+            before = next((each.name for each in node.all_input_nodes if each.name in found), None)
+            if node.name not in with_operands and before is not None:
+                found[node.name] = found[before]
+            elif node.op == "call_function":
+                found[node.name] = stack[-1][0] if stack else ""
+        return found
+
+    def roundings(self, quantizers: Sequence[Any]) -> list[Roundings]:
+        """
+        Return what each quantizer rounds, by one run of the calibration samples.
+
+        Raises:
+            RefusedError: A setting of a quantizer has no effect, or is impossible.
+        """
+        annotated = [self._observers(each) for each in quantizers]
+        missing = {
+            key: observer
+            for observers in annotated
+            for key, observer in observers.values()
+            if key not in self._ranges
+        }
+        if missing:
+            self._observe(missing)
+        return [self._resolved(observers) for observers in annotated]
+
+    def _observers(self, quantizer: Any) -> dict[Any, tuple[tuple[Any, ...], Any]]:
+        """Return the observer of each annotated tensor, with a key of its group."""
+        for node in self._graph.graph.nodes:
+            for name in ("quantization_annotation", *NODE_METADATA):
+                node.meta.pop(name, None)
+        prepare = pt2e_module("prepare")
+        with quiet():
+            annotate(quantizer, self._graph)
+            specs = prepare._get_edge_or_node_to_qspec(self._graph)
+            specs = {place: spec for place, spec in specs.items() if spec is not None}
+            groups = prepare._get_edge_or_node_to_group_id(specs)
+            observers = prepare._get_obs_or_fq_map(groups, specs, is_qat=False)
+        members: dict[int, set[str]] = {}
+        for place, group in groups.items():
+            node = place[0] if isinstance(place, tuple) else place
+            members.setdefault(group, set()).add(node.name)
+        return {
+            place: ((frozenset(members[group]), _kind(observers[place])), observers[place])
+            for place, group in groups.items()
+            if observers[place] is not None
+        }
+
+    def _observe(self, missing: Mapping[tuple[Any, ...], Any]) -> None:
+        """Find the ranges of groups of tensors."""
+        by_tensor: dict[str, list[Any]] = {}
+        for (names, _), observer in missing.items():
+            for name in names:
+                by_tensor.setdefault(name, []).append(observer)
+        with torch.no_grad(), quiet():
+            for name in self.graph.constants.keys() & by_tensor.keys():
+                for observer in by_tensor.pop(name):
+                    observer(self.graph.constants[name])
+            for args, kwargs in self._samples() if by_tensor else ():
+                values = self.graph.run(args, kwargs, NOTHING)
+                for name, observers in by_tensor.items():
+                    for observer in observers:
+                        observer(values[name])
+            for key, observer in missing.items():
+                self._ranges[key] = _rounding(observer)
+
+    def _resolved(self, observers: Mapping[Any, tuple[tuple[Any, ...], Any]]) -> Roundings:
+        operands: dict[tuple[str, str], Rounding] = {}
+        results: dict[str, Rounding] = {}
+        for place, (key, _) in observers.items():
+            rounding = self._ranges[key]
+            if rounding is None:
+                continue
+            if isinstance(place, tuple):
+                operands[place[1].name, place[0].name] = rounding
+            else:
+                results[place.name] = rounding
+        return Roundings(operands, results)
+
+
+def _kind(observer: Any) -> tuple[Any, ...]:
+    """Return the settings of an observer; of one with a fixed scale that scale, too."""
+    settings = ("dtype", "quant_min", "quant_max", "qscheme", "ch_axis", "eps", "scale")
+    return (type(observer), *(str(getattr(observer, name, None)) for name in settings))
+
+
+def _rounding(observer: Any) -> Rounding | None:
+    """Return the rounding of an observer; None of one that derives its scale, as of a bias."""
+    if not hasattr(observer, "quant_min") or hasattr(observer, "obs_or_fqs"):
+        return None
+    scale, point = observer.calculate_qparams()
+    axis = observer.ch_axis if observer.qscheme in _PER_CHANNEL else None
+    return Rounding(scale, point, observer.quant_min, observer.quant_max, axis)
+
+
+_PER_CHANNEL = (torch.per_channel_affine, torch.per_channel_symmetric)
+
+
+class _ReadNode(NamedTuple):
+    """A node as an operand of an op."""
+
+    node: str
+
+
+class _GraphStep(NamedTuple):
+    """An op of the graph."""
+
+    name: str
+    call: Callable[..., Any]
+    arguments: Any  # positional and named ones, with an operand in place of each node
+    operands: tuple[str, ...]
+    mutates: bool  # whether it writes into an operand
+
+
+class MixedGraph:
+    """An exported graph in float, run with some of its tensors rounded."""
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        self.module = module
+        self.constants: dict[str, torch.Tensor] = {}
+        self._rounded: dict[tuple[str, str, tuple[int, ...]], torch.Tensor] = {}
+        self._inputs: list[str] = []
+        self._steps: list[_GraphStep] = []
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                self._inputs.append(node.name)
+            elif node.op == "get_attr":
+                self.constants[node.name] = operator.attrgetter(str(node.target))(module)
+            else:
+                self._add_step(node)
+
+    def _add_step(self, node: torch.fx.Node) -> None:
+        arguments = torch.fx.node.map_arg(
+            (node.args, dict(node.kwargs)), lambda each: _ReadNode(each.name)
+        )
+        operands = tuple(each.name for each in node.all_input_nodes)
+        call: Any = node.target if node.op == "call_function" else lambda values: values
+        mutates = bool(getattr(getattr(call, "_schema", None), "is_mutable", False))
+        self._steps.append(_GraphStep(node.name, call, arguments, operands, mutates))
+
+    def run(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Roundings
+    ) -> dict[str, Any]:
+        """Return the value of each op, with the roundings that are made."""
+        spec = self.module._in_spec
+        flat = torch.fx._pytree.tree_flatten_spec((args, dict(kwargs)), spec)
+        values = dict(zip(self._inputs, flat, strict=True))
+        for step in self._steps:
+            values[step.name] = self._call(step, values, made)
+        return values
+
+    def changed(
+        self, values: Mapping[str, Any], before: Roundings, made: Roundings
+    ) -> dict[str, Any]:
+        """Return the values that differ from those of a run with other roundings."""
+        found: dict[str, Any] = {}
+        known = ChainMap(found, values)  # type: ignore[arg-type] # it writes into the first alone
+        for step in self._steps:
+            if any(
+                each in found or before.of(step.name, each) != made.of(step.name, each)
+                for each in step.operands
+            ):
+                found[step.name] = self._call(step, known, made)
+        return found
+
+    def outputs(self, values: Mapping[str, Any]) -> Any:
+        """Return the outputs of a run, nested as the model nests them."""
+        return self.module.graph.process_outputs(values["output"])
+
+    def _call(self, step: _GraphStep, values: Mapping[str, Any], made: Roundings) -> Any:
+        def filled(argument: Any) -> Any:
+            if isinstance(argument, _ReadNode):
+                value = self._value(step.name, argument.node, values, made)
+                return value.clone() if step.mutates and isinstance(value, torch.Tensor) else value
+            if isinstance(argument, (list, tuple)):
+                # torch's ops refuse the lists of its graphs.
+                return (tuple if isinstance(argument, tuple) else list)(map(filled, argument))
+            return argument
+
+        args, kwargs = step.arguments
+        with torch.no_grad():
+            return step.call(*filled(args), **{key: filled(each) for key, each in kwargs.items()})
+
+    def _value(self, op: str, operand: str, values: Mapping[str, Any], made: Roundings) -> Any:
+        roundings = made.of(op, operand)
+        constant = self.constants.get(operand)
+        if constant is None:
+            return _rounded(values[operand], roundings)
+        if not roundings:
+            return constant
+        key = (op, operand, tuple(map(id, roundings)))
+        if key not in self._rounded:
+            self._rounded[key] = _rounded(constant, roundings)
+        return self._rounded[key]
+
+
+def _rounded(values: Any, roundings: Iterable[Rounding]) -> Any:
+    return functools.reduce(lambda value, rounding: rounding(value), roundings, values)

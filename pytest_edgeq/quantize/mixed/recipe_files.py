@@ -1,0 +1,162 @@
+"""Recipes: quantize the float file again, with rules for some of its layers."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from pytest_edgeq import litert
+from pytest_edgeq.compare.measurement import output_specs
+from pytest_edgeq.compare.quantized import QuantizedModel
+from pytest_edgeq.compare.samples import Sample
+from pytest_edgeq.numerics.error_sums import StageAccumulator
+from pytest_edgeq.numerics.results import StageErrors
+from pytest_edgeq.quantize.mixed.engine import (
+    FLOAT,
+    INT16X8,
+    Array,
+    Expected,
+    Layer,
+    LayerNoise,
+    ReadBy,
+)
+from pytest_edgeq.quantize.recipe import calibrated, scoped_ops
+from pytest_edgeq.quantize.request import Request
+from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.tflite.subgraph import Op
+
+
+class RecipeLayers:
+    """The layers of a model of the recipe flow; an op of no module is a layer by itself."""
+
+    def __init__(self, quantized: QuantizedModel, request: Request, recipe: Any) -> None:
+        self.precision = FLOAT
+        self._model, self._request = quantized, request
+        self._expected = Expected(quantized)
+        self._recipe = litert.load_recipe(recipe)
+        assert quantized.float_edge is not None, "unreachable because the flow keeps it"
+        self._float_edge = quantized.float_edge
+        self._float_tflite = bytes(self._float_edge.graph.buffer)
+        self._ranges = calibrated(request, self._float_edge, self._recipe)
+        self._scopes: dict[str, list[str]] = {}
+        self.layers = self._layers()
+
+    def others(self) -> tuple[RecipeLayers, ...]:
+        """Return the same layers for int16 activations, if the recipe has int8 ones."""
+        configs = (rule.get("op_config", {}) for rule in self._recipe)
+        activations = [config.get("activation_tensor_config", {}) for config in configs]
+        if not any(each.get("num_bits") == 8 for each in activations):
+            return ()
+        other = copy.copy(self)
+        other.precision = INT16X8
+        return (other,)
+
+    def _layers(self) -> dict[str, Layer]:
+        schemes: dict[str, str] = {}  # by the name of an op's output, which quantization keeps
+        edge = self._model.edge
+        for op, entry in zip(edge.graph.ops, edge.op_dtypes, strict=True):
+            schemes |= {edge.graph.tensor(op, i).name: entry.scheme for i in op.outputs}
+        graph = self._float_edge.graph
+        named: dict[str, list[Op]] = {}
+        scoped = scoped_ops(self._float_edge)  # those of inputs and outputs follow
+        for op, entry, scope in zip(graph.ops, self._float_edge.op_dtypes, scoped, strict=False):
+            output = graph.tensor(op, op.outputs[0]).name if op.outputs else ""
+            if schemes.get(output, "integer") in ("float", "integer"):
+                continue
+            name = entry.module or f"{op.name} #{op.index}"
+            named.setdefault(name, []).append(op)
+            self._scopes.setdefault(name, []).append(scope.scope)
+        producers = {i: name for name, ops in named.items() for op in ops for i in op.outputs}
+        readers: dict[str, set[ReadBy]] = {name: set() for name in named}
+        for name, ops in named.items():
+            for op in ops:
+                for producer in {producers.get(i, name) for i in op.inputs} - {name}:
+                    readers[producer].add(ReadBy(op.name, name))
+        return {
+            name: Layer(
+                name,
+                tuple(op.name for op in ops),
+                sum(map(self._weights, ops)),
+                tuple(sorted(readers[name])),
+            )
+            for name, ops in named.items()
+        }
+
+    def _weights(self, op: Op) -> int:
+        """Return the number of an op's weights, the largest of its constants."""
+        tensors = [self._float_edge.graph.tensor(op, i) for i in op.inputs if i >= 0]
+        sizes = [math.prod(t.shape) for t in tensors if t.is_constant and t.is_floating_point]
+        return max(sizes, default=0)
+
+    def is_quantized(self, modules: frozenset[str]) -> bool:
+        """Return whether any op is quantized with some modules in the other precision."""
+        return self.precision != FLOAT or modules != frozenset(self.layers)
+
+    def quantizer(self, modules: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the recipe with rules for the other precision of some modules."""
+        return [*self._recipe, *(rule for module in modules for rule in self._rules([module]))]
+
+    def _rules(self, modules: Iterable[str], precision: str | None = None) -> list[dict[str, Any]]:
+        scopes = [scope for module in modules for scope in self._scopes[module]]
+        regex = "|".join(f"^{re.escape(scope)}$" for scope in scopes)
+        if (precision or self.precision) == FLOAT:
+            return [{"regex": regex, "operation": "*", "algorithm_key": "no_quantize"}]
+        static = [r for r in self._recipe if "activation_tensor_config" in r.get("op_config", {})]
+        config = dict(static[-1]["op_config"])
+        activations = config["activation_tensor_config"]
+        config["activation_tensor_config"] = {**activations, "num_bits": 16, "symmetric": True}
+        return [{**static[-1], "regex": regex, "op_config": config}]
+
+    def code(self, modules: Sequence[str]) -> str:
+        """Return the recipe as JSON, a rule a line."""
+        rules = ",\n".join(f"  {json.dumps(rule)}" for rule in self.quantizer(modules))
+        return f"[\n{rules}\n]"
+
+    def sensitivity(self, samples: Sequence[Sample]) -> LayerNoise:
+        """Measure a file with each layer alone in the other precision, and quantized alone."""
+        sums = LayerNoise.of(self.layers, len(self._expected.names))
+
+        def add(noise: Any, edge: EdgeFile) -> None:
+            for sample in samples:
+                noise.add(self._expected(sample), self._run(edge, sample))
+
+        add(sums.quantized, self._model.edge)
+        floats = [self._run(self._float_edge, sample) for sample in samples]
+        for module in self.layers:
+            add(sums.in_float[module], self._file(self.quantizer([module])))
+            others = [each for each in self.layers if each != module]
+            rules = self._rules(others, FLOAT) if others else []
+            edge = self._file([*self._recipe, *rules])
+            for sample, wanted in zip(samples, floats, strict=True):
+                sums.alone[module].add(wanted, self._run(edge, sample))
+        return sums
+
+    def errors(self, modules: frozenset[str], samples: Sequence[Sample]) -> StageErrors:
+        """Return the errors of the file with some modules in the other precision."""
+        sums = StageAccumulator(output_specs(self._model.edge))
+        for sample, outputs in zip(samples, self.outputs(modules, samples), strict=True):
+            sums.update(self._expected(sample), outputs)
+        return sums.result()
+
+    def outputs(
+        self, modules: frozenset[str], samples: Iterable[Sample]
+    ) -> Iterator[Sequence[Array]]:
+        """Return the outputs of each sample with some modules in the other precision."""
+        edge = self._file(self.quantizer(sorted(modules))) if modules else self._model.edge
+        return (self._run(edge, sample) for sample in samples)
+
+    def _file(self, recipe: list[dict[str, Any]]) -> EdgeFile:
+        content = litert.quantize_recipe(
+            self._float_tflite, recipe, self._ranges, self._request.session.native(self._model.name)
+        )
+        return self._request.edge(content).at(self._model.edge.signature.key)
+
+    def _run(self, edge: EdgeFile, sample: Sample) -> list[Array]:
+        codes = edge.run(self._model.input_names, sample.arrays(), self._model.runtime)
+        names = [each.name for each in edge.signature.outputs]
+        outputs = [*zip(names, edge.decode(codes), strict=True)]
+        return self._expected.ordered(outputs)

@@ -1,0 +1,276 @@
+"""Results of the search for layers to leave in float."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytest_edgeq.numerics.metrics import json_number
+
+if TYPE_CHECKING:
+    from pytest_edgeq.compare.quantized import QuantizedModel
+    from pytest_edgeq.numerics.comparison import Comparison
+
+_SHOWN = 20  # rows of a table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSensitivity:
+    """
+    What one layer costs.
+
+    Attributes:
+        module: Its path.
+        ops: Its quantized ops.
+        weights: How many of its weights are quantized.
+        readers: The quantized ops of other modules that read its results: such a tensor is
+            rounded until both are in float.
+        in_float_db: SQNR of the model's worst output with this layer alone in float, in dB.
+        quantized_db: The same with this layer alone quantized: its weights and its results, and
+            operands that no other layer rounds.
+        gain_db: `in_float_db` less the SQNR of the quantized model.
+    """
+
+    module: str
+    ops: tuple[str, ...]
+    weights: int
+    readers: tuple[str, ...]
+    in_float_db: float
+    quantized_db: float
+    gain_db: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain, JSON-able data."""
+        return {
+            "gain_db": json_number(self.gain_db),
+            "in_float_db": json_number(self.in_float_db),
+            "module": self.module,
+            "ops": list(self.ops),
+            "quantized_db": json_number(self.quantized_db),
+            "readers": list(self.readers),
+            "weights": self.weights,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensitivity:
+    """
+    Errors of a model with each layer toggled.
+
+    Attributes:
+        name: The model.
+        sqnr_db: SQNR of the worst output of the quantized model, in dB.
+        n_samples: How many samples were measured.
+        rows: A row a layer, the layer that costs most first.
+    """
+
+    name: str
+    sqnr_db: float
+    n_samples: int
+    rows: tuple[LayerSensitivity, ...]
+
+    def __str__(self) -> str:
+        """Return a table of the layers that cost most."""
+        samples = f"{self.n_samples} sample{'s' if self.n_samples > 1 else ''}"
+        lines = [
+            f"{self.name}: {self.sqnr_db:.4g} dB SQNR over {samples}",
+            "",
+            *_table(
+                ("layer", "alone quantized", "alone in float", "gain", "weights", "read by"),
+                [
+                    (
+                        row.module,
+                        _decibels(row.quantized_db),
+                        _decibels(row.in_float_db),
+                        f"{row.gain_db:+.2f} dB",
+                        f"{row.weights:,}",
+                        ", ".join(row.readers),
+                    )
+                    for row in self.rows[:_SHOWN]
+                ],
+            ),
+        ]
+        left = len(self.rows) - _SHOWN
+        return "\n".join([*lines, *([f"… and {left} more layers"] if left > 0 else [])])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain, JSON-able data."""
+        return {
+            "n_samples": self.n_samples,
+            "name": self.name,
+            "rows": [row.to_dict() for row in self.rows],
+            "sqnr_db": json_number(self.sqnr_db),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLayer:
+    """
+    A layer of a plan.
+
+    Attributes:
+        module: Its path.
+        gain_db: SQNR that is lost where this layer is quantized after all, in dB.
+        weights: How many weights it has.
+    """
+
+    module: str
+    gain_db: float
+    weights: int
+
+
+@dataclass(frozen=True, slots=True)
+class SearchStep:
+    """
+    One choice of layers that the search measured, before any conversion.
+
+    Attributes:
+        layers: How many layers.
+        size_bytes: Size of the file, estimated.
+        sqnr_db: SQNR of the worst output.
+    """
+
+    layers: int
+    size_bytes: int
+    sqnr_db: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedPrecisionPlan:
+    """
+    Layers to leave in float, or in 16 bits, and the file that results.
+
+    Attributes:
+        name: The model.
+        goal: What the file must keep, as text.
+        is_met: Whether the file keeps it on the samples.
+        precision: `float`, or `int16x8`: int16 activations, which recipes have.
+        layers: The layers, the one that gains most first.
+        code: What makes the quantizer, to paste.
+        quantized: The converted file.
+        comparison: Its errors, measured.
+        before: Those of the model as it was quantized.
+        sensitivity: What each layer costs.
+        steps: The choices that the search measured.
+        limits: If the budget is not met, what limits the file.
+        seconds: How long it took.
+    """
+
+    name: str
+    goal: str
+    is_met: bool
+    precision: str
+    layers: tuple[PlannedLayer, ...]
+    code: str
+    quantized: QuantizedModel
+    comparison: Comparison
+    before: Comparison
+    sensitivity: Sensitivity
+    steps: tuple[SearchStep, ...]
+    limits: tuple[str, ...]
+    seconds: float
+
+    @property
+    def share_of_weights(self) -> float:
+        """The share of the quantized weights that the layers hold."""
+        rows = self.sensitivity.rows
+        own = {row.module: row.weights for row in rows}
+        # A block's weights are those of its layers.
+        blocks = {name for name in own for other in own if other.startswith(f"{name}.")}
+        total = sum(weights for name, weights in own.items() if name not in blocks)
+        return sum(layer.weights for layer in self.layers) / total if total else 0.0
+
+    @property
+    def ops_in_float(self) -> int:
+        """How many ops of the file compute in float."""
+        return sum(entry.scheme == "float" for entry in self.quantized.op_dtypes)
+
+    @property
+    def summary(self) -> str:
+        """One sentence: what the plan reaches and costs."""
+        count = len(self.layers)
+        precision = "in float" if self.precision == "float" else "with int16 activations"
+        total, size = self.comparison.total, self.quantized.size_bytes
+        before = self.before.quantized.size_bytes
+        top1 = total.top1_agreement
+        agreement = "" if top1 is None else f", top-1 agreement {top1:.3g}"
+        return (
+            f"{'meets' if self.is_met else 'does not meet'} {self.goal} with {count} "
+            f"layer{'s' if count != 1 else ''} {precision}: {total.sqnr_db:.4g} dB SQNR"
+            f"{agreement} (before {self.before.total.sqnr_db:.4g} dB), {size:,} bytes "
+            f"({size / before:.3g} × {before:,}), {self.share_of_weights:.1%} of the weights"
+        )
+
+    def __str__(self) -> str:
+        """Return layers, file and code."""
+        rows = [
+            (layer.module, _decibels(layer.gain_db), f"{layer.weights:,}") for layer in self.layers
+        ]
+        counts = self.quantized.op_dtypes.counts()
+        borders = counts.get("QUANTIZE", 0) + counts.get("DEQUANTIZE", 0)
+        stages = (
+            f"{stage} {errors.sqnr_db:.4g} dB" for stage, errors in self.comparison.stages.items()
+        )
+        lines = [
+            f"{self.name}: {self.summary}",
+            *(f"limit: {each}" for each in self.limits),
+            f"file: {self.ops_in_float} ops in float, {borders} QUANTIZE and DEQUANTIZE; "
+            f"{', '.join(stages)}; {self.comparison.total.n_samples} samples, {self.seconds:.0f} s",
+            "",
+            *(_table(("layer", "lost without it", "weights"), rows) if rows else ()),
+            *([""] if rows else ()),
+            self.code,
+        ]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain, JSON-able data."""
+        return {
+            "code": self.code,
+            "goal": self.goal,
+            "is_met": self.is_met,
+            "layers": [
+                {
+                    "gain_db": json_number(layer.gain_db),
+                    "module": layer.module,
+                    "weights": layer.weights,
+                }
+                for layer in self.layers
+            ],
+            "limits": list(self.limits),
+            "name": self.name,
+            "precision": self.precision,
+            "sensitivity": self.sensitivity.to_dict(),
+            "size_bytes": self.quantized.size_bytes,
+            "sqnr_db": json_number(self.comparison.total.sqnr_db),
+            "steps": [
+                {
+                    "layers": step.layers,
+                    "size_bytes": step.size_bytes,
+                    "sqnr_db": json_number(step.sqnr_db),
+                }
+                for step in self.steps
+            ],
+            "summary": self.summary,
+        }
+
+
+def _decibels(value: float) -> str:
+    if math.isnan(value):
+        return ""
+    return "exact" if value == math.inf else f"{value:.2f} dB"
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Align columns, the first and the last to the left."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    last = len(head) - 1 if head[-1] == "read by" else len(head)
+    return [
+        "  ".join(
+            cell.ljust(width) if i in (0, last) else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (head, *rows)
+    ]

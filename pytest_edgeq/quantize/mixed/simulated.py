@@ -1,0 +1,214 @@
+"""PT2E: toggle the roundings of layers in the quantized graph."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pytest_edgeq import litert
+from pytest_edgeq.compare.measurement import output_specs
+from pytest_edgeq.compare.quantized import QuantizedModel
+from pytest_edgeq.compare.reference import flatten_outputs
+from pytest_edgeq.compare.samples import Sample
+from pytest_edgeq.numerics.error_sums import StageAccumulator
+from pytest_edgeq.numerics.results import StageErrors
+from pytest_edgeq.quantize.mixed.engine import FLOAT, Array, Expected, Layer, LayerNoise, ReadBy
+from pytest_edgeq.quantize.mixed.workers import measured
+from pytest_edgeq.quantize.pt2e import exported_graph, instance_of
+from pytest_edgeq.quantize.request import fresh
+
+if TYPE_CHECKING:
+    from pytest_edgeq.compare.executors.engines import SampleExecutor
+    from pytest_edgeq.litert.mixed import Roundings
+    from pytest_edgeq.quantize.request import Request
+
+
+class _Toggles(NamedTuple):
+    """The roundings of the quantized graph, and with one layer toggled."""
+
+    quantized: Roundings
+    in_float: Mapping[str, Roundings]
+    alone: Mapping[str, Roundings]
+
+
+class SimulatedLayers:
+    """The layers of a model of the PT2E flow."""
+
+    precision = FLOAT
+
+    def __init__(
+        self,
+        quantized: QuantizedModel,
+        request: Request,
+        quantizer: Any,
+        executor: SampleExecutor | None = None,
+    ) -> None:
+        (entry,) = request.entries
+        self._model, self._executor = quantized, executor
+        self._expected = Expected(quantized)
+        self._preset = quantizer if isinstance(quantizer, str) else None
+        self._quantizer = instance_of(quantizer)
+        exported, _ = exported_graph(entry, request.session, strict=request.strict_export)
+
+        def samples() -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
+            for sample in fresh(entry).calibration_samples():
+                yield sample.args, sample.kwargs
+
+        self._annotated = litert.AnnotatedGraph(exported, self._quantizer, samples)
+        self._known: dict[frozenset[str], Roundings] = {}
+        self._add([frozenset()])
+        self._made = self._known[frozenset()]
+        self._graph = self._annotated.graph
+        self.layers = self._layers()
+
+    def _layers(self) -> dict[str, Layer]:
+        ops: dict[str, list[str]] = {}
+        by_op = self._annotated.layers(self._made)
+        for op, module in by_op.items():
+            ops.setdefault(module, []).append(op)
+        weights: Counter[str] = Counter()
+        readers: dict[str, set[ReadBy]] = {module: set() for module in ops}
+        for op, operand in self._made.operands:
+            producer = by_op.get(operand)
+            if producer is not None and producer != by_op[op]:
+                readers[producer].add(ReadBy(op, by_op[op]))
+            if operand in self._graph.constants:
+                weights[op] += self._graph.constants[operand].numel()
+        found = {}
+        for module in [each for each in ops if each]:
+            below = frozenset(each for each in ops if each.startswith(f"{module}."))
+            found[module] = Layer(
+                module,
+                tuple(ops[module]),
+                sum(weights[op] for each in (module, *below) for op in ops[each]),
+                tuple(sorted(readers[module])),
+                below,
+            )
+        return found
+
+    def others(self) -> tuple[SimulatedLayers, ...]:
+        """Return nothing: the converter reads int64 biases of 16-bit layers as int32."""
+        return ()
+
+    def _add(self, choices: Sequence[frozenset[str]]) -> None:
+        """Find the roundings of choices of layers in float."""
+        new = [each for each in choices if each not in self._known]
+        quantizers = [litert.left_in_float(self._quantizer, sorted(each)) for each in new]
+        self._known |= zip(new, self._annotated.roundings(quantizers), strict=True)
+
+    def _with(self, modules: Iterable[str]) -> Roundings:
+        self._add([frozenset(modules)])
+        return self._known[frozenset(modules)]
+
+    def sensitivity(self, samples: Sequence[Sample]) -> LayerNoise:
+        """Measure each layer alone."""
+        by_op = self._annotated.layers(self._made)
+        self._add([frozenset([module]) for module in self.layers])
+        toggles = _Toggles(
+            self._made,
+            {module: self._with([module]) for module in self.layers},
+            {module: self._made.of_layer(by_op, module) for module in self.layers},
+        )
+        runner = functools.partial(_SensitivityRunner, toggles=toggles)
+        found: LayerNoise = self._measured(samples, runner)
+        return found
+
+    def errors(self, modules: frozenset[str], samples: Sequence[Sample]) -> StageErrors:
+        """Return the errors of the outputs with some modules in float."""
+        runner = functools.partial(_ErrorsRunner, made=self._with(modules))
+        sums: StageAccumulator = self._measured(samples, runner)
+        return sums.result()
+
+    def _measured(self, samples: Sequence[Sample], make_runner: Any) -> Any:
+        return measured(
+            self._model, self._expected, self._graph, samples, make_runner, self._executor
+        )
+
+    def outputs(
+        self, modules: frozenset[str], samples: Iterable[Sample]
+    ) -> Iterator[Sequence[Array]]:
+        """Return the outputs of each sample with some modules in float."""
+        runner = _GraphRunner(self._model, self._expected, self._graph)
+        return runner.outputs(samples, self._with(modules))
+
+    def is_quantized(self, modules: frozenset[str]) -> bool:
+        """Return whether anything is rounded with some modules in float."""
+        return self._with(modules) != litert.NOTHING
+
+    def quantizer(self, modules: Sequence[str]) -> Any:
+        """Return the quantizer that leaves some modules in float."""
+        return litert.left_in_float(self._quantizer, modules)
+
+    def code(self, modules: Sequence[str]) -> str:
+        """Return the code that makes the quantizer."""
+        calls = [f'.set_module_name("{module}", None)' for module in modules]
+        if self._preset is not None:
+            return litert.pt2e_preset_code(self._preset, calls)
+        return "\n".join(
+            ["quantizer = (", "    quantizer", *(f"    {each}" for each in calls), ")"]
+        )
+
+
+class _GraphRunner:
+    """Runs the quantized graph of a model with some roundings."""
+
+    def __init__(self, model: QuantizedModel, expected: Expected, graph: litert.MixedGraph) -> None:
+        self._model, self._expected, self._graph = model, expected, graph
+
+    def _outputs(self, values: Mapping[str, Any]) -> list[Array]:
+        return self._expected.ordered(flatten_outputs(self._graph.outputs(values)))
+
+    def outputs(self, samples: Iterable[Sample], made: Roundings) -> Iterator[Sequence[Array]]:
+        """Yield the outputs of each sample with some roundings."""
+        for sample in samples:
+            yield self._outputs(self._graph.run(sample.args, sample.kwargs, made))
+
+
+class _SensitivityRunner(_GraphRunner):
+    """Measures each layer alone."""
+
+    def __init__(self, *parts: Any, toggles: _Toggles) -> None:
+        super().__init__(*parts)
+        self._toggles = toggles
+
+    def __call__(self, items: Iterable[tuple[int, Sample]], extra: Any) -> LayerNoise:
+        """Measure samples."""
+        del extra
+        made, in_float, alone = self._toggles
+        sums = LayerNoise.of(in_float, len(self._expected.names))
+        graph = self._graph
+        for _, sample in items:
+            expected = self._expected(sample)
+            values = graph.run(sample.args, sample.kwargs, made)
+            sums.quantized.add(expected, outputs := self._outputs(values))
+            for module, others in in_float.items():
+                changed = graph.changed(values, made, others)
+                got = self._outputs(changed) if "output" in changed else outputs
+                sums.in_float[module].add(expected, got)
+            nothing = litert.NOTHING
+            values = graph.run(sample.args, sample.kwargs, nothing)
+            outputs = self._outputs(values)
+            for module, own in alone.items():
+                changed = graph.changed(values, nothing, own)
+                got = self._outputs(changed) if "output" in changed else outputs
+                sums.alone[module].add(outputs, got)
+        return sums
+
+
+class _ErrorsRunner(_GraphRunner):
+    """Measures the errors with some roundings."""
+
+    def __init__(self, *parts: Any, made: Roundings) -> None:
+        super().__init__(*parts)
+        self._made = made
+
+    def __call__(self, items: Iterable[tuple[int, Sample]], extra: Any) -> StageAccumulator:
+        """Measure samples."""
+        del extra
+        sums = StageAccumulator(output_specs(self._model.edge))
+        for index, sample in items:
+            values = self._graph.run(sample.args, sample.kwargs, self._made)
+            sums.update(self._expected(sample), self._outputs(values), index=index)
+        return sums

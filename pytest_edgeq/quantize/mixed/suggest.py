@@ -1,0 +1,328 @@
+"""Suggest which layers to leave in float, and convert the file that results."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pytest_edgeq import litert
+from pytest_edgeq.compare.comparer import compare
+from pytest_edgeq.compare.parallel import torch_threads
+from pytest_edgeq.compare.quantized import QuantizedModel
+from pytest_edgeq.compare.reference import undisturbed
+from pytest_edgeq.compare.samples import Sample, read_samples
+from pytest_edgeq.numerics.comparison import Comparison
+from pytest_edgeq.numerics.findings import input_findings
+from pytest_edgeq.quantize.mixed.criteria import Criterion
+from pytest_edgeq.quantize.mixed.engine import FLOAT, LayerEngine, LayerNoise
+from pytest_edgeq.quantize.mixed.recipe_files import RecipeLayers
+from pytest_edgeq.quantize.mixed.results import (
+    LayerSensitivity,
+    MixedPrecisionPlan,
+    PlannedLayer,
+    Sensitivity,
+)
+from pytest_edgeq.quantize.mixed.search import FEW, OutOfTimeError, Search
+from pytest_edgeq.quantize.mixed.simulated import SimulatedLayers
+from pytest_edgeq.quantize.mixed.torchao_layers import TorchaoLayers
+from pytest_edgeq.quantize.request import Request, fresh
+from pytest_edgeq.quantize.resolve import describe, run_flow
+from pytest_edgeq.runtimes.process_state import frozen_heap, seeded
+from pytest_edgeq.tflite.ops import QDQ
+
+if TYPE_CHECKING:
+    from pytest_edgeq.compare.executors.engines import SampleExecutor
+
+_CONVERSIONS = 4  # plans that are converted, at most, where files differ from their simulation
+
+
+def sensitivity(
+    quantized: QuantizedModel,
+    inputs: Iterable[Any],
+    *,
+    calibration: Iterable[Any] | None = None,
+    executor: SampleExecutor | None = None,
+) -> Sensitivity:
+    """Measure the model with each layer alone in float, and alone quantized."""
+    samples = read(quantized, inputs)
+    request, quantizer = _made_by(quantized, calibration)
+    with _measuring(quantized, request):
+        engine = _engine(quantized, request, quantizer, executor)
+        return _sensitivity(quantized, engine, samples)[1]
+
+
+def _sensitivity(
+    quantized: QuantizedModel, engine: LayerEngine, samples: Sequence[Sample]
+) -> tuple[LayerNoise, Sensitivity]:
+    with quantized.made_by[0].session.progress.step("sensitivity", quantized.name):
+        noise = engine.sensitivity(samples)
+    return noise, _result(quantized, engine, noise, len(samples))
+
+
+def suggest(
+    quantized: QuantizedModel,
+    samples: Sequence[Sample],
+    goal: Criterion,
+    *,
+    runtime: str | None = None,
+    calibration: Iterable[Any] | None = None,
+    executor: SampleExecutor | None = None,
+    seconds: float = math.inf,
+) -> MixedPrecisionPlan:
+    """Return the layers to leave in float, with the file converted and measured."""
+    start = time.monotonic()
+    request, quantizer = _made_by(quantized, calibration)
+    with _measuring(quantized, request):
+        engine = _engine(quantized, request, quantizer, executor)
+        measure = functools.partial(
+            _compare, samples=samples, runtime=runtime or quantized.runtime, executor=executor
+        )
+        before = measure(quantized)
+        noise, known = _sensitivity(quantized, engine, samples[:FEW])
+        plans = [
+            _Planner(
+                quantized,
+                request,
+                goal,
+                Search(each, goal, samples, noise, quantized.size_bytes, start + seconds),
+                measure,
+            ).plan(known, before, start)
+            for each in (engine, *engine.others())
+        ]
+    met = [plan for plan in plans if plan.is_met]
+    if met:
+        return min(met, key=lambda plan: plan.quantized.size_bytes)
+    return max(plans, key=lambda plan: plan.comparison.total.sqnr_db)
+
+
+class _Planner:
+    """Converts the layers that a search chooses, until the file keeps the goal."""
+
+    def __init__(
+        self,
+        quantized: QuantizedModel,
+        request: Request,
+        goal: Criterion,
+        search: Search,
+        measure: Callable[[QuantizedModel], Comparison],
+    ) -> None:
+        self._quantized, self._request, self._goal = quantized, request, goal
+        self._search, self._measure = search, measure
+        self._made: dict[tuple[str, ...], Comparison] = {}
+
+    def plan(self, known: Sensitivity, before: Comparison, start: float) -> MixedPrecisionPlan:
+        """Search, convert and measure."""
+        search, goal = self._search, self._goal
+        chosen: list[str] = []
+        limits: list[str] = []
+        for _ in range(_CONVERSIONS):
+            try:
+                found = search.choose()
+            except OutOfTimeError:
+                limits.append("the time was over before a choice of layers met the goal")
+                break
+            if found is None:
+                chosen = sorted(search.minimal(search.most()))
+                limits += self._left(chosen)
+                break
+            chosen = found
+            simulated, file = search.measured(chosen), goal.of_file(self._file(chosen))
+            if goal.accepts(file):
+                chosen = self._without_needless(chosen, goal.looser(simulated, file))
+                break
+            stricter = search.criterion.stricter(goal, simulated, file)
+            if stricter is None:
+                break
+            search.criterion = stricter
+        comparison = self._file(chosen)
+        is_met = goal.accepts(goal.of_file(comparison))
+        return MixedPrecisionPlan(
+            name=self._quantized.name,
+            goal=str(goal),
+            is_met=is_met,
+            precision=search.engine.precision,
+            layers=self._planned(chosen),
+            code=search.engine.code(chosen),
+            quantized=comparison.quantized,
+            comparison=comparison,
+            before=before,
+            sensitivity=known,
+            steps=tuple(search.steps),
+            limits=() if is_met else (*limits, *_limits(comparison)),
+            seconds=time.monotonic() - start,
+        )
+
+    def _file(self, chosen: Sequence[str]) -> Comparison:
+        """Convert with a choice of layers, once, and compare on all samples."""
+        key = tuple(chosen)
+        if key not in self._made:
+            made = self._quantized
+            if chosen:
+                quantizer = self._search.engine.quantizer(chosen)
+                entries = tuple(map(fresh, self._request.entries))
+                made = run_flow(
+                    dataclasses.replace(
+                        self._request, entries=entries, quantizer=describe(quantizer)
+                    ),
+                    quantizer,
+                )
+            self._made[key] = self._measure(made)
+        return self._made[key]
+
+    def _without_needless(self, chosen: list[str], possible: Criterion) -> list[str]:
+        """Quantize layers again where the simulation is not sure that the file needs them."""
+        search = self._search
+
+        def meets(modules: Iterable[str]) -> bool:
+            rest = sorted(search.minimal(modules), key=chosen.index)
+            return possible.accepts(search.measured(rest)) and self._goal.accepts(
+                self._goal.of_file(self._file(rest))
+            )
+
+        return search.prune(chosen, meets)
+
+    def _left(self, chosen: Sequence[str]) -> list[str]:
+        """Return the ops that stay quantized with all layers in float, if any."""
+        layers = set(self._search.engine.layers)
+        left = [
+            f"{entry.op} ({entry.module})" if entry.module else entry.op
+            for entry in self._file(chosen).quantized.op_dtypes
+            if entry.scheme not in ("float", "integer")
+            and entry.op not in QDQ
+            and entry.module not in layers
+        ]
+        if not left or self._search.engine.precision != FLOAT:
+            return []
+        return [
+            f"{len(left)} ops stay quantized, which belong to no module that could be left in "
+            f"float: {', '.join(left[:3])}"
+        ]
+
+    def _planned(self, chosen: Sequence[str]) -> tuple[PlannedLayer, ...]:
+        search = self._search
+        try:
+            reached = search.measured(chosen).sqnr_db
+            gains = {
+                module: reached
+                - search.measured([each for each in chosen if each != module]).sqnr_db
+                for module in chosen
+            }
+        except OutOfTimeError:
+            gains = dict.fromkeys(chosen, math.nan)
+        layers = search.engine.layers
+        planned = [PlannedLayer(module, gains[module], layers[module].weights) for module in chosen]
+        return tuple(sorted(planned, key=lambda each: -each.gain_db))
+
+
+def _limits(comparison: Comparison) -> list[str]:
+    """Return what keeps a file from its goal."""
+    found = [each.sentence for each in input_findings(comparison.health)]
+    stages = {
+        stage: errors.sqnr_db for stage, errors in comparison.stages.items() if stage != "total"
+    }
+    if stages:
+        worst = min(stages, key=stages.__getitem__)
+        found.append(f"{worst} loses most ({stages[worst]:.4g} dB SQNR)")
+    return found
+
+
+def _engine(
+    quantized: QuantizedModel, request: Request, quantizer: Any, executor: SampleExecutor | None
+) -> Any:
+    if quantized.flow == "pt2e":
+        return SimulatedLayers(quantized, request, quantizer, executor)
+    if quantized.flow == "recipe":
+        return RecipeLayers(quantized, request, quantizer)
+    if quantized.flow == "torchao":
+        return TorchaoLayers(quantized, quantizer)
+    raise ValueError(
+        f"{quantized.name}: the {quantized.flow} flow quantizes no layer, so none can be left in "
+        "float: quantize the model with a quantizer"
+    )
+
+
+def _made_by(quantized: QuantizedModel, calibration: Iterable[Any] | None) -> tuple[Request, Any]:
+    """Return the call of `quantize` to repeat, or refuse."""
+    if quantized.made_by is None:
+        raise ValueError(
+            f"{quantized.name} was not made by edgeq.quantize, so it is not known how to quantize "
+            "it with other layers: pass what quantize returned"
+        )
+    request, quantizer = quantized.made_by
+    if len(request.entries) > 1:
+        raise ValueError(
+            f"{quantized.name} is one of the signatures "
+            f"{', '.join(entry.key for entry in request.entries)}, whose file has one quantizer: "
+            "quantize that signature by itself"
+        )
+    (entry,) = request.entries
+    if request.train is not None or entry.graph is not None:
+        raise ValueError(
+            f"{quantized.name}: its graph was {'trained' if request.train else 'prepared'} outside "
+            "of quantize, which cannot be repeated with other layers: leave layers out of the "
+            "quantizer that prepared it"
+        )
+    if calibration is not None:
+        entry = dataclasses.replace(entry, calibration=calibration)
+    source = entry.calibration
+    if source is not None and iter(source) is source:
+        raise ValueError(
+            f"{quantized.name}: its calibration samples were a {type(source).__name__}, which is "
+            "used up, and the file of a plan is calibrated anew: pass calibration= again, as a "
+            "list, or to this call"
+        )
+    return dataclasses.replace(request, entries=(fresh(entry),)), quantizer
+
+
+def read(quantized: QuantizedModel, inputs: Iterable[Any]) -> list[Sample]:
+    """Read all samples, and keep copies."""
+    return [each.clone() for each in read_samples(inputs, quantized.spec, "evaluation")]
+
+
+@contextmanager
+def _measuring(quantized: QuantizedModel, request: Request) -> Iterator[None]:
+    assert quantized.float_model is not None, "unreachable because the model was quantized here"
+    session = request.session
+    litert.load_exporter()
+    with ExitStack() as stack:
+        stack.enter_context(undisturbed(quantized.float_model, quantized.name))
+        stack.enter_context(seeded(session.seed))
+        stack.enter_context(torch_threads(session.threads))
+        stack.enter_context(frozen_heap())
+        yield
+
+
+def _compare(
+    quantized: QuantizedModel,
+    *,
+    samples: Sequence[Sample],
+    runtime: str,
+    executor: SampleExecutor | None,
+) -> Comparison:
+    inputs = [(each.args, each.kwargs) for each in samples]
+    return compare(quantized, inputs, runtime=runtime, threads=quantized.threads, engine=executor)
+
+
+def _result(
+    quantized: QuantizedModel, engine: LayerEngine, noise: LayerNoise, n_samples: int
+) -> Sensitivity:
+    base = noise.quantized.sqnr_db
+    rows = [
+        LayerSensitivity(
+            module=module,
+            ops=layer.ops,
+            weights=layer.weights,
+            readers=tuple(map(str, layer.readers)),
+            in_float_db=noise.in_float[module].sqnr_db,
+            quantized_db=noise.alone[module].sqnr_db,
+            gain_db=noise.in_float[module].sqnr_db - base,
+        )
+        for module, layer in engine.layers.items()
+    ]
+    rows.sort(key=lambda row: row.quantized_db)
+    return Sensitivity(name=quantized.name, sqnr_db=base, n_samples=n_samples, rows=tuple(rows))

@@ -1,0 +1,200 @@
+"""Layers to leave in float: the file that results keeps its budget, and needs each of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fixtures import digits
+from fixtures.models import normal, seeded
+from pytest_edgeq import (
+    Budget,
+    Edgeq,
+    MixedPrecisionPlan,
+    QuantizedModel,
+    assert_accuracy_drop,
+    assert_within_budget,
+    litert,
+)
+from tests.quantize.mixed import nets
+
+
+def _from_code(maker: Edgeq, plan: MixedPrecisionPlan, quantizer: Any = None) -> QuantizedModel:
+    """Quantize the digits by a plan's code, as printed."""
+    if plan.code.startswith("["):
+        return nets.quantized_digits(maker, json.loads(plan.code))
+    names: dict[str, Any] = {"quantizer": quantizer, "config": quantizer}
+    exec(plan.code, names)
+    return nets.quantized_digits(
+        maker, names["config"] if "config =" in plan.code else names["quantizer"]
+    )
+
+
+def _own_quantizer() -> Any:
+    return litert.pt2e_preset("pt2e_static_int8_per_tensor").set_module_name("conv2", None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("quantizer", "bound"),
+    [
+        ("pt2e_static_int8", 40.0),
+        ("pt2e_static_int8_per_tensor", 37.5),
+        ("pt2e_dynamic_int8", 45.0),
+        (_own_quantizer, 37.5),
+        ("recipe_static_wi8_ai8", 35.0),
+        ("recipe_dynamic_wi8_afp32", 45.0),
+        ("recipe_weight_only_wi4_afp32", 30.0),
+    ],
+    ids=lambda each: getattr(each, "__name__", str(each)),
+)
+def test_the_file_of_the_code_keeps_the_budget(maker: Edgeq, quantizer: Any, bound: float) -> None:
+    """As printed; and with any one layer quantized after all it does not."""
+    quantizer = quantizer() if callable(quantizer) else quantizer
+    samples, budget = nets.held_out(), Budget(sqnr_db=bound, top1_agreement=0.95)
+    quantized = nets.quantized_digits(maker, quantizer)
+    with pytest.raises(AssertionError):
+        assert_within_budget(maker.compare(quantized, samples), budget)
+    plan = maker.suggest_mixed_precision(quantized, samples, budget)
+
+    assert plan.is_met, str(plan)
+    assert plan.layers
+    again = _from_code(maker, plan, quantizer)
+    assert again.tflite == plan.quantized.tflite
+    assert_within_budget(maker.compare(again, samples), budget)
+    for layer in plan.layers:
+        others = [each.module for each in plan.layers if each != layer]
+        rest = _without(maker, quantized, quantizer, others)
+        with pytest.raises(AssertionError):
+            assert_within_budget(maker.compare(rest, samples), budget)
+
+
+def _without(maker: Edgeq, quantized: QuantizedModel, quantizer: Any, modules: list[str]) -> Any:
+    from pytest_edgeq.quantize.mixed import suggest
+
+    request, quantizer = suggest._made_by(quantized, None)
+    engine = suggest._engine(quantized, request, quantizer, None)
+    return nets.quantized_digits(maker, engine.quantizer(modules))
+
+
+def test_a_plan_of_the_default_preset(maker: Edgeq) -> None:
+    """What a user reads: layers, file and code."""
+    quantized = nets.quantized_digits(maker)
+    budget = Budget(sqnr_db=40, top1_agreement=0.95)
+    plan = maker.suggest_mixed_precision(quantized, nets.held_out(), budget)
+
+    assert plan.is_met
+    assert_within_budget(maker.compare(plan.quantized, nets.held_out()), budget)
+    assert [layer.module for layer in plan.layers] == ["fc", "conv1"]
+    assert plan.ops_in_float == 3
+    assert str(plan).endswith(
+        """
+from litert_torch.quantize.pt2e_quantizer import PT2EQuantizer, get_symmetric_quantization_config
+
+quantizer = (
+    PT2EQuantizer()
+    .set_global(get_symmetric_quantization_config(is_per_channel=True))
+    .set_module_name("conv1", None)
+    .set_module_name("fc", None)
+)"""
+    )
+
+
+def test_a_budget_that_is_kept_needs_no_layer(maker: Edgeq) -> None:
+    """The plan is the file as it is."""
+    quantized = nets.quantized_digits(maker)
+    plan = maker.suggest_mixed_precision(quantized, nets.held_out(), Budget(sqnr_db=20))
+
+    assert plan.is_met
+    assert plan.layers == ()
+    assert plan.quantized is quantized
+
+
+def test_a_budget_out_of_reach_says_what_limits_it(maker: Edgeq) -> None:
+    """The sum is at the model's root, which no name reaches."""
+    quantized = nets.quantized_digits(maker)
+    plan = maker.suggest_mixed_precision(quantized, nets.held_out(), Budget(sqnr_db=60))
+
+    assert not plan.is_met
+    assert {layer.module for layer in plan.layers} == {"conv1", "conv2", "fc"}
+    assert "does not meet Budget(sqnr_db=60)" in str(plan)
+    assert any(each.startswith("quantization loses most") for each in plan.limits)
+    assert any("belong to no module" in each and "ADD" in each for each in plan.limits)
+
+
+def test_the_time_is_bounded(maker: Edgeq) -> None:
+    """Without any left the plan is the file as it is, and says so."""
+    quantized = nets.quantized_digits(maker)
+    plan = maker.suggest_mixed_precision(quantized, nets.held_out(), Budget(sqnr_db=40), seconds=0)
+
+    assert not plan.is_met
+    assert plan.limits[0] == "the time was over before a choice of layers met the goal"
+
+
+def test_a_score_is_a_goal(maker: Edgeq) -> None:
+    """Layers that prove a drop of at most so much; the assertion agrees."""
+    held = digits.held_out()
+    pairs = list(zip(held.samples(), held.labels, strict=True))
+    quantized = nets.quantized_digits(maker, "recipe_weight_only_wi4_afp32")
+
+    def margin(outputs: Any, label: Any) -> float:
+        logits = torch.as_tensor(outputs).flatten()
+        return float(logits[int(label)] - logits.mean())
+
+    limit = 0.03
+    with pytest.raises(AssertionError):
+        assert_accuracy_drop(quantized, pairs, margin, limit)
+    plan = maker.suggest_mixed_precision(quantized, pairs, metric=margin, max_drop=limit)
+
+    assert plan.is_met, str(plan)
+    assert [layer.module for layer in plan.layers] == ["fc"]
+    assert plan.goal == "a drop of at most 0.03 in margin"
+    assert_accuracy_drop(plan.quantized, pairs, margin, limit)
+
+
+def test_a_goal_is_needed(maker: Edgeq) -> None:
+    """One of budget and metric."""
+    quantized = nets.quantized_digits(maker)
+    with pytest.raises(ValueError, match="needs a goal: budget="):
+        maker.suggest_mixed_precision(quantized, nets.held_out())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("is_named", [False, True], ids=["one config", "by name"])
+def test_torchao_leaves_layers_out(maker: Edgeq, is_named: bool) -> None:
+    """The config of the code names what is quantized, or what is not."""
+    from torchao.quantization import FqnToConfig, IntxWeightOnlyConfig
+
+    model = seeded(lambda: nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64)))
+    samples = [normal(1, 16, seed=i) for i in range(16)]
+    config: Any = IntxWeightOnlyConfig(weight_dtype=torch.int4)  # type: ignore[attr-defined] # torch's own gap
+    config = FqnToConfig({"0": config, "re:2": config}) if is_named else config
+    quantized = maker.quantize(model, (samples[0],), quantizer=config)
+    found = maker.sensitivity(quantized, samples)
+    budget = Budget(sqnr_db=found.sqnr_db + 1)
+    plan = maker.suggest_mixed_precision(quantized, samples, budget)
+    names = {"config": config}
+    exec(plan.code, names)
+    again = maker.quantize(model, (samples[0],), quantizer=names["config"])
+
+    assert plan.is_met, str(plan)
+    assert len(plan.layers) == 1
+    assert again.tflite == plan.quantized.tflite
+
+
+def test_a_budget_that_only_float_keeps(maker: Edgeq) -> None:
+    """One layer stays quantized, since a file without any would be no plan."""
+    model = seeded(lambda: nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)))
+    samples = [normal(1, 16, seed=i) for i in range(8)]
+    quantized = maker.quantize(model, (samples[0],), quantizer="recipe_dynamic_wi8_afp32")
+    plan = maker.suggest_mixed_precision(quantized, samples, Budget(sqnr_db=160))
+
+    assert not plan.is_met
+    assert len(plan.layers) == 1
+    assert plan.comparison.total.sqnr_db > plan.before.total.sqnr_db

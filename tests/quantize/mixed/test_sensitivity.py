@@ -1,0 +1,122 @@
+"""What each layer costs, compared with files that were really converted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scipy.stats import spearmanr
+
+from pytest_edgeq import Edgeq, litert
+from pytest_edgeq.quantize.mixed.results import Sensitivity
+from tests.quantize.mixed import nets
+
+
+def _truth(maker: Edgeq, quantizer: Any, make: Any, samples: Any, layers: list[str]) -> list[float]:
+    """Return the gain of each layer, converted in float one by one."""
+    before = maker.compare(make(maker, quantizer), samples).total.sqnr_db
+    found = []
+    for layer in layers:
+        if isinstance(quantizer, str) and quantizer.startswith("pt2e"):
+            other: Any = litert.pt2e_preset(quantizer).set_module_name(layer, None)
+        else:
+            regex = "^serving_default" if layer == "fc" else f"Conv2d_{layer};"
+            rule = {"regex": regex, "operation": "*", "algorithm_key": "no_quantize"}
+            other = [*litert.load_recipe(quantizer), rule]
+        found.append(maker.compare(make(maker, other), samples).total.sqnr_db - before)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("make", "samples"),
+    [
+        pytest.param(nets.quantized_chain, nets.images(16, seed=2), marks=pytest.mark.slow),
+        (nets.quantized_digits, nets.held_out()),
+    ],
+    ids=["chain", "digits"],
+)
+def test_gains_are_those_of_converted_files(maker: Edgeq, make: Any, samples: Any) -> None:
+    """Rank correlation over the layers of two nets; the quantized graph has all of the loss."""
+    found = maker.sensitivity(make(maker), samples)
+    layers = [row.module for row in found.rows]
+    truth = _truth(maker, nets.PT2E, make, samples, layers)
+
+    correlation = spearmanr(truth, [row.gain_db for row in found.rows]).statistic
+    assert correlation >= 0.9, list(zip(layers, truth, found.rows, strict=True))
+    assert max(abs(row.gain_db - gain) for row, gain in zip(found.rows, truth, strict=True)) < 0.5
+
+
+def test_a_recipe_is_measured_by_its_files(maker: Edgeq) -> None:
+    """The gain of a layer is exactly that of the file that has it in float."""
+    samples = nets.held_out()
+    found = maker.sensitivity(nets.quantized_digits(maker, "recipe_static_wi8_ai8"), samples)
+    gains = {row.module: row.gain_db for row in found.rows}
+    truth = _truth(
+        maker, "recipe_static_wi8_ai8", nets.quantized_digits, samples, ["fc", "conv1", "conv2"]
+    )
+
+    assert [gains[each] for each in ("fc", "conv1", "conv2")] == pytest.approx(truth, abs=1e-6)
+
+
+@pytest.mark.sweep(1, slow=20)
+@pytest.mark.parametrize("seed", range(20))
+def test_a_bad_layer_comes_first(maker: Edgeq, seed: int) -> None:
+    """One channel of 30 times the others takes the range of a layer's results."""
+    layer = "abcde"[seed % 5]
+    sound = maker.sensitivity(nets.quantized_chain(maker, seed=seed), nets.images(8, seed=2))
+    model = nets.with_wide_channel(nets.chain(seed), layer, seed)
+    found = maker.sensitivity(nets.quantized_chain(maker, model=model), nets.images(8, seed=2))
+
+    assert found.rows[0].module == layer, str(found)
+    costs = {row.module: row.quantized_db for row in sound.rows}
+    assert found.rows[0].quantized_db < costs[layer] - 6
+
+
+def test_workers_measure_the_same(maker: Edgeq) -> None:
+    """By two processes, within 1e-12."""
+    quantized, samples = nets.quantized_chain(maker), nets.images(8, seed=2)
+    here = maker.sensitivity(quantized, samples)
+    other = Edgeq(executor="processes:2")
+    try:
+        there = other.sensitivity(quantized, samples, executor=None)
+    finally:
+        other.close()
+
+    assert [row.module for row in there.rows] == [row.module for row in here.rows]
+    for one, two in zip(here.rows, there.rows, strict=True):
+        assert two.quantized_db == pytest.approx(one.quantized_db, rel=1e-12)
+        assert two.in_float_db == pytest.approx(one.in_float_db, rel=1e-12)
+
+
+def test_its_text_is_a_table(maker: Edgeq) -> None:
+    """A row a layer, and plain data."""
+    found = maker.sensitivity(nets.quantized_digits(maker), nets.held_out())
+    assert isinstance(found, Sensitivity)
+    lines = str(found).splitlines()
+
+    assert lines[0] == f"DigitsNet: {found.sqnr_db:.4g} dB SQNR over 64 samples"
+    assert lines[2].split() == (
+        ["layer", "alone", "quantized", "alone", "in", "float", "gain", "weights", "read", "by"]
+    )
+    assert [line.split()[0] for line in lines[3:]] == [row.module for row in found.rows]
+    assert found.to_dict()["rows"][0]["module"] == found.rows[0].module
+
+
+def test_refused(maker: Edgeq) -> None:
+    """What cannot be quantized again with other layers."""
+    sample = nets.images(1)[0]
+    quantized = nets.quantized_chain(maker)
+    loaded = maker.load(quantized.path, reference=quantized.float_model)
+    with pytest.raises(ValueError, match=r"was not made by edgeq\.quantize"):
+        maker.sensitivity(loaded, [sample])
+    floats = maker.quantize(nets.chain(), (sample,), quantizer=None)
+    with pytest.raises(ValueError, match="the float flow quantizes no layer"):
+        maker.sensitivity(floats, [sample])
+    drawn = maker.quantize(nets.chain(), (sample,), calibration=iter(nets.images(8)))
+    with pytest.raises(ValueError, match="calibration samples were a list_iterator"):
+        maker.sensitivity(drawn, [sample])
+    assert maker.sensitivity(drawn, [sample], calibration=nets.images(8)).rows
+    both = {"one": (sample,), "two": (sample,)}
+    several = maker.quantize(nets.chain(), both, calibration=dict.fromkeys(both, nets.images(8)))
+    with pytest.raises(ValueError, match="is one of the signatures one, two"):
+        maker.sensitivity(several.signature("one"), [sample])
