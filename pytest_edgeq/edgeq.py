@@ -582,9 +582,9 @@ class Edgeq:
         """
         Measure what each layer costs: the model with it alone in float, and alone quantized.
 
-        Of PT2E and torchao no file is made: the quantized graph is run with the roundings of a
-        layer off, and the float graph with them on. Of a recipe the float file is quantized again
-        for each layer.
+        Of PT2E and torchao no file is made: the float graph is run with the roundings that the
+        quantizer annotates for a choice of layers, or layers of the module are exchanged. Of a
+        recipe the float file is quantized again for each layer.
 
         Args:
             quantized: From `quantize`, of one signature and without `train`.

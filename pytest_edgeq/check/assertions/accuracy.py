@@ -127,7 +127,7 @@ def assert_accuracy_drop(
 
 
 class DropCriterion:
-    """What `assert_accuracy_drop` asks of a file, for the search of layers to leave in float."""
+    """The condition of `assert_accuracy_drop`, for the search of layers to leave in float."""
 
     least_sqnr_db = None
 

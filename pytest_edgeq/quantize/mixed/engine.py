@@ -1,4 +1,4 @@
-"""What the search for layers to leave in float needs of a flow."""
+"""The interface of the search for layers to leave in float, and the sums that it measures."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.compare.measurement import output_specs
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import call_reference, in_file_order
 from pytest_edgeq.compare.samples import Sample
+from pytest_edgeq.numerics.error_sums import StageAccumulator
 from pytest_edgeq.numerics.results import StageErrors
 
 FLOAT: Final = "float"
@@ -66,6 +68,13 @@ class Expected:
             assert reference is not None, "unreachable because the flow has a torch module"
             self._known[id(sample)] = sample, self.ordered(call_reference(reference, sample))
         return self._known[id(sample)][1]
+
+    def errors(self, samples: Iterable[Sample], outputs: Iterable[Sequence[Array]]) -> StageErrors:
+        """Return the errors of a model's outputs for samples."""
+        sums = StageAccumulator(output_specs(self._model.edge))
+        for sample, got in zip(samples, outputs, strict=True):
+            sums.update(self(sample), got)
+        return sums.result()
 
     def ordered(self, outputs: Sequence[tuple[str | None, Array]]) -> list[Array]:
         """Return named outputs in the file's order."""

@@ -8,11 +8,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq import litert
-from pytest_edgeq.compare.measurement import output_specs
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import call_reference
 from pytest_edgeq.compare.samples import Sample
-from pytest_edgeq.numerics.error_sums import StageAccumulator
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.quantize.mixed.engine import FLOAT, Array, Expected, Layer, LayerNoise, Noise
 
@@ -80,10 +78,7 @@ class TorchaoLayers:
 
     def errors(self, modules: frozenset[str], samples: Sequence[Sample]) -> StageErrors:
         """Return the errors of the outputs with some modules in float."""
-        sums = StageAccumulator(output_specs(self._model.edge))
-        for sample, outputs in zip(samples, self.outputs(modules, samples), strict=True):
-            sums.update(self._expected(sample), outputs)
-        return sums.result()
+        return self._expected.errors(samples, self.outputs(modules, samples))
 
     def outputs(
         self, modules: frozenset[str], samples: Iterable[Sample]
