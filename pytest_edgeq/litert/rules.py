@@ -211,6 +211,11 @@ def match_rules(rules: Sequence[Rule], ops: Sequence[ScopedOp]) -> list[int | No
     return winners
 
 
+def is_supported(rule: Mapping[str, Any], op: str) -> bool:
+    """Return whether the library supports a valid rule's config for an op of TFLite."""
+    return _library_name(op) in _operations(json.dumps(rule))
+
+
 def _unsupported(rule: Rule, what: str) -> ValueError:
     """Return the error for a rule whose config the library does not support."""
     supported = ", ".join(_operations(rule.json)) or "no operation"

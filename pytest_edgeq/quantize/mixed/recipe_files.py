@@ -44,13 +44,18 @@ class RecipeLayers:
         self.layers = self._layers()
 
     def others(self) -> tuple[RecipeLayers, ...]:
-        """Return the same layers for int16 activations, if the recipe has int8 ones."""
+        """Return the layers that int16 activations are supported for, if the recipe has int8."""
         configs = (rule.get("op_config", {}) for rule in self._recipe)
         activations = [config.get("activation_tensor_config", {}) for config in configs]
         if not any(each.get("num_bits") == 8 for each in activations):
             return ()
         other = copy.copy(self)
         other.precision = INT16X8
+        other.layers = {
+            name: layer
+            for name, layer in self.layers.items()
+            if any(litert.is_supported(other._rules([name])[0], op) for op in layer.ops)
+        }
         return (other,)
 
     def _layers(self) -> dict[str, Layer]:

@@ -112,7 +112,8 @@ class PlannedLayer:
 
     Attributes:
         module: Its path.
-        gain_db: SQNR that is lost where this layer is quantized after all, in dB.
+        gain_db: SQNR that is lost if this layer is quantized after all, in dB: measured on the
+            file without it if the search has converted that, or else in the simulation.
         weights: How many weights it has.
     """
 
@@ -154,7 +155,8 @@ class MixedPrecisionPlan:
         before: Those of the model as it was quantized.
         sensitivity: What each layer costs.
         steps: The choices that the search measured.
-        limits: If the budget is not met, what limits the file.
+        limits: Layers that cannot be left in float, and why; whether the time was over; and what
+            limits the file if the goal is not met.
         seconds: How long it took.
     """
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_edgeq.compare.samples import Sample
-from pytest_edgeq.quantize.mixed.criteria import Criterion
+from pytest_edgeq.quantize.mixed.criteria import Criterion, standard_error_db
 from pytest_edgeq.quantize.mixed.engine import FLOAT, LayerEngine, LayerNoise
 from pytest_edgeq.quantize.mixed.results import SearchStep
 
@@ -37,6 +37,8 @@ class Search:
     noise: LayerNoise
     size_bytes: int  # of the quantized file
     deadline: float = math.inf
+    refused: set[str] = field(default_factory=set)  # layers that cannot be left in float
+    is_pruned: bool = True  # whether the time sufficed to try each layer
     steps: list[SearchStep] = field(default_factory=list)
     _known: dict[tuple[frozenset[str], int], Any] = field(default_factory=dict)
 
@@ -45,8 +47,7 @@ class Search:
         modules = self.minimal(chosen)
         count = min(count or len(self.samples), len(self.samples))
         if (modules, count) not in self._known:
-            if time.monotonic() > self.deadline:
-                raise OutOfTimeError
+            self.check_time()
             found = self.criterion.simulated(self.engine, modules, self.samples[:count])
             self._known[modules, count] = found
             if count == len(self.samples):
@@ -54,10 +55,19 @@ class Search:
                 self.steps.append(SearchStep(len(modules), size, found.sqnr_db))
         return self._known[modules, count]
 
+    def check_time(self) -> None:
+        """Raise `OutOfTimeError` if the time is over."""
+        if time.monotonic() > self.deadline:
+            raise OutOfTimeError
+
     def minimal(self, chosen: Iterable[str]) -> frozenset[str]:
         """Return layers without those that lie in a chosen block."""
         modules = frozenset(chosen)
         return modules.difference(*(self.engine.layers[each].includes for each in modules))
+
+    def ordered(self, chosen: Iterable[str]) -> list[str]:
+        """Return layers without those that lie in a chosen block, in execution order."""
+        return sorted(self.minimal(chosen), key=list(self.engine.layers).index)
 
     def meets(self, chosen: Iterable[str]) -> bool:
         """
@@ -73,12 +83,18 @@ class Search:
                 return False
         return self.criterion.accepts(self.measured(modules))
 
-    def choose(self) -> list[str] | None:
-        """Return layers that meet the criterion, each of which is needed; None if none do."""
-        ranked = self.most()
-        if not self.meets(ranked):
+    def choose(self, first: Sequence[str] = ()) -> list[str] | None:
+        """
+        Return layers that meet the criterion, each of which is needed; None if none do.
+
+        Args:
+            first: Layers to try before all others: those that nearly meet it.
+        """
+        most = self.most()
+        if not self.meets(most):
             return None
-        low, high = 0, len(ranked)  # `high` layers are enough
+        ranked = [*first, *(each for each in most if each not in first)]
+        low, high = len(first), len(ranked)  # `high` layers are enough
         with contextlib.suppress(OutOfTimeError):
             while low < high:
                 middle = (low + high) // 2
@@ -89,21 +105,30 @@ class Search:
         return self.prune(ranked[:high], self.meets)
 
     def prune(self, chosen: Sequence[str], meets: Callable[[Iterable[str]], bool]) -> list[str]:
-        """Quantize layers again, the largest first, unless the criterion needs them in float."""
+        """
+        Quantize layers again, the last first, until the criterion needs each that is left.
+
+        Errors of layers cancel each other, so a layer that was needed may not be any more when
+        others are quantized: each is tried again after every change.
+        """
         kept = list(chosen)
-        # What is left when the time is over meets the criterion, with layers that it may not need.
-        with contextlib.suppress(OutOfTimeError):
-            for module in sorted(chosen, key=lambda each: (-self._cost(each), each)):
-                rest = [each for each in kept if each != module]
+        needed = 0  # of the layers that were tried last, since the last change
+        try:
+            while needed < len(kept):
+                *rest, module = kept
                 if self.minimal(rest) == self.minimal(kept) or meets(rest):
-                    kept = rest
-        return sorted(self.minimal(kept), key=list(self.engine.layers).index)
+                    kept, needed = rest, 0
+                else:
+                    kept, needed = [module, *rest], needed + 1
+        except OutOfTimeError:
+            self.is_pruned = False  # what is left meets the criterion
+        return self.ordered(kept)
 
     def most(self) -> list[str]:
         """Return all layers, or all but those whose loss is least, so that some are quantized."""
         ranked = self._ranked()
         while ranked and not self.engine.is_quantized(self.minimal(ranked)):
-            ranked.pop()
+            ranked.remove(min(ranked, key=lambda each: self.noise.alone[each].share))
         return ranked
 
     def _ranked(self) -> list[str]:
@@ -116,7 +141,8 @@ class Search:
             for reader in layer.readers:
                 if reader.module in shared:
                     shared[reader.module] += own[module]
-        return sorted(layers, key=lambda each: (-shared[each] / self._cost(each), each))
+        possible = [each for each in layers if each not in self.refused]
+        return sorted(possible, key=lambda each: (-shared[each] / self._cost(each), each))
 
     def _cost(self, module: str) -> int:
         """Return the bytes by which a layer in the other precision makes the file larger."""
@@ -128,8 +154,7 @@ def _spread_db(errors: Any) -> float:
     """Return three standard errors of the SQNR of the worst output, in dB."""
     worst = min(errors.outputs.values(), key=lambda each: each.sqnr_db)
     noises = [each.noise for each in worst.samples if math.isfinite(each.noise)]
-    count, mean = len(noises), math.fsum(noises) / max(len(noises), 1)
-    if count < 2 or not mean:
+    mean = math.fsum(noises) / max(len(noises), 1)
+    if len(noises) < 2 or not mean:
         return math.inf
-    variance = math.fsum((each - mean) ** 2 for each in noises) / (count - 1) / count
-    return 3 * 10 / math.log(10) * math.sqrt(variance) / mean
+    return 3 * standard_error_db(noises, mean)

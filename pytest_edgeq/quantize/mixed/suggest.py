@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -113,34 +114,44 @@ class _Planner:
     ) -> None:
         self._quantized, self._request, self._goal = quantized, request, goal
         self._search, self._measure = search, measure
-        self._made: dict[tuple[str, ...], Comparison] = {}
+        self._made: dict[tuple[str, ...], Comparison | RuntimeError] = {}
+        self._gained: dict[str, float] = {}
+        self._refused: dict[str, list[str]] = {}  # layers by why they cannot be left in float
 
     def plan(self, known: Sensitivity, before: Comparison, start: float) -> MixedPrecisionPlan:
         """Search, convert and measure."""
         search, goal = self._search, self._goal
+        self._made[()] = before
         chosen: list[str] = []
         limits: list[str] = []
         for _ in range(_CONVERSIONS):
             try:
-                found = search.choose()
+                found = self._convertible(chosen)
+                if found is None:
+                    limits += self._left(self._most())
+                    break
             except OutOfTimeError:
                 limits.append("the time was over before a choice of layers met the goal")
-                break
-            if found is None:
-                chosen = sorted(search.minimal(search.most()))
-                limits += self._left(chosen)
                 break
             chosen = found
             simulated, file = search.measured(chosen), goal.of_file(self._file(chosen))
             if goal.accepts(file):
                 chosen = self._without_needless(chosen, goal.looser(simulated, file))
                 break
-            stricter = search.criterion.stricter(goal, simulated, file)
+            stricter = search.criterion.stricter(goal, file)
             if stricter is None:
                 break
             search.criterion = stricter
+        refused = (
+            f"{', '.join(layers)} cannot be left in float: {text}"
+            for text, layers in self._refused.items()
+        )
         comparison = self._file(chosen)
         is_met = goal.accepts(goal.of_file(comparison))
+        if not is_met:
+            chosen, comparison = self._best()
+        elif not search.is_pruned:
+            limits.append("the time was over before each layer was quantized again in a file")
         return MixedPrecisionPlan(
             name=self._quantized.name,
             goal=str(goal),
@@ -153,38 +164,108 @@ class _Planner:
             before=before,
             sensitivity=known,
             steps=tuple(search.steps),
-            limits=() if is_met else (*limits, *_limits(comparison)),
+            limits=(*refused, *limits, *(() if is_met else _limits(comparison))),
             seconds=time.monotonic() - start,
         )
+
+    def _best(self) -> tuple[list[str], Comparison]:
+        """Return the file that is nearest to torch, and its layers."""
+        files = [(key, made) for key, made in self._made.items() if isinstance(made, Comparison)]
+        key, comparison = max(files, key=lambda each: each[1].total.sqnr_db)
+        return list(key), comparison
+
+    def _convertible(self, first: Sequence[str]) -> list[str] | None:
+        """Choose layers whose file can be converted and run; None if none meet the goal."""
+        while (found := self._search.choose(first)) is not None:
+            if self._refusal(found) is None:
+                break
+            self._refuse_one_of(found)
+            first = [each for each in first if each not in self._search.refused]
+        return found
+
+    def _most(self) -> list[str]:
+        """Return all layers that can be left in float together, in execution order."""
+        search = self._search
+        while self._refusal(most := search.ordered(search.most())) is not None:
+            self._refuse_one_of(most)
+        return most
+
+    def _refuse_one_of(self, chosen: Sequence[str]) -> None:
+        """Leave a layer quantized: the last of the first ones that cannot be in float together."""
+        converted, refused = 0, len(chosen)  # how many of the first
+        while refused - converted > 1:
+            self._search.check_time()
+            middle = (converted + refused) // 2
+            if self._refusal(chosen[:middle]) is None:
+                converted = middle
+            else:
+                refused = middle
+        layer = chosen[refused - 1]
+        self._search.refused.add(layer)
+        text = str(self._refusal(chosen[:refused])).splitlines()[0]
+        self._refused.setdefault(text, []).append(layer)
+
+    def _refusal(self, chosen: Sequence[str]) -> RuntimeError | None:
+        """Return why there is no file with a choice of layers in float, or None if there is."""
+        try:
+            self._file(chosen)
+        except RuntimeError as refused:  # of the converter, the quantizer or a runtime
+            return refused
+        return None
 
     def _file(self, chosen: Sequence[str]) -> Comparison:
         """Convert with a choice of layers, once, and compare on all samples."""
         key = tuple(chosen)
         if key not in self._made:
-            made = self._quantized
-            if chosen:
-                quantizer = self._search.engine.quantizer(chosen)
-                entries = tuple(map(fresh, self._request.entries))
-                made = run_flow(
-                    dataclasses.replace(
-                        self._request, entries=entries, quantizer=describe(quantizer)
-                    ),
-                    quantizer,
-                )
-            self._made[key] = self._measure(made)
-        return self._made[key]
+            try:
+                self._made[key] = self._measure(self._converted(chosen))
+            except RuntimeError as refused:
+                self._made[key] = refused
+        made = self._made[key]
+        if isinstance(made, RuntimeError):
+            raise made
+        return made
+
+    def _converted(self, chosen: Sequence[str]) -> QuantizedModel:
+        quantizer = self._search.engine.quantizer(chosen)
+        entries = tuple(map(fresh, self._request.entries))
+        request = dataclasses.replace(self._request, entries=entries, quantizer=describe(quantizer))
+        return run_flow(request, quantizer)
 
     def _without_needless(self, chosen: list[str], possible: Criterion) -> list[str]:
         """Quantize layers again where the simulation is not sure that the file needs them."""
         search = self._search
 
         def meets(modules: Iterable[str]) -> bool:
-            rest = sorted(search.minimal(modules), key=chosen.index)
-            return possible.accepts(search.measured(rest)) and self._goal.accepts(
-                self._goal.of_file(self._file(rest))
+            rest = search.ordered(modules)
+            search.check_time()
+            return (
+                possible.accepts(search.measured(rest))
+                and self._refusal(rest) is None
+                and self._goal.accepts(self._goal.of_file(self._file(rest)))
             )
 
-        return search.prune(chosen, meets)
+        gains = self._gains(chosen)
+        return search.prune(sorted(chosen, key=lambda each: -gains[each]), meets)
+
+    def _gains(self, chosen: Sequence[str]) -> dict[str, float]:
+        """
+        Return the SQNR that each layer gains, in dB, measured on files where they are known.
+
+        When the time is over, figures measured with more layers in float stand for others; NaN if
+        there are none.
+        """
+        measured, file = self._search.measured, self._file(chosen).total.sqnr_db
+        for module in chosen:
+            rest = [each for each in chosen if each != module]
+            made = self._made.get(tuple(rest))
+            with contextlib.suppress(OutOfTimeError):
+                self._gained[module] = (
+                    file - made.total.sqnr_db
+                    if isinstance(made, Comparison)
+                    else measured(chosen).sqnr_db - measured(rest).sqnr_db
+                )
+        return {module: self._gained.get(module, math.nan) for module in chosen}
 
     def _left(self, chosen: Sequence[str]) -> list[str]:
         """Return the ops that stay quantized with all layers in float, if any."""
@@ -204,17 +285,7 @@ class _Planner:
         ]
 
     def _planned(self, chosen: Sequence[str]) -> tuple[PlannedLayer, ...]:
-        search = self._search
-        try:
-            reached = search.measured(chosen).sqnr_db
-            gains = {
-                module: reached
-                - search.measured([each for each in chosen if each != module]).sqnr_db
-                for module in chosen
-            }
-        except OutOfTimeError:
-            gains = dict.fromkeys(chosen, math.nan)
-        layers = search.engine.layers
+        gains, layers = self._gains(chosen), self._search.engine.layers
         planned = [PlannedLayer(module, gains[module], layers[module].weights) for module in chosen]
         return tuple(sorted(planned, key=lambda each: -each.gain_db))
 

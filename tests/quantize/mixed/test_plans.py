@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fixtures import digits
-from fixtures.models import normal, seeded
+from fixtures.models import net, normal, seeded
 from pytest_edgeq import (
     Budget,
     Edgeq,
@@ -137,6 +137,26 @@ def test_the_time_is_bounded(maker: Edgeq) -> None:
     assert plan.limits[0] == "the time was over before a choice of layers met the goal"
 
 
+def test_layers_that_no_file_was_made_without_are_told(
+    maker: Edgeq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time is over when the first file meets the goal: it may have layers that it needs not."""
+    from pytest_edgeq.quantize.mixed.suggest import _Planner
+
+    without_needless = _Planner._without_needless
+
+    def late(self: _Planner, *arguments: Any) -> list[str]:
+        self._search.deadline = 0
+        return without_needless(self, *arguments)
+
+    monkeypatch.setattr(_Planner, "_without_needless", late)
+    quantized = nets.quantized_digits(maker)
+    plan = maker.suggest_mixed_precision(quantized, nets.held_out(), Budget(sqnr_db=40))
+
+    assert plan.is_met
+    assert plan.limits == ("the time was over before each layer was quantized again in a file",)
+
+
 def test_a_score_is_a_goal(maker: Edgeq) -> None:
     """Layers that prove a drop of at most so much; the assertion agrees."""
     held = digits.held_out()
@@ -198,4 +218,68 @@ def test_a_budget_that_only_float_keeps(maker: Edgeq) -> None:
 
     assert not plan.is_met
     assert len(plan.layers) == 1
+    assert plan.comparison.total.sqnr_db > plan.before.total.sqnr_db
+
+
+class _Block(nn.Module):
+    """A residual block, which litert-torch 0.10.0 cannot convert alone in float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pw, self.act = nn.Conv2d(8, 24, 1), nn.Hardswish()
+        self.dw, self.act2 = nn.Conv2d(24, 24, 3, padding=1, groups=24), nn.Hardswish()
+        self.pwl = nn.Conv2d(24, 8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = self.act2(self.dw(self.act(self.pw(x))))
+        narrow: Tensor = self.pwl(wide)
+        return narrow + x
+
+
+def _residual() -> nn.Module:
+    """Build a net whose block has a wide channel, which its sum passes on."""
+
+    def forward(self: Any, x: Tensor) -> Any:
+        return self.tail(self.head(self.block(self.stem(x)))).mean((2, 3))
+
+    def build() -> nn.Module:
+        stem, block = nn.Conv2d(3, 8, 3, padding=1), _Block()
+        head, tail = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 4, 1)
+        for parameter in block.pwl.parameters():
+            parameter.data[0] *= 30
+        head.weight.data[:, 0] /= 30
+        return net(forward, "Residual", stem=stem, block=block, head=head, tail=tail)
+
+    return seeded(build, 3)
+
+
+_IMAGES = [normal(1, 3, 6, 6, seed=i) for i in range(12)]
+_CALIBRATION, _EVALUATION = _IMAGES[:4], _IMAGES[4:]
+
+
+def test_a_layer_that_cannot_be_converted_in_float_stays_quantized(maker: Edgeq) -> None:
+    """The search goes on without it, and the plan says why."""
+    quantized = maker.quantize(
+        _residual(), (_IMAGES[0],), quantizer=nets.PT2E, calibration=_CALIBRATION
+    )
+    bound = maker.compare(quantized, _EVALUATION).total.sqnr_db + 3
+    plan = maker.suggest_mixed_precision(quantized, _EVALUATION, Budget(sqnr_db=bound))
+
+    assert plan.is_met
+    assert "block" not in {layer.module for layer in plan.layers}
+    (limit,) = plan.limits
+    assert limit.startswith(
+        "block cannot be left in float: the converter refuses Residual: litert-torch confuses NCHW"
+    )
+    assert f"\nlimit: {limit}\n" in str(plan)
+
+
+def test_an_op_without_int16_kernels_is_not_tried_with_them(maker: Edgeq) -> None:
+    """HARD_SWISH has 8-bit kernels only, and a rule for 16 bits is an error."""
+    quantized = maker.quantize(
+        _residual(), (_IMAGES[0],), quantizer="recipe_static_wi8_ai8", calibration=_CALIBRATION
+    )
+    plan = maker.suggest_mixed_precision(quantized, _EVALUATION, Budget(sqnr_db=100))
+
+    assert not plan.is_met
     assert plan.comparison.total.sqnr_db > plan.before.total.sqnr_db
