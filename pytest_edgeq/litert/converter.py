@@ -89,6 +89,7 @@ def convert(
         exported = [(signatures[name].model, (programs or {}).get(name)) for name in signatures]
         with (
             true_constants(),
+            kept_layouts(),
             graphs_compiled_on_call(),
             _exported_before(exported),
             lowered_by(native),
@@ -162,4 +163,32 @@ def true_constants() -> Iterator[None]:
         return clamped
 
     with replaced(inline_consts, _ConstantFingerprint=KeptAlive, _clamp_inf_values=clamp_copy):
+        yield
+
+
+@contextlib.contextmanager
+def kept_layouts() -> Iterator[None]:
+    """
+    Make the converter remember the layout of a dequantized tensor with several consumers.
+
+    litert-torch 0.10.0, `OptimizeLayoutTransposesPass.insert_t_q_dq`: to permute the operand of one
+    consumer it replaces the metadata of the DEQUANTIZE by a dict that the new nodes share. This has
+    no shape, and is then marked with the layout of the permuted tensor, so another consumer reads a
+    tensor of the wrong layout ("Attempting to broadcast a dimension of length"), or is refused
+    ("Attempting to convert non-NHWC compatible node"). So no residual block can be left in float
+    between quantized layers. Here the metadata stay.
+    """
+    name = "_convert.fx_passes.optimize_layout_transposes_pass.pass_body"
+    layouts = converter_module(name).OptimizeLayoutTransposesPass
+    insert = layouts.insert_t_q_dq
+
+    def insert_t_q_dq(
+        self: Any, graph: Any, input_dq: Any, target: Any, transpose: Any, meta: dict[str, Any]
+    ) -> Any:
+        kept = input_dq.meta
+        inserted = insert(self, graph, input_dq, target, transpose, meta)
+        input_dq.meta = kept
+        return inserted
+
+    with replaced(layouts, insert_t_q_dq=insert_t_q_dq):
         yield

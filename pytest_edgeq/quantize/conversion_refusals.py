@@ -91,12 +91,6 @@ _OF_ANNOTATIONS = {
         "op in float by a subclass of the quantizer that overrides annotate, or quantize by a "
         "recipe (recipe_static_wi8_ai8)"
     ),
-    # It passes a NHWC tensor on as NCHW, or cannot permute a dequantized one.
-    "broadcast a dimension of length|Attempting to convert non-NHWC compatible": (
-        "litert-torch confuses NCHW and NHWC at an op that the quantizer put between two "
-        "convolutions (the last lines name what it reads): quantize by a recipe "
-        "(recipe_static_wi8_ai8), which comes behind the conversion"
-    ),
 }
 
 # torchao 0.18.0 asserts that both results of a GRU are used, or reads users that do not exist.

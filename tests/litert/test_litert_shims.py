@@ -11,6 +11,7 @@ import importlib
 import subprocess
 import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -29,10 +30,11 @@ from fixtures.models import (
     SqueezeExcite,
     TwoInputs,
     net,
+    normal,
     samples,
     seeded,
 )
-from pytest_edgeq import Edgeq, litert
+from pytest_edgeq import Edgeq, QuantizedModel, litert
 from pytest_edgeq.litert.converter import graphs_compiled_on_call
 from pytest_edgeq.litert.exported import number_paddings
 from pytest_edgeq.tflite.graph import OpGraph
@@ -54,6 +56,16 @@ def _xnnpacks() -> tuple[Any, Any]:
     with litert.quiet():
         module = importlib.import_module("torchao.testing.pt2e._xnnpack_quantizer")
         return module.XNNPACKQuantizer(), module.get_symmetric_quantization_config()
+
+
+def _residual() -> nn.Module:
+    block = net(lambda self, x: torch.relu(self.a(x)) + x, a=nn.Conv2d(8, 8, 1))
+    return nn.Sequential(OrderedDict(stem=nn.Conv2d(3, 8, 3), block=block, head=nn.Conv2d(8, 4, 1)))
+
+
+def _threshold() -> nn.Module:
+    layers = nn.Conv2d(3, 4, 3), nn.Threshold(0.1, 0.5), nn.Conv2d(4, 4, 3)
+    return nn.Sequential(*layers)
 
 
 def test_integer_annotations_still_break_calibration() -> None:
@@ -459,6 +471,26 @@ def test_activations_of_uint8_still_get_zero_points_of_int8() -> None:
 
     # The input's, all ones, is 0 as annotated; the output's may be any.
     assert any(zero < 0 for (zero,) in zeros)
+
+
+@pytest.mark.parametrize(("make", "in_float"), [(_residual, ["block"]), (_threshold, [])])
+def test_layouts_of_shared_operands_are_still_forgotten(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], nn.Module], in_float: list[str]
+) -> None:
+    """litert-torch 0.10.0; see `kept_layouts`."""
+    x = [normal(1, 3, 8, 8, seed=seed) for seed in range(12)]
+    quantizer = litert.left_in_float(litert.pt2e_preset("pt2e_static_int8"), in_float)
+
+    def quantized() -> QuantizedModel:
+        model = seeded(make)
+        return Edgeq(cache_dir=None).quantize(model, (x[0],), quantizer=quantizer, calibration=x)
+
+    comparison = Edgeq().compare(quantized(), x)
+    assert comparison.lowering is not None
+    assert comparison.lowering.sqnr_db > 40  # a code differs here and there
+    monkeypatch.setattr(litert.converter, "kept_layouts", contextlib.nullcontext)
+    with pytest.raises(RuntimeError, match=r"broadcast a dimension|non-NHWC compatible"):
+        quantized()
 
 
 def _schemes(graph: Any, *, static: bool) -> list[str]:

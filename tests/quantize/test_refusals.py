@@ -117,10 +117,6 @@ def _encoding() -> nn.Module:
     return net(forward, head=nn.Linear(20, 4), frequencies=nn.Buffer(2.0 ** torch.arange(4)))
 
 
-def _threshold() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Threshold(0.1, 0.5), nn.Conv2d(4, 4, 3))
-
-
 def _gru() -> nn.Module:
     return net(
         lambda self, x: self.head(self.recurrent(x)[0]),
@@ -243,13 +239,6 @@ SLOW: dict[str, Refused] = {
         PT2E,
         ("wrote scales or dtypes that TFLite does not allow for the op", BY_RECIPE),
         (_encoding, RECIPE),
-    ),
-    "an order of dimensions": Refused(
-        _threshold,
-        ((1, 3, 8, 8),),
-        PT2E,
-        ("confuses NCHW and NHWC", BY_RECIPE),
-        (_threshold, RECIPE),
     ),
     "an annotator that fails": Refused(
         _gru,
