@@ -127,16 +127,16 @@ class _Planner:
         for _ in range(_CONVERSIONS):
             try:
                 found = self._convertible(chosen)
-                if found is None:
-                    limits += self._left(self._most())
-                    break
+                chosen = self._most() if found is None else found
+                simulated, file = search.measured(chosen), goal.of_file(self._file(chosen))
             except OutOfTimeError:
                 limits.append("the time was over before a choice of layers met the goal")
                 break
-            chosen = found
-            simulated, file = search.measured(chosen), goal.of_file(self._file(chosen))
             if goal.accepts(file):
                 chosen = self._without_needless(chosen, goal.looser(simulated, file))
+                break
+            if found is None:
+                limits += self._left(chosen)
                 break
             stricter = search.criterion.stricter(goal, file)
             if stricter is None:
