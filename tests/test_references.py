@@ -394,6 +394,29 @@ def test_buffers_that_forward_changes_are_put_back(maker: Edgeq, linear: bytes) 
     assert STATEFUL_REFERENCE in [finding.kind for finding in comparison.health]
 
 
+def test_a_buffer_that_forward_replaces_is_put_back(maker: Edgeq, linear: bytes) -> None:
+    """As a table that is made for the first size; what it was replaced by is not overwritten."""
+
+    class WithTable(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(8, 4)
+            self.table = nn.Buffer(torch.zeros(1), persistent=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if len(self.table) != 4:
+                self.table = torch.arange(4.0)
+            return super().forward(x) + self.table
+
+    model = seeded(WithTable)
+    first = model.table
+    data = [normal(1, 8, seed=i) for i in range(6)]
+    loaded = maker.load(linear, reference=model)
+    once = maker.compare(loaded, data).total.sqnr_db
+
+    assert model.table is first
+    assert maker.compare(loaded, data).total.sqnr_db == once
+
+
 def test_a_scalar_input(maker: Edgeq) -> None:
     """A 0-d tensor is an input like any other."""
 

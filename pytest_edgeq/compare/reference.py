@@ -125,17 +125,21 @@ def undisturbed(reference: Callable[..., Any], name: str) -> Iterator[list[str]]
             f"{name}: the reference is in train mode, switched after it was quantized: dropout and "
             "batch statistics would be compared, and the statistics changed. Call model.eval()"
         )
-    before = {key: buffer.detach().clone() for key, buffer in owner.named_buffers()}
+    before = {key: (buffer, buffer.detach().clone()) for key, buffer in owner.named_buffers()}
     try:
         yield changed
     finally:
         import torch
 
         with torch.no_grad():
-            for key, buffer in owner.named_buffers():
-                if not torch.equal(buffer, before[key]):
+            for key, (buffer, value) in before.items():
+                path, _, attribute = key.rpartition(".")
+                module = owner.get_submodule(path)
+                is_other = getattr(module, attribute) is not buffer  # as a table that is made once
+                if is_other or not torch.equal(buffer, value):
                     changed.append(key)
-                    buffer.copy_(before[key])
+                    setattr(module, attribute, buffer)
+                    buffer.copy_(value)
 
 
 @contextlib.contextmanager
