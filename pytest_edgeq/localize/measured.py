@@ -100,7 +100,7 @@ class TensorErrors:
     greatest: float = -math.inf
     smallest: float = math.inf  # value of the float op
     largest: float = -math.inf
-    beyond_low: int = 0  # how many of its values lie `CLIPPED_LSB` below the range of the codes
+    beyond_low: int = 0  # how many finite values lie `CLIPPED_LSB` below the range of the codes
     beyond_high: int = 0
     nonfinite: int = 0  # how many of the file's values are not finite, although torch's are
     nonfinite_by_rounding: int = 0  # `nonfinite`, if the float op returns the same
@@ -207,8 +207,10 @@ def _add_piece(
     found.smallest = float(np.minimum(found.smallest, floats.min()))
     found.largest = float(np.maximum(found.largest, floats.max()))
     beyond = CLIPPED_LSB * codes.scale
-    found.beyond_low += int(np.count_nonzero(floats < codes.floor - beyond))
-    found.beyond_high += int(np.count_nonzero(floats > codes.ceiling + beyond))
+    # Infinities are no values to represent: the padding of a MAX_POOL_2D is −inf.
+    is_low, is_high = floats < codes.floor - beyond, floats > codes.ceiling + beyond
+    found.beyond_low += int(np.count_nonzero(is_low & (floats > -np.inf)))
+    found.beyond_high += int(np.count_nonzero(is_high & (floats < np.inf)))
     # Values of codes are float32.
     off = np.clip(rounded, np.float32(codes.floor), np.float32(codes.ceiling)) - made
     furthest = _greater(0.0, off) / codes.scale

@@ -147,3 +147,12 @@ def test_what_is_not_finite_is_beyond_every_bound(bad: float) -> None:
         assert math.isinf(sums.cumulative_noise) == (place in (0, 3))
         assert math.isinf(sums.off) == (place in (0, 2))
         assert not math.isnan(errors_of(*given, CODES).local_lsb)
+
+
+def test_infinite_values_are_not_clipped() -> None:
+    """The padding of a MAX_POOL_2D is −inf, for which the least code does as well."""
+    floats = np.array([-np.inf, -1e6, 0.0, 1e6, 1e6, np.inf], np.float32)
+    made = np.clip(floats, np.float32(CODES.floor), np.float32(CODES.ceiling))
+    sums = errors_of(made, floats, floats, floats, CODES)
+
+    assert (sums.beyond_low, sums.beyond_high) == (1, 2)
