@@ -400,7 +400,7 @@ def test_a_buffer_that_forward_replaces_is_put_back(maker: Edgeq, linear: bytes)
     class WithTable(nn.Linear):
         def __init__(self) -> None:
             super().__init__(8, 4)
-            self.table = nn.Buffer(torch.zeros(1), persistent=False)
+            self.table: torch.Tensor = nn.Buffer(torch.zeros(1), persistent=False)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if len(self.table) != 4:
