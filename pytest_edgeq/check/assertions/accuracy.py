@@ -166,11 +166,12 @@ class DropCriterion:
         """Return whether the data prove that the drop is within the limit."""
         return measured.high <= self._limit
 
-    def stricter(self, goal: DropCriterion, file: _MeasuredDrop) -> DropCriterion | None:
-        """Lower the limit by what the file drops more than the goal."""
-        missed = file.high - goal._limit
-        limit = self._limit - missed
-        return self._with(limit) if missed > 0 and limit > 0 else None
+    def stricter(
+        self, goal: DropCriterion, simulated: _MeasuredDrop, file: _MeasuredDrop
+    ) -> DropCriterion | None:
+        """Lower the limit by what the file drops more than its simulation."""
+        limit = min(self._limit, goal._limit - (file.high - simulated.high))
+        return self._with(limit) if 0 < limit < self._limit else None
 
     def looser(self, simulated: _MeasuredDrop, file: _MeasuredDrop) -> DropCriterion:
         """Raise the limit by what the file differs from its simulation."""

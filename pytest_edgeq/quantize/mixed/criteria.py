@@ -17,7 +17,7 @@ from pytest_edgeq.quantize.mixed.engine import LayerEngine
 
 _SHARES = ("cosine_similarity", "top1_agreement")  # metrics that are 1 at best
 
-_MORE = 1.1  # times the difference of a file from a bound or its simulation, for the next one
+_MORE = 1.1  # times the difference of a file from its simulation, by which a bound is moved
 
 
 class Measured(Protocol):
@@ -51,7 +51,7 @@ class Criterion(Protocol):
         """Return whether the model meets the condition."""
         ...
 
-    def stricter(self, goal: Any, file: Any) -> Criterion | None:
+    def stricter(self, goal: Any, simulated: Any, file: Any) -> Criterion | None:
         """Return what to search for in place of this, whose file missed the goal; None if none."""
         ...
 
@@ -88,14 +88,17 @@ class BudgetCriterion:
         """Return whether no bound is violated."""
         return not self.budget.violations(measured, "total")
 
-    def stricter(self, goal: BudgetCriterion, file: StageErrors) -> BudgetCriterion | None:
-        """Move each bound by what the file misses of the goal."""
+    def stricter(
+        self, goal: BudgetCriterion, simulated: StageErrors, file: StageErrors
+    ) -> BudgetCriterion | None:
+        """Move the bounds that the file misses by its difference from the simulation, or leave."""
         bounds = self.budget.bounds()
         for metric, bound in goal.budget.bounds().items():
-            missed = bound - float(getattr(file, metric))
-            missed *= _MORE * (-1 if metric in UPPER_BOUNDED else 1)
-            if math.isfinite(missed) and missed > 0:
-                bounds[metric] = _moved(metric, bounds[metric], -missed)
+            is_upper = metric in UPPER_BOUNDED
+            value = float(getattr(file, metric))
+            if value > bound if is_upper else value < bound:
+                moved = _moved(metric, bound, -_difference(metric, simulated, file) * _MORE)
+                bounds[metric] = (min if is_upper else max)(moved, bounds[metric])
                 if metric in _SHARES and bounds[metric] > 1:
                     return None
         return None if bounds == self.budget.bounds() else replace(self, budget=Budget(**bounds))

@@ -138,7 +138,7 @@ class _Planner:
             if found is None:
                 limits += self._left(chosen)
                 break
-            stricter = search.criterion.stricter(goal, file)
+            stricter = search.criterion.stricter(goal, simulated, file)
             if stricter is None:
                 break
             search.criterion = stricter
