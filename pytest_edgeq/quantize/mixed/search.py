@@ -94,7 +94,11 @@ class Search:
         if not self.meets(most):
             return None
         ranked = [*first, *(each for each in most if each not in first)]
-        low, high = len(first), len(ranked)  # `high` layers are enough
+        # `high` layers are enough; few more than the first ones are the likeliest.
+        low, high, step = len(first), min(len(first) + 1, len(ranked)), 1
+        while high < len(ranked) and not self.meets(ranked[:high]):
+            step *= 2
+            low, high = high + 1, min(high + step, len(ranked))
         with contextlib.suppress(OutOfTimeError):
             while low < high:
                 middle = (low + high) // 2

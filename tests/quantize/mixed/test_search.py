@@ -15,7 +15,7 @@ from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.quantize.mixed.criteria import BudgetCriterion
 from pytest_edgeq.quantize.mixed.engine import Layer, LayerNoise
-from pytest_edgeq.quantize.mixed.search import Search
+from pytest_edgeq.quantize.mixed.search import OutOfTimeError, Search
 
 
 def _search(engine: Any) -> Search:
@@ -39,6 +39,33 @@ def test_each_layer_that_is_left_is_needed(seed: int) -> None:
 
     assert meets(kept)
     assert [name for name in kept if meets(set(kept) - {name})] == []
+
+
+def test_a_search_goes_on_from_layers_that_nearly_meet_the_goal() -> None:
+    """When its time is over soon after, it has few layers more, not all of them."""
+    layers = {str(i): Layer(str(i), (), 1) for i in range(64)}
+    noise = LayerNoise.of(layers, 1)
+    calls: list[int] = []
+
+    def simulated(engine: Any, modules: frozenset[str], samples: Any) -> Any:
+        calls.append(len(modules))
+        if len(calls) > 4:
+            raise OutOfTimeError
+        return SimpleNamespace(sqnr_db=float(len(modules)))
+
+    goal: Any = SimpleNamespace(
+        least_sqnr_db=None, simulated=simulated, accepts=lambda each: each.sqnr_db >= 32
+    )
+    engine: Any = SimpleNamespace(
+        layers=layers, precision="float", is_quantized=lambda modules: True
+    )
+    search = Search(engine, goal, [], noise, 0)
+    chosen = search.choose([str(i) for i in range(30)])
+
+    assert chosen is not None
+    assert 32 <= len(chosen) <= 34
+    assert calls[:3] == [64, 31, 33]
+    assert not search.is_pruned
 
 
 def test_layers_of_a_block_go_with_it() -> None:
