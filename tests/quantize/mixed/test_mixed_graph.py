@@ -107,7 +107,7 @@ def test_what_changes_is_computed_anew() -> None:
 
 
 def test_a_layer_in_float_is_not_rounded() -> None:
-    """Of two neighbours in float no tensor between them is."""
+    """A tensor between two layers in float is not rounded."""
     instance = litert.pt2e_preset(nets.PT2E)
     annotated = _annotated(nets.chain(), [(each,) for each in nets.images(2)], instance)
     whole, made = annotated.roundings([instance, litert.left_in_float(instance, ["b", "c"])])

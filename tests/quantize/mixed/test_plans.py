@@ -85,7 +85,7 @@ def _without(maker: Edgeq, quantized: QuantizedModel, quantizer: Any, modules: l
 
 
 def test_a_plan_of_the_default_preset(maker: Edgeq) -> None:
-    """What a user reads: layers, file and code."""
+    """Its text has the layers, the file and the code."""
     quantized = nets.quantized_digits(maker)
     budget = Budget(sqnr_db=40, top1_agreement=0.95)
     plan = maker.suggest_mixed_precision(quantized, nets.held_out(), budget)

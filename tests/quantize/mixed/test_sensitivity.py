@@ -1,4 +1,4 @@
-"""What each layer costs, compared with files that were really converted."""
+"""Sensitivities of layers are those of converted files."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_its_text_is_a_table(maker: Edgeq) -> None:
 
 
 def test_refused(maker: Edgeq) -> None:
-    """What cannot be quantized again with other layers."""
+    """Models that cannot be quantized again with other layers are refused."""
     sample = nets.images(1)[0]
     quantized = nets.quantized_chain(maker)
     loaded = maker.load(quantized.path, reference=quantized.float_model)
