@@ -115,6 +115,7 @@ class _Planner:
         self._quantized, self._request, self._goal = quantized, request, goal
         self._search, self._measure = search, measure
         self._made: dict[tuple[str, ...], Comparison | RuntimeError] = {}
+        self._known: dict[tuple[str, ...], Any] = {}
         self._gained: dict[str, float] = {}
         self._refused: dict[str, list[str]] = {}  # layers by why they cannot be left in float
 
@@ -128,7 +129,7 @@ class _Planner:
             try:
                 found = self._convertible(chosen)
                 chosen = self._most() if found is None else found
-                simulated, file = search.measured(chosen), goal.of_file(self._file(chosen))
+                simulated, file = search.measured(chosen), self._judged(chosen)
             except OutOfTimeError:
                 limits.append("the time was over before a choice of layers met the goal")
                 break
@@ -147,7 +148,7 @@ class _Planner:
             for text, layers in self._refused.items()
         )
         comparison = self._file(chosen)
-        is_met = goal.accepts(goal.of_file(comparison))
+        is_met = goal.accepts(self._judged(chosen))
         if not is_met:
             chosen, comparison = self._best()
         elif not search.is_pruned:
@@ -207,24 +208,31 @@ class _Planner:
 
     def _refusal(self, chosen: Sequence[str]) -> RuntimeError | None:
         """Return why there is no file with a choice of layers in float, or None if there is."""
-        try:
-            self._file(chosen)
-        except RuntimeError as refused:  # of the converter, the quantizer or a runtime
-            return refused
-        return None
+        made = self._outcome(chosen)
+        return made if isinstance(made, RuntimeError) else None
 
     def _file(self, chosen: Sequence[str]) -> Comparison:
-        """Convert with a choice of layers, once, and compare on all samples."""
+        """Return the errors of a file that is not refused, on all samples."""
+        made = self._outcome(chosen)
+        assert isinstance(made, Comparison), "unreachable because refused layers are not chosen"
+        return made
+
+    def _outcome(self, chosen: Sequence[str]) -> Comparison | RuntimeError:
+        """Convert with a choice of layers, and compare, once; or return why that is refused."""
         key = tuple(chosen)
         if key not in self._made:
             try:
                 self._made[key] = self._measure(self._converted(chosen))
-            except RuntimeError as refused:
+            except RuntimeError as refused:  # of the converter, the quantizer or a runtime
                 self._made[key] = refused
-        made = self._made[key]
-        if isinstance(made, RuntimeError):
-            raise made
-        return made
+        return self._made[key]
+
+    def _judged(self, chosen: Sequence[str]) -> Any:
+        """Return what the goal is judged by, of the file; a score runs all samples, so once."""
+        key = tuple(chosen)
+        if key not in self._known:
+            self._known[key] = self._goal.of_file(self._file(chosen))
+        return self._known[key]
 
     def _converted(self, chosen: Sequence[str]) -> QuantizedModel:
         quantizer = self._search.engine.quantizer(chosen)
@@ -242,7 +250,7 @@ class _Planner:
             return (
                 possible.accepts(search.measured(rest))
                 and self._refusal(rest) is None
-                and self._goal.accepts(self._goal.of_file(self._file(rest)))
+                and self._goal.accepts(self._judged(rest))
             )
 
         gains = self._gains(chosen)
