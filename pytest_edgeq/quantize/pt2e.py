@@ -143,9 +143,12 @@ def exported_graph(
     with session.progress.step("export", entry.name):
         if is_exported(entry.model):
             return litert.own_graph(entry.model), None
-        # Seeded, because a stored key skips it: later samples must not depend on it.
-        with seeded(session.seed):
-            program, strict_refusal = _export(entry, strict=strict)
+        exports = {} if entry.exports is None else entry.exports
+        if strict not in exports:
+            # Seeded, because a stored key skips it: later samples must not depend on it.
+            with seeded(session.seed):
+                exports[strict] = _export(entry, strict=strict)
+        program, strict_refusal = exports[strict]
         with litert.quiet():
             return copy.deepcopy(program.module()), strict_refusal
 

@@ -43,6 +43,8 @@ class Entry:
     # digests of the calibration samples, to recognize them in the evaluation
     ledger: SampleLedger = field(default_factory=SampleLedger)
     kept: list[Sample] = field(default_factory=list)  # a few of these samples, drawn from all
+    # the exported model and why strict export refused it, if later conversions are to share it
+    exports: dict[bool, tuple[torch.export.ExportedProgram, str | None]] | None = None
 
     @property
     def sample(self) -> Sample:
@@ -76,7 +78,7 @@ class Entry:
 
 
 def fresh(entry: Entry) -> Entry:
-    """Return an entry that has read no calibration samples yet."""
+    """Return an entry that has read no calibration samples yet, and shares the export."""
     return replace(entry, ledger=SampleLedger(), kept=[])
 
 

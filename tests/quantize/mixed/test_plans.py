@@ -107,6 +107,25 @@ quantizer = (
     )
 
 
+def test_the_files_of_a_plan_share_one_export(
+    maker: Edgeq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They differ in their quantizers; the model is exported once, whatever their number."""
+    from pytest_edgeq.quantize import pt2e
+
+    quantized = nets.quantized_digits(maker)
+    exported, export = [], pt2e._export
+
+    def counted(entry: Any, **options: Any) -> Any:
+        exported.append(entry.name)
+        return export(entry, **options)
+
+    monkeypatch.setattr(pt2e, "_export", counted)
+    plan = maker.suggest_mixed_precision(quantized, nets.held_out(), Budget(sqnr_db=40))
+    assert plan.layers
+    assert len(exported) == 1
+
+
 def test_a_budget_that_is_kept_needs_no_layer(maker: Edgeq) -> None:
     """The plan is the file as it is."""
     quantized = nets.quantized_digits(maker)
@@ -142,15 +161,15 @@ def test_layers_that_no_file_was_made_without_are_told(
     maker: Edgeq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time is over when the first file meets the goal: it may have layers that it needs not."""
-    from pytest_edgeq.quantize.mixed.suggest import _Planner
+    from pytest_edgeq.quantize.mixed.planner import Planner
 
-    without_needless = _Planner._without_needless
+    without_needless = Planner._without_needless
 
-    def late(self: _Planner, *arguments: Any) -> list[str]:
+    def late(self: Planner, *arguments: Any) -> list[str]:
         self._search.deadline = 0
         return without_needless(self, *arguments)
 
-    monkeypatch.setattr(_Planner, "_without_needless", late)
+    monkeypatch.setattr(Planner, "_without_needless", late)
     quantized = nets.quantized_digits(maker)
     plan = maker.suggest_mixed_precision(quantized, nets.held_out(), Budget(sqnr_db=40))
 
