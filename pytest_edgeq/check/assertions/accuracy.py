@@ -92,14 +92,7 @@ def assert_accuracy_drop(
             score that is not finite, or a float model that has nothing right.
         RuntimeError: The kernels cannot allocate the file.
     """
-    limit = parse_number("max_drop", max_drop)
-    if not 0 < limit < math.inf:
-        raise ValueError(
-            f"max_drop: expected more than 0, and finite, got {max_drop!r}\n"
-            "cause: no number of samples shows that a drop is exactly zero\n"
-            "fix: that each sample's answer stays the same is "
-            "assert_within_budget(comparison, Budget(top1_agreement=1))"
-        )
+    limit = _parse_limit(max_drop)
     if not isinstance(model, QuantizedModel):
         raise TypeError(
             f"expected a QuantizedModel, got {kind_of(model)}{swapped(labelled_inputs)}: a drop "
@@ -126,17 +119,30 @@ def assert_accuracy_drop(
         raise error
 
 
+def _parse_limit(max_drop: Any) -> float:
+    limit = parse_number("max_drop", max_drop)
+    if not 0 < limit < math.inf:
+        raise ValueError(
+            f"max_drop: expected more than 0, and finite, got {max_drop!r}\n"
+            "cause: no number of samples shows that a drop is exactly zero\n"
+            "fix: that each sample's answer stays the same is "
+            "assert_within_budget(comparison, Budget(top1_agreement=1))"
+        )
+    return limit
+
+
 class DropCriterion:
     """The condition of `assert_accuracy_drop`, for the search of layers to leave in float."""
 
     least_sqnr_db = None
 
     def __init__(
-        self, model: QuantizedModel, labelled: Iterable[tuple[Any, Any]], metric: Any, limit: float
+        self, model: QuantizedModel, labelled: Iterable[tuple[Any, Any]], metric: Any, max_drop: Any
     ) -> None:
-        self._model, self._metric, self._limit = model, metric, limit
+        self._model, self._metric, self._limit = model, metric, _parse_limit(max_drop)
         self._pairs = [(each.clone(), _copied(label)) for each, label in _pairs(labelled, model)]
         self._labels = {id(sample): label for sample, label in self._pairs}
+        self._expected: dict[int, tuple[Any, list[Array], list[int]]] = {}  # by the sample's id
 
     def __str__(self) -> str:
         return f"a drop of at most {self._limit:g} in {scorer_for(self._metric).name}"
@@ -157,7 +163,7 @@ class DropCriterion:
         model: QuantizedModel = comparison.quantized
         samples = self.samples
         outputs = (
-            model.edge.decode(model.edge.run(model.input_names, each.arrays(), model.runtime))
+            model.edge.decode(model.edge.run(model.input_names, each.arrays(), comparison.runtime))
             for each in samples
         )
         return self._scored(samples, outputs)
@@ -187,7 +193,9 @@ class DropCriterion:
         noise: Noise | None = None
         for index, (sample, given) in enumerate(zip(samples, outputs, strict=True)):
             pair = _LabelledSample(index, sample, self._labels[id(sample)])
-            nested, expected, order = _reference_outputs(self._model, sample)
+            if id(sample) not in self._expected:
+                self._expected[id(sample)] = _reference_outputs(self._model, sample)
+            nested, expected, order = self._expected[id(sample)]
             noise = Noise(len(expected)) if noise is None else noise
             noise.add(expected, given)
             both = _like_reference(nested, expected, given, order, scorer)

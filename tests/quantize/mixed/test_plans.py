@@ -198,6 +198,14 @@ def test_a_score_is_a_goal(maker: Edgeq) -> None:
     assert_accuracy_drop(plan.quantized, pairs, margin, limit)
 
 
+def test_a_drop_of_nothing_is_no_goal(maker: Edgeq) -> None:
+    """Which no number of samples shows; as `assert_accuracy_drop` says."""
+    quantized = nets.quantized_digits(maker)
+    pairs = [(sample, 0) for sample in nets.held_out()]
+    with pytest.raises(ValueError, match="max_drop: expected more than 0, and finite, got 0"):
+        maker.suggest_mixed_precision(quantized, pairs, metric=lambda outputs, _: 0.0, max_drop=0)
+
+
 def test_a_goal_is_needed(maker: Edgeq) -> None:
     """One of budget and metric."""
     quantized = nets.quantized_digits(maker)
