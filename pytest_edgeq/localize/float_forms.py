@@ -41,6 +41,8 @@ _SLACK = 2.0**-9  # tolerance for float32 arithmetic, relative to one step
 _LOOSE = 0.5  # additional tolerance in steps while a factor is only estimated
 _NEAR = 2.0**-8  # relative tolerance of a factor that is estimated from rounded values
 
+_PROBED = 64  # elements of a constant that exclude most orders of its axes
+
 _ROUNDED = 2.0**-20
 """Tolerance of a constant that both sides compute in float32, relative to its greatest value."""
 
@@ -120,8 +122,16 @@ def nearest_constants(
 
 def _order(value: Array, pair: ConstantPair) -> tuple[int, ...] | None:
     """Return the order of axes in which a value rounds to the file's."""
+    some = np.linspace(0, value.size - 1, min(value.size, _PROBED)).astype(int)
+    steps, slack = _steps(pair).flat[some], _slack(value)
+    either = [pair.floats.flat[some], pair.stored.floats.flat[some]]
     for order in axis_orders(value.shape):
-        if is_rounded_to(pair, value.transpose(order).reshape(pair.floats.shape)):
+        turned = value.transpose(order)
+        probed = turned.flat[some]
+        off = np.minimum(*(_difference(each, probed) for each in either))
+        if (off <= steps * (0.5 + _SLACK) + slack).all() and is_rounded_to(
+            pair, turned.reshape(pair.floats.shape)
+        ):
             return order
     return None
 

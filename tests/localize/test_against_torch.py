@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,11 +25,13 @@ from fixtures.models.idioms import IDIOMS
 from fixtures.tflite.writer import one_op
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.compare.samples import Sample, read_samples
+from pytest_edgeq.localize import float_forms
 from pytest_edgeq.localize.against_torch import AgainstTorch, Divergence
 from pytest_edgeq.localize.float_forms import (
     Forms,
     axis_orders,
     forms_of,
+    is_rounded_to,
     nearest_constants,
 )
 from pytest_edgeq.localize.rows import LayerErrors
@@ -213,6 +216,24 @@ def test_a_constant_like_no_other_is_not_found(build: Build) -> None:
     assert pair.stored.scales is not None
     changed.flat[3] += np.broadcast_to(pair.stored.scales, changed.shape).flat[3]
     assert not nearest_constants([(changed, changed)], [pair])
+
+
+def test_few_elements_exclude_an_order_of_axes(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Conv3d's weight has 120 orders, each of which read all 7 million elements of a ResNet's."""
+    constants = _constants(build(ResidualNet, PT2E).edge)
+    (pair, *_) = (each for each in constants if each.floats.ndim == 4)
+    compared = []
+
+    def counted(*arguments: Any, **options: Any) -> bool:
+        compared.append(arguments)
+        return is_rounded_to(*arguments, **options)
+
+    monkeypatch.setattr(float_forms, "is_rounded_to", counted)
+    turned = pair.floats.transpose(3, 2, 1, 0)
+    assert nearest_constants([(turned[::-1], turned[::-1]), (turned, turned)], [pair])
+    assert len(compared) == 1
 
 
 Change = Callable[[FlatFile], int]
