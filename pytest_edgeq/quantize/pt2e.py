@@ -150,7 +150,8 @@ def exported_graph(
                 exports[strict] = _export(entry, strict=strict)
         program, strict_refusal = exports[strict]
         with litert.quiet():
-            return copy.deepcopy(program.module()), strict_refusal
+            # Regions of no_grad, inlined by now, may write parameters.
+            return copy.deepcopy(program.module()).requires_grad_(False), strict_refusal
 
 
 def instance_of(quantizer: Any) -> Any:

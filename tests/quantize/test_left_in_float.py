@@ -119,3 +119,17 @@ def test_ops_below_no_grad_are_quantized(maker: Edgeq, trains: bool) -> None:
     assert modules == ["body.0", "head"]
     body = ["body.0.weight", "body.0.bias", "body.1.weight", "body.1.bias"]
     assert sorted(frozen) == (sorted(body) if trains else [])
+
+
+def test_parameters_that_forward_writes_below_no_grad(maker: Edgeq) -> None:
+    """The graph has no `no_grad` any more, and torch lets no op write what it trains."""
+
+    def forward(self: Any, x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            self.head.weight.clamp_(-0.1, 0.1)
+        return self.head(x)
+
+    rows = [(normal(1, 8, seed=seed),) for seed in range(8)]
+    model = seeded(lambda: net(forward, head=nn.Linear(8, 4)))
+    quantized = maker.quantize(model, rows[0], calibration=rows)
+    assert maker.compare(quantized, rows).total.sqnr_db > 35
