@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_edgeq.compare.samples import Sample
+from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.quantize.mixed.criteria import Criterion, standard_error_db
 from pytest_edgeq.quantize.mixed.engine import FLOAT, LayerEngine, LayerNoise
 from pytest_edgeq.quantize.mixed.results import SearchStep
@@ -41,6 +43,8 @@ class Search:
     is_pruned: bool = True  # whether the time sufficed to try each layer
     steps: list[SearchStep] = field(default_factory=list)
     _known: dict[tuple[frozenset[str], int], Any] = field(default_factory=dict)
+    # errors of the last choice that was measured on all samples, on a few of them and on all
+    _nearest: tuple[Any, Any] | None = None
 
     def measured(self, chosen: Iterable[str], count: int | None = None) -> Any:
         """Measure with some layers in float, on all samples or on the first few."""
@@ -77,15 +81,20 @@ class Search:
         """
         modules = self.minimal(chosen)
         bound = self.criterion.least_sqnr_db
-        if bound is not None and len(self.samples) > 2 * FEW:
-            first = self.measured(modules, FEW)
-            if first.sqnr_db < bound - _spread_db(first):
-                return False
-        return self.criterion.accepts(self.measured(modules))
+        if bound is None or len(self.samples) <= 2 * FEW:
+            return self.criterion.accepts(self.measured(modules))
+        few = self.measured(modules, FEW)
+        if _highest_db(few, self._nearest) < bound:
+            return False
+        errors = self.measured(modules)
+        self._nearest = few, errors
+        return self.criterion.accepts(errors)
 
     def choose(self, first: Sequence[str] = ()) -> list[str] | None:
         """
         Return layers that meet the criterion, each of which is needed; None if none do.
+
+        Layers that meet it on a few samples are tried first.
 
         Args:
             first: Layers to try before all others: those that nearly meet it.
@@ -93,7 +102,11 @@ class Search:
         most = self.most()
         if not self.meets(most):
             return None
-        ranked = [*first, *(each for each in most if each not in first)]
+        if not first and len(self.samples) > 2 * FEW:
+            few = replace(self, samples=self.samples[:FEW], steps=[], _known={}, _nearest=None)
+            first = few.choose() or ()
+        rest = [each for each in most if each not in first]
+        ranked = [*first, *(self._by_gain(first, rest) if first else rest)]
         # `high` layers are enough; few more than the first ones are the likeliest.
         low, high, step = len(first), min(len(first) + 1, len(ranked)), 1
         while high < len(ranked) and not self.meets(ranked[:high]):
@@ -148,17 +161,42 @@ class Search:
         possible = [each for each in layers if each not in self.refused]
         return sorted(possible, key=lambda each: (-shared[each] / self._cost(each), each))
 
+    def _by_gain(self, first: Sequence[str], rest: Sequence[str]) -> list[str]:
+        """Sort layers by what each gains for a byte beside the first, on a few samples."""
+        gains: dict[str, float] = {}
+        with contextlib.suppress(OutOfTimeError):
+            base = self.measured(first, FEW).sqnr_db
+            for module in rest:
+                gains[module] = self.measured([*first, module], FEW).sqnr_db - base
+        return sorted(rest, key=lambda each: -gains.get(each, 0.0) / self._cost(each))
+
     def _cost(self, module: str) -> int:
         """Return the bytes by which a layer in the other precision makes the file larger."""
         weights = self.engine.layers[module].weights if self.engine.precision == FLOAT else 0
         return _FLOAT_WEIGHT * weights + _BORDERS
 
 
-def _spread_db(errors: Any) -> float:
-    """Return three standard errors of the SQNR of the worst output, in dB."""
-    worst = min(errors.outputs.values(), key=lambda each: each.sqnr_db)
-    noises = [each.noise for each in worst.samples if math.isfinite(each.noise)]
-    mean = math.fsum(noises) / max(len(noises), 1)
-    if len(noises) < 2 or not mean:
+def _highest_db(few: StageErrors, nearest: tuple[StageErrors, StageErrors] | None) -> float:
+    """
+    Return the highest SQNR on all samples that errors on a few of them allow, in dB.
+
+    It lies three standard errors above the estimate. The noise of two choices of layers differs
+    less than that of two samples, so it is estimated by the ratio to that of another choice, whose
+    noise on all samples is known.
+
+    Args:
+        few: Errors of a choice of layers on a few samples.
+        nearest: Errors of another choice on the same few samples, and on all.
+    """
+    name, worst = min(few.outputs.items(), key=lambda item: item[1].sqnr_db)
+    noises = [each.noise for each in worst.samples]
+    noise = statistics.fmean(noises or [math.nan])
+    if len(noises) < 2 or not 0 < noise < math.inf:
         return math.inf
-    return 3 * standard_error_db(noises, mean)
+    estimate, off = worst.sqnr_db, noises
+    known = [each.noise for each in nearest[0].outputs[name].samples] if nearest else []
+    if nearest and len(known) == len(noises) and sum(known):
+        ratio = sum(noises) / sum(known)
+        off = [one - ratio * other for one, other in zip(noises, known, strict=True)]
+        estimate = nearest[1].outputs[name].sqnr_db - 10 * math.log10(ratio)
+    return estimate + 3 * standard_error_db(off, noise)
