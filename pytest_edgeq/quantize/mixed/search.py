@@ -119,7 +119,8 @@ class Search:
                     high = middle
                 else:
                     low = middle + 1
-        return self.prune(ranked[:high], self.meets)
+        chosen = set(ranked[:high])
+        return self.prune([each for each in self._ranked() if each in chosen], self.meets)
 
     def prune(self, chosen: Sequence[str], meets: Callable[[Iterable[str]], bool]) -> list[str]:
         """
@@ -168,7 +169,8 @@ class Search:
             base = self.measured(first, FEW).sqnr_db
             for module in rest:
                 gains[module] = self.measured([*first, module], FEW).sqnr_db - base
-        return sorted(rest, key=lambda each: -gains.get(each, 0.0) / self._cost(each))
+        per_byte = {each: max(gain, 0.0) / self._cost(each) for each, gain in gains.items()}
+        return sorted(rest, key=lambda each: (-per_byte.get(each, 0.0), self._cost(each)))
 
     def _cost(self, module: str) -> int:
         """Return the bytes by which a layer in the other precision makes the file larger."""

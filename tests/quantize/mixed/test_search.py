@@ -86,6 +86,9 @@ def test_layers_that_gain_most_for_a_byte_come_next() -> None:
     search = Search(engine, goal, [], LayerNoise.of(layers, 1), 0)
 
     assert search.choose(["b", "a"]) == ["c", "b", "a"]
+    # One that gains nothing beside them costs most, and is the first to be quantized again.
+    gains["e"] = 0.0
+    assert Search(engine, goal, [], search.noise, 0).choose(["a", "e"]) == ["c", "b", "a"]
 
 
 def test_a_search_on_all_samples_starts_from_one_on_a_few() -> None:
