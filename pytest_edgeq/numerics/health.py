@@ -86,7 +86,7 @@ class _CodeSpan(NamedTuple):
 
     @staticmethod
     def of(spec: IOSpec) -> _CodeSpan | None:
-        """Return None without a whole and sound set of parameters; check_scales reports it."""
+        """Return None if parameters are missing or unsound; check_scales reports it."""
         known: Any = spec[1:5]
         return _CodeSpan(*known) if None not in known and 0 < known[0] < math.inf else None
 

@@ -68,7 +68,7 @@ class RightWrong:
     @property
     def bounds(self) -> Bounds:
         """
-        Where the drop of all samples there are lies.
+        The interval of the drop in the population that the samples come from.
 
         The exact bounds of both shares, joined by MOVER (Zou & Donner, Statistics in Medicine 27,
         2008, for a difference of correlated shares). Where nothing changed it is the rule of three.
@@ -123,7 +123,7 @@ class Resampled:
 
     @property
     def bounds(self) -> Bounds:
-        """Where the drop of all samples there are lies."""
+        """The interval of the drop in the population that the samples come from."""
         unseen = self.per_sample * unseen_share(self.n)
         return Bounds(
             min(self.spread.low, self.drop - unseen), max(self.spread.high, self.drop + unseen)

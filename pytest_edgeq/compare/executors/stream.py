@@ -128,7 +128,7 @@ class Stream:
         self._step.in_flight = in_flight
 
     def _read(self, size: int) -> tuple[bytes, ...]:
-        """Return the pickles of the next samples; none where there are no more."""
+        """Return the pickles of the next samples; none at the end."""
         samples: list[bytes] = []
         n_bytes = 0
         while self._items is not None and len(samples) < size and n_bytes < _MOST_BYTES:
