@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -200,7 +200,7 @@ def _keys(model: Any, configs: Mapping[_Key, Any]) -> dict[Any, set[_Key]]:
         key = _key(node, configs)
         fused = op_name(node) in ("relu", "relu_")
         # A ReLU has no pattern of its own: it follows the op before, unless it is to stay in float.
-        if fused and node.args[0] in keys and not (key != _GLOBAL and configs[key] is None):
+        if fused and node.args[0] in keys and not _stays_in_float(key, keys[node.args[0]], configs):
             keys[node] = keys[node.args[0]]
         else:
             keys[node] = {key}
@@ -208,6 +208,16 @@ def _keys(model: Any, configs: Mapping[_Key, Any]) -> dict[Any, set[_Key]]:
         if node not in keys:
             keys[node] = {key for user in node.users for key in keys.get(user, ())}
     return keys
+
+
+def _stays_in_float(key: _Key, before: Iterable[_Key], configs: Mapping[_Key, Any]) -> bool:
+    """Return whether a ReLU is not fused with the op before, by a config of None."""
+    if key == _GLOBAL or configs[key] is not None:
+        return False
+    # A config of None for a block is not meant for layers inside it with configs of their own.
+    method = "set_module_name"
+    inside = [str(name).startswith(f"{key[1]}.") for each, name in before if each == method]
+    return key[0] != method or not any(inside)
 
 
 def _key(node: Any, configs: Mapping[_Key, Any]) -> _Key:

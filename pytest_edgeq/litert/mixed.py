@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import operator
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -69,14 +69,58 @@ class Roundings(NamedTuple):
 NOTHING = Roundings({}, {})
 
 
-def left_in_float(quantizer: Any, layers: Iterable[str]) -> Any:
+def can_configure_inside(quantizer: Any) -> bool:
     """
-    Return a copy of a PT2E quantizer that leaves layers in float.
+    Return whether modules inside one that is left in float can stay as they are quantized.
+
+    They need a config of their own by name, which wins over one by type or by operator.
+    """
+    known = hasattr(quantizer, "global_config") and hasattr(quantizer, "module_name_config")
+    return known and not any(
+        getattr(quantizer, name, None) for name in ("module_type_config", "operator_type_config")
+    )
+
+
+def kept_inside(
+    floats: Collection[str], layers: Iterable[str], modules: Collection[str]
+) -> list[str]:
+    """
+    Return the outermost modules inside those left in float that stay quantized.
+
+    Args:
+        floats: Modules whose own ops are left in float.
+        layers: All modules with quantized ops of their own.
+        modules: All modules of the graph.
+    """
+    found: dict[str, None] = {}
+    for outer in floats:
+        for layer in layers:
+            if layer.startswith(f"{outer}.") and layer not in floats:
+                names = layer.split(".")
+                paths = (".".join(names[:n]) for n in range(outer.count(".") + 2, len(names) + 1))
+                found[next(each for each in paths if each in modules)] = None
+    return [each for each in found if each not in floats]
+
+
+def named_around(quantizer: Any, module: str) -> str | None:
+    """Return the name by which a PT2E quantizer configures a module; None if it has none."""
+    while module and module not in quantizer.module_name_config:
+        module = module.rpartition(".")[0]
+    return module or None
+
+
+def left_in_float(quantizer: Any, layers: Iterable[str], kept: Iterable[str] = ()) -> Any:
+    """
+    Return a copy of a PT2E quantizer that leaves layers in float, and keeps modules inside them.
 
     Raises:
         RefusedError: The quantizer has no `set_module_name`.
     """
     changed = copy.deepcopy(quantizer)
+    for module in kept:
+        named = named_around(quantizer, module)
+        config = quantizer.module_name_config[named] if named else quantizer.global_config
+        changed.set_module_name(module, config)
     for layer in layers:
         if not hasattr(changed, "set_module_name"):
             raise RefusedError(
@@ -125,6 +169,12 @@ class AnnotatedGraph:
         self.graph = MixedGraph(self._graph)
         self._samples = samples
         self._ranges: dict[tuple[Any, ...], Rounding | None] = {}
+
+    @property
+    def modules(self) -> set[str]:
+        """The paths of the modules that the model calls."""
+        stacks = (node.meta.get("nn_module_stack", {}) for node in self._graph.graph.nodes)
+        return {path for stack in stacks for path, _ in stack.values()}
 
     def layers(self, made: Roundings) -> dict[str, str]:
         """

@@ -52,9 +52,10 @@ def pt2e_preset_code(name: str, calls: Iterable[str] = ()) -> str:
     lines = [
         f"from {module} import PT2EQuantizer, get_symmetric_quantization_config",
         "",
+        f"config = get_symmetric_quantization_config({options})",
         "quantizer = (",
         "    PT2EQuantizer()",
-        f"    .set_global(get_symmetric_quantization_config({options}))",
+        "    .set_global(config)",
         *(f"    {call}" for call in calls),
         ")",
     ]

@@ -70,7 +70,7 @@ def test_the_plan_stands_at_the_end() -> None:
     assert lines[-6:] == [
         "quantizer = (",
         "    PT2EQuantizer()",
-        "    .set_global(get_symmetric_quantization_config(is_per_channel=True))",
+        "    .set_global(config)",
         '    .set_module_name("conv1", None)',
         '    .set_module_name("fc", None)',
         ")",

@@ -36,21 +36,19 @@ class ReadBy(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Layer:
     """
-    A module that a quantizer can leave in float.
+    A module whose own ops a quantizer can leave in float, without the layers inside it.
 
     Attributes:
         module: Its path.
         ops: Its quantized ops, in execution order.
         weights: How many weights are quantized.
         readers: The quantized ops of other modules that read its results.
-        includes: The other layers that are left in float with it: those inside a block.
     """
 
     module: str
     ops: tuple[str, ...]
     weights: int
     readers: tuple[ReadBy, ...] = ()
-    includes: frozenset[str] = frozenset()
 
 
 class Expected:

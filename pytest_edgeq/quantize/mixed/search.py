@@ -48,7 +48,7 @@ class Search:
 
     def measured(self, chosen: Iterable[str], count: int | None = None) -> Any:
         """Measure with some layers in float, on all samples or on the first few."""
-        modules = self.minimal(chosen)
+        modules = frozenset(chosen)
         count = min(count or len(self.samples), len(self.samples))
         if (modules, count) not in self._known:
             self.check_time()
@@ -64,14 +64,9 @@ class Search:
         if time.monotonic() > self.deadline:
             raise OutOfTimeError
 
-    def minimal(self, chosen: Iterable[str]) -> frozenset[str]:
-        """Return layers without those that lie in a chosen block."""
-        modules = frozenset(chosen)
-        return modules.difference(*(self.engine.layers[each].includes for each in modules))
-
     def ordered(self, chosen: Iterable[str]) -> list[str]:
-        """Return layers without those that lie in a chosen block, in execution order."""
-        return sorted(self.minimal(chosen), key=list(self.engine.layers).index)
+        """Return layers in execution order."""
+        return sorted(chosen, key=list(self.engine.layers).index)
 
     def meets(self, chosen: Iterable[str]) -> bool:
         """
@@ -79,7 +74,7 @@ class Search:
 
         A few samples decide if their SQNR misses the bound by more than it varies with samples.
         """
-        modules = self.minimal(chosen)
+        modules = frozenset(chosen)
         bound = self.criterion.least_sqnr_db
         if bound is None or len(self.samples) <= 2 * FEW:
             return self.criterion.accepts(self.measured(modules))
@@ -134,7 +129,7 @@ class Search:
         try:
             while needed < len(kept):
                 *rest, module = kept
-                if self.minimal(rest) == self.minimal(kept) or meets(rest):
+                if meets(rest):
                     kept, needed = rest, 0
                 else:
                     kept, needed = [module, *rest], needed + 1
@@ -145,7 +140,7 @@ class Search:
     def most(self) -> list[str]:
         """Return all layers, or all but those whose loss is least, so that some are quantized."""
         ranked = self._ranked()
-        while ranked and not self.engine.is_quantized(self.minimal(ranked)):
+        while ranked and not self.engine.is_quantized(frozenset(ranked)):
             ranked.remove(min(ranked, key=lambda each: self.noise.alone[each].share))
         return ranked
 

@@ -57,11 +57,12 @@ class SimulatedLayers:
                 yield sample.args, sample.kwargs
 
         self._annotated = litert.AnnotatedGraph(exported, self._quantizer, samples)
+        self.layers: dict[str, Layer] = {}
         self._known: dict[frozenset[str], Roundings] = {}
         self._add([frozenset()])
         self._made = self._known[frozenset()]
         self._graph = self._annotated.graph
-        self.layers = self._layers()
+        self.layers |= self._layers()
 
     def _layers(self) -> dict[str, Layer]:
         ops: dict[str, list[str]] = {}
@@ -76,17 +77,17 @@ class SimulatedLayers:
                 readers[producer].add(ReadBy(op, by_op[op]))
             if operand in self._graph.constants:
                 weights[op] += self._graph.constants[operand].numel()
-        found = {}
-        for module in [each for each in ops if each]:
-            below = frozenset(each for each in ops if each.startswith(f"{module}."))
-            found[module] = Layer(
+        can_keep = litert.can_configure_inside(self._quantizer)
+        return {
+            module: Layer(
                 module,
                 tuple(ops[module]),
-                sum(weights[op] for each in (module, *below) for op in ops[each]),
+                sum(weights[op] for op in ops[module]),
                 tuple(sorted(readers[module])),
-                below,
             )
-        return found
+            for module in ops
+            if module and (can_keep or not any(each.startswith(f"{module}.") for each in ops))
+        }
 
     def others(self) -> tuple[SimulatedLayers, ...]:
         """Return nothing: the converter reads int64 biases of 16-bit layers as int32."""
@@ -95,7 +96,7 @@ class SimulatedLayers:
     def _add(self, choices: Sequence[frozenset[str]]) -> None:
         """Find the roundings of choices of layers in float."""
         new = [each for each in choices if each not in self._known]
-        quantizers = [litert.left_in_float(self._quantizer, sorted(each)) for each in new]
+        quantizers = [self.quantizer(sorted(each)) for each in new]
         self._known |= zip(new, self._annotated.roundings(quantizers), strict=True)
 
     def _with(self, modules: Iterable[str]) -> Roundings:
@@ -139,13 +140,24 @@ class SimulatedLayers:
 
     def quantizer(self, modules: Sequence[str]) -> Any:
         """Return the quantizer that leaves some modules in float."""
-        return litert.left_in_float(self._quantizer, modules)
+        return litert.left_in_float(self._quantizer, modules, self._kept(modules))
+
+    def _kept(self, modules: Sequence[str]) -> list[str]:
+        return litert.kept_inside(modules, self.layers, self._annotated.modules)
 
     def code(self, modules: Sequence[str]) -> str:
         """Return the code that makes the quantizer."""
-        calls = [f'.set_module_name("{module}", None)' for module in modules]
+        kept = self._kept(modules)
+        floats = [f'.set_module_name("{module}", None)' for module in modules]
         if self._preset is not None:
-            return litert.pt2e_preset_code(self._preset, calls)
+            inside = [f'.set_module_name("{module}", config)' for module in kept]
+            return litert.pt2e_preset_code(self._preset, [*inside, *floats])
+        inside = []
+        for module in kept:
+            named = litert.named_around(self._quantizer, module)
+            config = f'module_name_config["{named}"]' if named else "global_config"
+            inside.append(f'.set_module_name("{module}", quantizer.{config})')
+        calls = [*inside, *floats]
         return "\n".join(
             ["quantizer = (", "    quantizer", *(f"    {each}" for each in calls), ")"]
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 from typing import Any
@@ -22,6 +21,9 @@ from pytest_edgeq import (
     assert_within_budget,
     litert,
 )
+from pytest_edgeq.quantize import resolve
+from pytest_edgeq.quantize.mixed import planner, suggest
+from pytest_edgeq.tflite.ops import QDQ
 from tests.quantize.mixed import nets
 
 
@@ -33,7 +35,7 @@ def _from_code(maker: Edgeq, plan: MixedPrecisionPlan, quantizer: Any = None) ->
     names: dict[str, Any] = {"quantizer": own, "config": own}
     exec(plan.code, names)
     return nets.quantized_digits(
-        maker, names["config"] if "config =" in plan.code else names["quantizer"]
+        maker, names["quantizer"] if "quantizer =" in plan.code else names["config"]
     )
 
 
@@ -77,8 +79,6 @@ def test_the_file_of_the_code_keeps_the_budget(maker: Edgeq, quantizer: Any, bou
 
 
 def _without(maker: Edgeq, quantized: QuantizedModel, quantizer: Any, modules: list[str]) -> Any:
-    from pytest_edgeq.quantize.mixed import suggest
-
     request, quantizer = suggest._made_by(quantized, None)
     engine = suggest._engine(quantized, request, quantizer, None)
     return nets.quantized_digits(maker, engine.quantizer(modules))
@@ -98,9 +98,10 @@ def test_a_plan_of_the_default_preset(maker: Edgeq) -> None:
         """
 from litert_torch.quantize.pt2e_quantizer import PT2EQuantizer, get_symmetric_quantization_config
 
+config = get_symmetric_quantization_config(is_per_channel=True)
 quantizer = (
     PT2EQuantizer()
-    .set_global(get_symmetric_quantization_config(is_per_channel=True))
+    .set_global(config)
     .set_module_name("conv1", None)
     .set_module_name("fc", None)
 )"""
@@ -161,15 +162,13 @@ def test_layers_that_no_file_was_made_without_are_told(
     maker: Edgeq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time is over when the first file meets the goal: it may have layers that it needs not."""
-    from pytest_edgeq.quantize.mixed.planner import Planner
+    without_needless = planner.Planner._without_needless
 
-    without_needless = Planner._without_needless
-
-    def late(self: Planner, *arguments: Any) -> list[str]:
+    def late(self: planner.Planner, *arguments: Any) -> list[str]:
         self._search.deadline = 0
         return without_needless(self, *arguments)
 
-    monkeypatch.setattr(Planner, "_without_needless", late)
+    monkeypatch.setattr(planner.Planner, "_without_needless", late)
     quantized = nets.quantized_digits(maker)
     plan = maker.suggest_mixed_precision(quantized, nets.held_out(), Budget(sqnr_db=40))
 
@@ -250,12 +249,12 @@ def test_a_budget_that_only_float_keeps(maker: Edgeq) -> None:
 
 
 class _Block(nn.Module):
-    """A residual block, which litert-torch 0.10.0 cannot convert without `kept_layouts`."""
+    """A residual block."""
 
-    def __init__(self) -> None:
+    def __init__(self, act: type[nn.Module]) -> None:
         super().__init__()
-        self.pw, self.act = nn.Conv2d(8, 24, 1), nn.Hardswish()
-        self.dw, self.act2 = nn.Conv2d(24, 24, 3, padding=1, groups=24), nn.Hardswish()
+        self.pw, self.act = nn.Conv2d(8, 24, 1), act()
+        self.dw, self.act2 = nn.Conv2d(24, 24, 3, padding=1, groups=24), act()
         self.pwl = nn.Conv2d(24, 8, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -264,14 +263,14 @@ class _Block(nn.Module):
         return narrow + x
 
 
-def _residual() -> nn.Module:
+def _residual(act: type[nn.Module] = nn.Hardswish) -> nn.Module:
     """Build a net whose block has a wide channel, which its sum passes on."""
 
     def forward(self: Any, x: Tensor) -> Any:
         return self.tail(self.head(self.block(self.stem(x)))).mean((2, 3))
 
     def build() -> nn.Module:
-        stem, block = nn.Conv2d(3, 8, 3, padding=1), _Block()
+        stem, block = nn.Conv2d(3, 8, 3, padding=1), _Block(act)
         head, tail = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 4, 1)
         for parameter in block.pwl.parameters():
             parameter.data[0] *= 30
@@ -289,18 +288,68 @@ def test_a_layer_that_cannot_be_converted_in_float_stays_quantized(
     maker: Edgeq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The search goes on without it, and the plan says why."""
-    monkeypatch.setattr(litert.converter, "kept_layouts", contextlib.nullcontext)
+    run_flow = resolve.run_flow
+
+    def refused(request: Any, quantizer: Any) -> QuantizedModel:
+        if "tail" in quantizer.module_name_config:
+            raise RuntimeError("the converter refuses Residual: no layout\nfix: another")
+        return run_flow(request, quantizer)
+
+    monkeypatch.setattr(planner, "run_flow", refused)
     quantized = maker.quantize(
         _residual(), (_IMAGES[0],), quantizer=nets.PT2E, calibration=_CALIBRATION
     )
-    bound = maker.compare(quantized, _EVALUATION).total.sqnr_db + 3
+    bound = maker.compare(quantized, _EVALUATION).total.sqnr_db + 1
     plan = maker.suggest_mixed_precision(quantized, _EVALUATION, Budget(sqnr_db=bound))
 
     assert plan.is_met
-    assert "block" not in {layer.module for layer in plan.layers}
+    assert "tail" not in {layer.module for layer in plan.layers}
     (limit,) = plan.limits
-    assert limit.startswith("block cannot be left in float: the converter refuses Residual: ")
+    expected = "tail cannot be left in float: the converter refuses Residual: no layout"
+    assert limit == expected
     assert f"\nlimit: {limit}\n" in str(plan)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["preset", "own"])
+def test_the_sum_of_a_block_alone_is_left_in_float(maker: Edgeq, own: bool) -> None:
+    """Its convolutions stay quantized, with their activations, and the code says so."""
+    quantizer = litert.pt2e_preset(nets.PT2E) if own else nets.PT2E
+
+    def quantize(by: Any) -> QuantizedModel:
+        return maker.quantize(
+            _residual(nn.ReLU), (_IMAGES[0],), quantizer=by, calibration=_CALIBRATION
+        )
+
+    request, made_by = suggest._made_by(quantize(quantizer), None)
+    engine = suggest._engine(quantize(quantizer), request, made_by, None)
+    assert engine.layers["block"].weights == 0
+    code = engine.code(["block"])
+
+    config = "quantizer.global_config" if own else "config"
+    assert code.endswith(
+        f"""
+    .set_module_name("block.pw", {config})
+    .set_module_name("block.dw", {config})
+    .set_module_name("block.pwl", {config})
+    .set_module_name("block", None)
+)"""
+    )
+    names: dict[str, Any] = {"quantizer": copy.deepcopy(quantizer)}
+    exec(code, names)
+    again = quantize(names["quantizer"])
+    schemes = [(each.op, each.scheme) for each in again.op_dtypes if each.scheme != "integer"]
+    assert [op for op, scheme in schemes if scheme == "float" and op not in QDQ] == ["ADD"]
+    assert "RELU" not in dict(schemes)
+
+
+def test_layers_inside_are_kept_by_the_outermost_modules_around_them() -> None:
+    """Of those that the model calls, which a ModuleList is not; one in float has none around it."""
+    layers = ["a", "a.list.0", "a.list.0.x", "a.list.1.y", "b.c", "b.d"]
+    modules = {*layers, "a.list.1", "b"}
+
+    assert litert.kept_inside(["a"], layers, modules) == ["a.list.0", "a.list.1"]
+    assert litert.kept_inside(["a", "a.list.0", "a.list.1.y"], layers, modules) == ["a.list.0.x"]
+    assert litert.kept_inside(["b.c"], layers, modules) == []
 
 
 def test_an_op_without_int16_kernels_is_not_tried_with_them(maker: Edgeq) -> None:

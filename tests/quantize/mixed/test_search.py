@@ -117,18 +117,6 @@ def test_a_search_on_all_samples_starts_from_one_on_a_few() -> None:
     assert len(search.steps) == counts.count(32)  # the curve of the report has no other points
 
 
-def test_layers_of_a_block_go_with_it() -> None:
-    """They are left in float by the block's name."""
-    layers = {
-        "a.b": Layer("a.b", (), 1),
-        "c": Layer("c", (), 1),
-        "a": Layer("a", (), 1, includes=frozenset(["a.b"])),
-    }
-    search = _search(SimpleNamespace(layers=layers))
-
-    assert search.prune(["a", "c", "a.b"], {"a", "c"}.issubset) == ["c", "a"]
-
-
 def _errors(draw: np.random.Generator, wide: Any) -> StageErrors:
     """Draw the noise of 32 samples of 100 elements."""
     sums = StageAccumulator([IOSpec("y", 0.1)])
