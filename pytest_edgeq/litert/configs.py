@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +23,12 @@ WEIGHT_ALONE = "edgeq_weight_alone"
 
 # Our metadata of annotated nodes, besides torchao's annotation.
 NODE_METADATA = (LEFT_IN_FLOAT, WEIGHT_ALONE)
+
+FOLLOWERS = (
+    *("relu", "relu_", "hardtanh", "hardtanh_", "mean", "flatten", "adaptive_avg_pool2d"),
+    *("permute", "permute_copy", "squeeze", "squeeze_copy", "view", "view_copy", "slice_copy"),
+)
+"""Names of torch's ops that the quantizers fuse with the op before, or that keep its scale."""
 
 _Key = tuple[str, Hashable]
 
@@ -198,10 +204,13 @@ def _keys(model: Any, configs: Mapping[_Key, Any]) -> dict[Any, set[_Key]]:
     keys: dict[Any, set[_Key]] = {}
     for node in _calls(model):
         key = _key(node, configs)
-        fused = op_name(node) in ("relu", "relu_")
-        # A ReLU has no pattern of its own: it follows the op before, unless it is to stay in float.
-        if fused and node.args[0] in keys and not _stays_in_float(key, keys[node.args[0]], configs):
-            keys[node] = keys[node.args[0]]
+        before = keys.get(node.args[0], set()) if op_name(node) in FOLLOWERS else set()
+        is_float = key != _GLOBAL and configs[key] is None
+        fused = op_name(node) in ("relu", "relu_") and not is_float
+        # A config of None for a block is not meant for layers inside it with configs of their own.
+        is_kept = is_float and any(_is_inside(key, each) for each in before)
+        if before and (fused or is_kept):
+            keys[node] = before
         else:
             keys[node] = {key}
     for node in model.graph.nodes:
@@ -210,14 +219,10 @@ def _keys(model: Any, configs: Mapping[_Key, Any]) -> dict[Any, set[_Key]]:
     return keys
 
 
-def _stays_in_float(key: _Key, before: Iterable[_Key], configs: Mapping[_Key, Any]) -> bool:
-    """Return whether a ReLU is not fused with the op before, by a config of None."""
-    if key == _GLOBAL or configs[key] is not None:
-        return False
-    # A config of None for a block is not meant for layers inside it with configs of their own.
-    method = "set_module_name"
-    inside = [str(name).startswith(f"{key[1]}.") for each, name in before if each == method]
-    return key[0] != method or not any(inside)
+def _is_inside(outer: _Key, inner: _Key) -> bool:
+    """Return whether a config is that of a module inside another one, both by name."""
+    is_name = outer[0] == inner[0] == "set_module_name"
+    return is_name and str(inner[1]).startswith(f"{outer[1]}.")
 
 
 def _key(node: Any, configs: Mapping[_Key, Any]) -> _Key:

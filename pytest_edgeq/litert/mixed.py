@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytest_edgeq.litert.configs import NODE_METADATA, RefusedError
+from pytest_edgeq.litert.configs import FOLLOWERS, NODE_METADATA, RefusedError, op_name
 from pytest_edgeq.litert.exported import drop_guards
 from pytest_edgeq.litert.libraries import pt2e_module, quiet
 from pytest_edgeq.litert.pt2e_graphs import annotate, rewrite_exported
@@ -89,7 +89,7 @@ def kept_inside(
 
     Args:
         floats: Modules whose own ops are left in float.
-        layers: All modules with quantized ops of their own.
+        layers: All modules with quantized ops of their own, to which a config applies.
         modules: All modules of the graph.
     """
     found: dict[str, None] = {}
@@ -175,6 +175,11 @@ class AnnotatedGraph:
         """The paths of the modules that the model calls."""
         stacks = (node.meta.get("nn_module_stack", {}) for node in self._graph.graph.nodes)
         return {path for stack in stacks for path, _ in stack.values()}
+
+    @property
+    def followers(self) -> set[str]:
+        """The names of the ops that are quantized with the op before; see `FOLLOWERS`."""
+        return {node.name for node in self._graph.graph.nodes if op_name(node) in FOLLOWERS}
 
     def layers(self, made: Roundings) -> dict[str, str]:
         """

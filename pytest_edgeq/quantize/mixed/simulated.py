@@ -143,7 +143,9 @@ class SimulatedLayers:
         return litert.left_in_float(self._quantizer, modules, self._kept(modules))
 
     def _kept(self, modules: Sequence[str]) -> list[str]:
-        return litert.kept_inside(modules, self.layers, self._annotated.modules)
+        followers = self._annotated.followers
+        layers = [name for name, each in self.layers.items() if not followers.issuperset(each.ops)]
+        return litert.kept_inside(modules, layers, self._annotated.modules)
 
     def code(self, modules: Sequence[str]) -> str:
         """Return the code that makes the quantizer."""
