@@ -158,7 +158,7 @@ class Search:
         return sorted(possible, key=lambda each: (-shared[each] / self._cost(each), each))
 
     def _by_gain(self, first: Sequence[str], rest: Sequence[str]) -> list[str]:
-        """Sort layers by what each gains for a byte beside the first, on a few samples."""
+        """Sort layers by the gain per byte of each together with the first, on a few samples."""
         gains: dict[str, float] = {}
         with contextlib.suppress(OutOfTimeError):
             base = self.measured(first, FEW).sqnr_db
