@@ -343,7 +343,7 @@ def test_the_sum_of_a_block_alone_is_left_in_float(
 
 
 def test_layers_inside_are_kept_by_the_outermost_modules_around_them() -> None:
-    """Of those that the model calls, which a ModuleList is not; one in float has none around it."""
+    """Modules that the model does not call, such as a ModuleList, get no config."""
     layers = ["a", "a.list.0", "a.list.0.x", "a.list.1.y", "b.c", "b.d"]
     modules = {*layers, "a.list.1", "b"}
 
