@@ -170,13 +170,13 @@ class AnnotatedGraph:
         self._samples = samples
         self._ranges: dict[tuple[Any, ...], Rounding | None] = {}
 
-    @property
+    @functools.cached_property
     def modules(self) -> set[str]:
         """The paths of the modules that the model calls."""
         stacks = (node.meta.get("nn_module_stack", {}) for node in self._graph.graph.nodes)
         return {path for stack in stacks for path, _ in stack.values()}
 
-    @property
+    @functools.cached_property
     def followers(self) -> set[str]:
         """The names of the ops that are quantized with the op before; see `FOLLOWERS`."""
         return {node.name for node in self._graph.graph.nodes if op_name(node) in FOLLOWERS}

@@ -98,7 +98,8 @@ class Search:
         if not self.meets(most):
             return None
         if not first and len(self.samples) > 2 * FEW:
-            few = replace(self, samples=self.samples[:FEW], steps=[], _known={}, _nearest=None)
+            # What it measures is known here, too; the curve has points on all samples alone.
+            few = replace(self, samples=self.samples[:FEW], steps=[], _nearest=None)
             first = few.choose() or ()
         rest = [each for each in most if each not in first]
         ranked = [*first, *(self._by_gain(first, rest) if first else rest)]
@@ -160,7 +161,7 @@ class Search:
     def _by_gain(self, first: Sequence[str], rest: Sequence[str]) -> list[str]:
         """Sort layers by the gain per byte of each together with the first, on a few samples."""
         gains: dict[str, float] = {}
-        with contextlib.suppress(OutOfTimeError):
+        with contextlib.suppress(OutOfTimeError):  # those not measured come last, small ones first
             base = self.measured(first, FEW).sqnr_db
             for module in rest:
                 gains[module] = self.measured([*first, module], FEW).sqnr_db - base

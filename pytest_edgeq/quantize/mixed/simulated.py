@@ -57,12 +57,12 @@ class SimulatedLayers:
                 yield sample.args, sample.kwargs
 
         self._annotated = litert.AnnotatedGraph(exported, self._quantizer, samples)
-        self.layers: dict[str, Layer] = {}
+        self.layers: dict[str, Layer] = {}  # unknown until the quantizer itself has annotated
         self._known: dict[frozenset[str], Roundings] = {}
         self._add([frozenset()])
         self._made = self._known[frozenset()]
         self._graph = self._annotated.graph
-        self.layers |= self._layers()
+        self.layers = self._layers()
 
     def _layers(self) -> dict[str, Layer]:
         ops: dict[str, list[str]] = {}

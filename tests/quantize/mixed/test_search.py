@@ -145,7 +145,8 @@ def test_few_samples_refuse_a_choice_that_is_clearly_worse_than_another() -> Non
     engine: Any = SimpleNamespace(
         layers={name: Layer(name, (), 1) for name in "ab"}, precision="float"
     )
-    search = Search(engine, goal, [SimpleNamespace()] * 32, LayerNoise.of((), 1), 0)  # type: ignore[list-item]
+    samples: Any = [SimpleNamespace()] * 32
+    search = Search(engine, goal, samples, LayerNoise.of((), 1), 0)
     counts.clear()
 
     assert search.meets("ab")
