@@ -115,9 +115,12 @@ class Measuring:
             chosen, notes = judge_choices(quantized, localizer, self.comparison)
             self.findings += chosen
             self._verdict.notes += notes
-        self.layers = None if localizer is None else localizer.result()
+        if localizer is not None:
+            self.layers = localizer.result()
+            self._verdict.notes += localizer.notes
+        # Its interpreters are released before the runtimes' are opened again.
+        localizer = self._localizer = None
         self.agreed = self._agreement.result()
-        self._verdict.notes += [] if localizer is None else localizer.notes
         refusals = [*self._refusals, *self.agreed.unable]
         self._verdict.add(*grouped(refusals), *self.agreed.differences)
 

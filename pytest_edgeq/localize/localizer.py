@@ -137,8 +137,9 @@ class Localizer:
             )
         self.quantized = quantized
         self._runtime = runtime
-        quantized.edge.restart()
-        self._runner = quantized.edge.runner(runtime, keep=True)
+        # A clone, whose interpreters with all tensors go with this object.
+        self._edge = quantized.edge.clone()
+        self._runner = self._edge.runner(runtime, keep=True)
         self.subgraph = quantized.graph.subgraphs[quantized.edge.signature.subgraph]
         self._masking = list(masking_ops(self.subgraph))
         self._masks: dict[int, Finding] = {}
@@ -179,7 +180,7 @@ class Localizer:
 
     def prepare(self, form: EdgeFile) -> None:
         """Prepare to measure ops against a float form, without comparing it with torch."""
-        edge = self.quantized.edge
+        edge = self._edge
         self.form = form
         self.pairs = paired(edge, form)
         self._structure = Structure(edge, form, self.pairs)
