@@ -94,7 +94,7 @@ class OpGroup:
                 self._constants(),
             )
             names = {(0, number): self._where(op) for number, op in enumerate(cut.ops)}
-            copied = Copied(ALONE, names)
+            copied = Copied(ALONE, names, is_part=True)
             self._opened = (
                 cut,
                 EdgeFile(cut.content, threads=edge.threads, runtimes=edge.runtimes, copied=copied),

@@ -151,6 +151,7 @@ class EdgeFile:
             self.modules,
             keep=keep,
             foreign=self.foreign,
+            is_part=self._copied is not None and self._copied.is_part,
             interpreters=self._interpreters,
         )
 

@@ -51,6 +51,7 @@ class Opening:
     modules: ModulePaths | None = None  # to name ops
     keep: bool = False  # whether to keep every intermediate tensor
     foreign: bool = False  # whether the file was made elsewhere
+    is_part: bool = False  # whether its ops have run in a whole file, on the same kernels
     # interpreters by runtime that run all signatures of the file; None for one a signature
     interpreters: dict[str, Any] | None = None
 

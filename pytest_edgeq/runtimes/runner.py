@@ -65,6 +65,7 @@ class Copied:
     what: str  # name of the file in texts
     # by subgraph and index of its ops, their names in the user's file
     ops: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    is_part: bool = False  # whether the ops have run in the whole file before
 
 
 class Runner:

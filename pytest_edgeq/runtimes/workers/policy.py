@@ -9,7 +9,7 @@ import json
 import os
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -80,7 +80,8 @@ class Isolation:
 
     def open(self, opening: Opening) -> Engine:
         """Open a file, or raise a CrashedError."""
-        is_known = not opening.foreign and opening.runtime == DEFAULT_RUNTIME
+        is_part = opening.is_part and opening.own is None
+        is_known = is_part or (not opening.foreign and opening.runtime == DEFAULT_RUNTIME)
         if self._mode == "off" or opening.target is not None or (is_known and not self.is_on):
             return open_here(opening)
         try:
@@ -93,10 +94,14 @@ class Isolation:
         # Only now, as this module is imported by every session.
         from pytest_edgeq.runtimes.workers.remote_engine import IsolatedEngine, TriedEngine
 
-        isolated = functools.partial(IsolatedEngine, opening, self.child, self._seconds, own)
+        isolated = functools.partial(
+            IsolatedEngine, worker=self.child, seconds=self._seconds, own=own
+        )
         if self.is_on:
-            return isolated()
-        return TriedEngine(opening, isolated, lambda: self._remember(key))
+            return isolated(opening)
+        # The tensors of a trial are not read: without them it takes less memory.
+        trial = functools.partial(isolated, replace(opening, keep=False))
+        return TriedEngine(opening, trial, lambda: self._remember(key))
 
     def build(self, content: Buffer, *, foreign: bool) -> None:
         """Build an interpreter of a file that nothing has looked at, or raise a CrashedError."""

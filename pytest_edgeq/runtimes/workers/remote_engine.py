@@ -314,12 +314,11 @@ class IsolatedEngine(RemoteEngine):
         super().__init__(opening, bound, is_trial=is_trial)
 
     def _make_file(self) -> RemoteFile:
-        """Return a file; a user's own runtime reads it by a path."""
+        """Return a file with a path: a link would copy it, and the worker maps it."""
         file = super()._make_file()
-        if self._own is not None:
-            # Not written by the worker, where it would stay when that dies.
-            file.source, remove = on_disk(file.source)
-            weakref.finalize(file, remove)
+        # Not written by the worker, where it would stay when that dies.
+        file.source, remove = on_disk(file.source)
+        weakref.finalize(file, remove)
         return file
 
     def _use(self, request: Callable[[Link], _Result]) -> _Result:

@@ -14,6 +14,7 @@ import pytest
 from fixtures.models import ConvBnRelu, samples, seeded
 from fixtures.tflite import make, stacks
 from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq.localize.single_ops import SingleOps
 from pytest_edgeq.names import RUNTIMES
 from pytest_edgeq.quantize.cache.directory import CacheLog
 from pytest_edgeq.runtimes.workers import policy
@@ -119,6 +120,20 @@ def test_a_file_that_the_flow_made_runs_here_on_the_default_runtime(
     assert len(policy._survived) == 1
     model.with_tflite(model.tflite).run(*sample)
     assert len(policy._survived) == 3
+
+
+def test_ops_alone_are_not_tried_after_the_whole_file(
+    makers: dict[str, tuple[Edgeq, QuantizedModel]],
+) -> None:
+    """They have run in it, on the same kernels."""
+    _, model = makers["auto"]
+    (sample,) = samples(ConvBnRelu, 1)
+    ops = SingleOps(model.edge)
+    arrays = [each.numpy() for each in sample]
+    for group in ops.groups(model.edge.encode(model.input_names, arrays)):
+        assert group.run("builtin")
+    ops.close()
+    assert len(policy._survived) == 1
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES[:4])
