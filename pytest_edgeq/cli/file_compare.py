@@ -50,7 +50,7 @@ def compare_files(
         name=name,
         flow="prebuilt",
         runtime=runtime,
-        total=measurement.stages()["total"],
+        total=measurement.results()["total"],
         health=(
             *measurement.findings(),
             *static_findings(edge),

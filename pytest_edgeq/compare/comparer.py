@@ -149,11 +149,12 @@ class Comparer:
 
     def update_all(self, samples: Iterator[Sample], threads: int) -> None:
         """Measure samples, in order if the first one changes the reference's state."""
-        self._runner.prepare()  # on all cores, as no sum is in it
-        is_remote = self._quantized.edge.runtimes.target_of(self._runtime) is not None
-        if isinstance(self._quantized, (LanguageModel, EncoderDecoder)):
-            threads = 1  # each interpreter of a large model holds its weights; it uses all cores
-        at_once = AtOnce(threads, is_remote=is_remote)
+        at_once = AtOnce(1, is_remote=False)
+        if isinstance(self._runner, SampleRunner):
+            self._runner.prepare()  # on all cores, as no sum is in it
+            is_remote = self._quantized.edge.runtimes.target_of(self._runtime) is not None
+            at_once = AtOnce(threads, is_remote=is_remote)
+        # A language model one by one: each interpreter holds its weights, and uses all cores.
         with on_one_thread():
             if begin(samples, self._quantized, at_once.workers, self.update):
                 self._update_together(samples, at_once)
@@ -204,7 +205,6 @@ class Comparer:
         fingerprint = self._digest.hexdigest()
         if self._by_sample:
             fingerprint = measurement.evaluated.fingerprint(quantized.input_names)
-        stages: dict[str, Any] = measurement.stages()
         return Comparison(
             name=quantized.name,
             flow=quantized.flow,
@@ -226,11 +226,8 @@ class Comparer:
                 quantized.float_model,
                 dict(zip(quantized.input_names, measurement.ranges, strict=True)),
             ),
-            points=measurement.points(),
-            positions=measurement.positions(),
-            caches=measurement.caches(),
             quantized=quantized,
-            **stages,
+            **measurement.results(),
         )
 
     def _digest_sample(self, arrays: Arrays) -> None:

@@ -17,16 +17,13 @@ from pytest_edgeq.compare.foreign import is_keras, keras_output_names
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import call_reference, in_file_order
 from pytest_edgeq.compare.samples import Sample
-from pytest_edgeq.numerics.cache_errors import CacheErrors
 from pytest_edgeq.numerics.checks import UNKNOWN, Calibration
 from pytest_edgeq.numerics.comparison import PointSample, WorstSamples
 from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.numerics.health import InputHealth, OutputHealth
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB, Side, sqnr_db
-from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.numerics.samples import EvaluatedLedger, SampleLedger
-from pytest_edgeq.numerics.token_errors import PositionErrors
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.boundary import code_range, qparams
 from pytest_edgeq.tflite.choices import choices
@@ -60,7 +57,7 @@ class SampleRunner:
     ) -> None:
         self._quantized, self._runtime = quantized, runtime
         self._cores = contextlib.nullcontext() if cores is None else cores
-        self._edge, self._between = quantized.edge, _between(quantized)
+        self._edge, self._between = quantized.edge, float_file_between(quantized)
         self._simulated: torch.nn.Module | None = None
         self._is_named = False
         """Whether the reference names its outputs as the file does."""
@@ -205,7 +202,7 @@ class Measurement:
         return cls(
             quantized.edge,
             quantized.input_names,
-            _sides(quantized),
+            sides_of(quantized),
             averaged=quantized.flow in AVERAGING,
             keeps_points=keeps_points,
             ledger=quantized.ledger,
@@ -257,21 +254,10 @@ class Measurement:
         self.overlap += other.overlap
         self._widen(other.ranges)
 
-    def points(self) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
-        """Return the kept elements, by output and side."""
-        return {name: points.result() for name, points in self._points.items()}
-
-    def positions(self) -> dict[str, PositionErrors]:
-        """Return nothing: samples are no sequences of tokens."""
-        return {}
-
-    def caches(self) -> dict[str, CacheErrors]:
-        """Return nothing: there is no cache."""
-        return {}
-
-    def stages(self) -> dict[str, StageErrors]:
-        """Return the errors of every stage of the flow."""
-        return {name: accumulator.result() for name, accumulator in self._stages.items()}
+    def results(self) -> dict[str, Any]:
+        """Return the errors of every stage and kept elements, by attribute of a `Comparison`."""
+        stages: dict[str, Any] = {name: each.result() for name, each in self._stages.items()}
+        return {**stages, "points": {name: each.result() for name, each in self._points.items()}}
 
     def findings(self, calibration: Calibration = UNKNOWN) -> list[Finding]:
         """Return the findings on inputs and outputs."""
@@ -290,12 +276,12 @@ def _range(array: np.ndarray[Any, Any]) -> tuple[float, float]:
     return least, greatest
 
 
-def _between(quantized: QuantizedModel) -> EdgeFile | None:
+def float_file_between(quantized: QuantizedModel) -> EdgeFile | None:
     """Return the float file between reference and file, unless it is the reference."""
     return None if quantized.is_float_file_reference else quantized.float_edge
 
 
-def _sides(quantized: QuantizedModel) -> dict[str, tuple[str, str]]:
+def sides_of(quantized: QuantizedModel) -> dict[str, tuple[str, str]]:
     """Return the stages of the flow, each with its reference and its actual side."""
     stages = {"total": ("float", "edge")}
     if quantized.simulated is not None:

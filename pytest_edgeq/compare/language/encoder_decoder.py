@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.compare.foreign import FileReference
 from pytest_edgeq.compare.language.model import SequenceSpec
 from pytest_edgeq.compare.language.runner import Pass, SequenceOutputs
-from pytest_edgeq.compare.language.stepping import HIDDEN
+from pytest_edgeq.compare.language.stepping import attention_mask
+from pytest_edgeq.compare.measurement import float_file_between
 from pytest_edgeq.compare.quantized import QuantizedModel, SignatureReference
 from pytest_edgeq.compare.reference import call_reference, in_file_order
-from pytest_edgeq.compare.samples import InputSpec, Sample, SampleSpec
+from pytest_edgeq.compare.samples import Sample, SampleSpec
 from pytest_edgeq.names import readable
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
@@ -150,11 +150,9 @@ class PairSpec(SampleSpec):
     @classmethod
     def of(cls, encoder: SampleSpec, wiring: Wiring) -> PairSpec:
         """Return the spec of samples for both signatures."""
-        ids = InputSpec("tokens", (1, -1), "int64", any_integer=True)
         room = sys.maxsize if wiring.room is None else wiring.room
-        decoder = SequenceSpec((ids,), {}, vocabulary=wiring.vocabulary, room=room)
-        inputs = (*encoder.inputs, ids)
-        return cls(inputs, {}, encoder=encoder, decoder=decoder)
+        decoder = SequenceSpec.of(wiring.vocabulary, room)
+        return cls((*encoder.inputs, *decoder.inputs), {}, encoder=encoder, decoder=decoder)
 
     def bind(self, sample: Any, where: str) -> Sample:
         """Return the encoder's inputs and the token ids, checked."""
@@ -221,25 +219,8 @@ class EncoderDecoder(QuantizedModel):
         return PairSpec.of(self._references[ENCODE].spec, self.wiring)
 
     @property
-    def float_steps(self) -> EdgeFile | None:
-        """The float file."""
-        return self.float_edge
-
-    @property
-    def float_model(self) -> Callable[..., Any] | None:
-        """The reference of `decode`; None where it is the float file."""
-        reference = self._references[DECODE].float_model
-        return None if isinstance(reference, FileReference) and reference.is_form else reference
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether there is something to compare the file with."""
-        return self._references[DECODE].float_model is not None
-
-    @property
-    def is_float_file_reference(self) -> bool:
-        """Whether the float file is the only reference."""
-        return self.has_reference and self.float_model is None
+    def simulated(self) -> None:
+        """None: the quantized torch graphs are not run."""
 
     def reference_of(self, key: str) -> SignatureReference:
         """Return the reference of a signature."""
@@ -252,17 +233,15 @@ class EncoderDecoderRunner:
     def __init__(self, model: EncoderDecoder, runtime: str) -> None:
         self._model, self._runtime = model, runtime
 
-    def prepare(self) -> None:
-        """Do nothing: nothing is shared."""
-
     def run(self, sample: Sample, index: int) -> SequenceOutputs:
         """Run one sample."""
-        model, values = self._model, {}
-        if model.float_model is not None:
-            values["float"] = self._run(self._call_reference, sample)
-        if model.float_edge is not None:
-            values["float_tflite"] = self._run(self._caller(model.float_edge), sample)
-        values["edge"] = self._run(self._caller(model.edge), sample)
+        model = self._model
+        values = {
+            "float": self._run(self._call_reference, sample),
+            "edge": self._run(self._caller(model.edge), sample),
+        }
+        if (float_edge := float_file_between(model)) is not None:
+            values["float_tflite"] = self._run(self._caller(float_edge), sample)
         shapes = {side: each.logits.shape for side, each in values.items()}
         if len(set(shapes.values())) > 1:
             raise ValueError(
@@ -309,7 +288,8 @@ class EncoderDecoderRunner:
             padded = np.pad(chunk, (0, wiring.length - len(chunk)))
             fed = {wiring.tokens: padded, wiring.positions: at[:1]}
             if wiring.mask is not None:
-                fed[wiring.mask] = _mask(specs[wiring.mask], at)
+                mask = specs[wiring.mask]
+                fed[wiring.mask] = attention_mask(mask.dtype, at, mask.shape[-1])
             for name in filter(None, fed):
                 inputs[name] = fed[name].astype(specs[name].dtype).reshape(specs[name].shape)
             outputs = call(DECODE, inputs)
@@ -317,12 +297,6 @@ class EncoderDecoderRunner:
             logits = outputs[wiring.logits]
             rows.append(logits.reshape(-1, logits.shape[-1])[: len(chunk)].astype(np.float32))
         return Pass(np.concatenate(rows))
-
-
-def _mask(spec: InputSpec, at: Array) -> Array:
-    """Return which positions each token sees: all up to its own."""
-    seen = np.arange(spec.shape[-1]) <= at[:, None]
-    return seen if spec.dtype == "bool" else np.where(seen, 0.0, HIDDEN[4])
 
 
 def _names(io_tensors: Sequence[SignatureTensor]) -> list[str]:

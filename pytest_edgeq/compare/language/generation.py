@@ -11,7 +11,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.compare.language.layout import CacheLayout
 from pytest_edgeq.compare.language.model import LanguageModel, as_sequences
 from pytest_edgeq.compare.language.runner import call_with_cache, new_cache, reference_pass
 from pytest_edgeq.compare.language.stepping import CacheSession
@@ -140,23 +139,23 @@ class Generation:
         }
 
 
-class _OfFile:
+class _OfFile(CacheSession):
     """A file that reads the prompt as a runtime does, then token by token."""
-
-    def __init__(self, layout: CacheLayout, runtime: str) -> None:
-        self._session = CacheSession(layout, runtime)
 
     def greedy(self, prompt: Array, steps: int) -> list[int]:
         """Return the most likely tokens after a prompt."""
-        return self._session.greedy(prompt, steps)
+        self.read(prompt[:-1])
+        found = [int(prompt[-1])]
+        while len(found) <= steps:
+            found.append(int(self.decode_all(found[-1:])[-1].argmax()))
+        return found[1:]
 
     def logits(self, prompt: Array, tokens: list[int]) -> Array:
         """Return the logits of `decode` in the prompt, and behind a prefill after it."""
-        session, last = self._session, np.array([prompt[-1], *tokens])
-        session.reset()
-        of_prompt = session.decode_all(prompt[:-1])
-        session.read(prompt[:-1])
-        return np.concatenate([of_prompt, session.decode_all(last)])
+        self.reset()
+        of_prompt = self.decode_all(prompt[:-1])
+        self.read(prompt[:-1])
+        return np.concatenate([of_prompt, self.decode_all([prompt[-1], *tokens])])
 
 
 class _OfReference:

@@ -12,7 +12,8 @@ import numpy as np
 from pytest_edgeq.compare.foreign import FileReference
 from pytest_edgeq.compare.language.layout import CacheLayout, layouts_of
 from pytest_edgeq.compare.quantized import QuantizedModel, SignatureReference
-from pytest_edgeq.compare.samples import InputSpec, Sample, SampleSpec
+from pytest_edgeq.compare.samples import InputSpec, Sample, SampleSpec, as_array, is_tensor
+from pytest_edgeq.names import readable
 from pytest_edgeq.numerics.arrays import kind_of
 from pytest_edgeq.runtimes.edge import EdgeFile
 
@@ -28,17 +29,10 @@ class SequenceSpec(SampleSpec):
     room: int = 0
 
     @classmethod
-    def of(cls, layout: CacheLayout, tokenizer: Tokenizer | None) -> SequenceSpec:
-        """Return the spec of the sequences that a file can read."""
-        logits = next(e for e in layout.decode.edge.signature.outputs if e.name == "logits")
-        return cls(
-            (InputSpec("tokens", (1, -1), "int64", any_integer=True),),
-            {},
-            ("tokens",),
-            tokenizer=tokenizer,
-            vocabulary=int(logits.tensor.shape[-1]),
-            room=layout.cache_length,
-        )
+    def of(cls, vocabulary: int, room: int, tokenizer: Tokenizer | None = None) -> SequenceSpec:
+        """Return the spec of sequences of at most `room` tokens."""
+        ids = InputSpec("tokens", (1, -1), "int64", any_integer=True)
+        return cls((ids,), {}, ("tokens",), tokenizer=tokenizer, vocabulary=vocabulary, room=room)
 
     def bind(self, sample: Any, where: str) -> Sample:
         """Return the sequence as token ids [1, length], checked."""
@@ -47,25 +41,16 @@ class SequenceSpec(SampleSpec):
                 raise TypeError(
                     f"{where}: expected token ids, got text; give the tokenizer: tokenizer="
                 )
-            found = self.tokenizer(sample)
-            sample = found["input_ids"] if isinstance(found, Mapping) else found
-        elif isinstance(sample, Mapping) and "input_ids" in sample:  # as a tokenizer returns it
-            sample = sample["input_ids"]
-        if isinstance(sample, (tuple, list)) and len(sample) == 1 and not np.isscalar(sample[0]):
-            sample = sample[0]
-        if hasattr(sample, "detach"):
-            sample = sample.detach().cpu().numpy()
-        ids = np.asarray(sample)
-        if (
-            ids.dtype.kind not in "iu"
-            or ids.ndim not in (1, 2)
-            or (ids.ndim == 2) > (len(ids) == 1)
-        ):
+            sample = self.tokenizer(sample)
+        if isinstance(sample, Mapping):  # as a tokenizer returns it
+            sample = sample.get("input_ids")
+        ids = np.atleast_2d(as_array(sample) if is_tensor(sample) else np.asarray(sample))
+        if ids.dtype.kind not in "iu" or ids.ndim != 2 or len(ids) != 1:
             raise TypeError(
                 f"{where}: expected one sequence of token ids, got {kind_of(sample)} of "
                 f"{ids.dtype} {list(ids.shape)}"
             )
-        ids = ids.reshape(1, -1).astype(np.int64)
+        ids = ids.astype(np.int64)
         if ids.size < 2:
             raise ValueError(f"{where}: expected 2 tokens or more, got {ids.size}")
         if not 0 <= ids.min() <= ids.max() < self.vocabulary:
@@ -127,10 +112,7 @@ class LanguageModel(QuantizedModel):
             name=name,
             flow="prebuilt",
             float_edge=None if float_steps is None else float_steps.decode.edge,
-            references={
-                each.key: SignatureReference(SampleSpec.of_signature(each))
-                for each in steps.decode.edge.graph.signatures
-            },
+            references={steps.decode.edge.key: SignatureReference(self.spec)},
             **rest,
         )
 
@@ -167,7 +149,9 @@ class LanguageModel(QuantizedModel):
     @property
     def spec(self) -> SampleSpec:
         """A sequence of token ids."""
-        return SequenceSpec.of(self.steps, self._tokenizer)
+        outputs = {each.name: each for each in self.steps.decode.edge.signature.outputs}
+        vocabulary = int(outputs["logits"].tensor.shape[-1])
+        return SequenceSpec.of(vocabulary, self.steps.cache_length, self._tokenizer)
 
     @property
     def float_model(self) -> Callable[..., Any] | None:
@@ -212,37 +196,29 @@ class LanguageModel(QuantizedModel):
 
         Its reference is that of the float file.
         """
-        edge = _section(self.sections, name) or _whole(self.edge)
+        edge = (_section(self.sections, name) or self.edge).at(name)
         float_edge = _section(self.float_sections, name)
-        known = () if float_edge is None else [each.key for each in float_edge.graph.signatures]
-        plain = QuantizedModel(
+        reference = None
+        if float_edge is not None:
+            float_edge = float_edge.at(name)
+            reference = FileReference(float_edge, is_form=True)
+        spec = SampleSpec.of_signature(edge.signature)
+        return QuantizedModel(
             edge,
-            name=self.name,
+            name=f"{self.name}[{readable(name)}]",
             flow=self.flow,
             float_edge=float_edge,
-            references={
-                each.key: SignatureReference(
-                    SampleSpec.of_signature(each),
-                    FileReference(float_edge.at(each.key), is_form=True)
-                    if float_edge is not None and each.key in known
-                    else None,
-                )
-                for each in edge.graph.signatures
-            },
+            references={edge.signature.key: SignatureReference(spec, reference)},
             runtime=self._runtime,
             directory=self._directory,
             threads=self.threads,
             executor=self._executor,
         )
-        return plain.signature(name)
 
 
 def _section(sections: Mapping[str, EdgeFile], name: str) -> EdgeFile | None:
-    """Return the section that has a signature of this name."""
-    found = (e for e in sections.values() if any(each.key == name for each in e.graph.signatures))
-    return next(map(_whole, found), None)
-
-
-def _whole(edge: EdgeFile) -> EdgeFile:
-    """Return a file with no signature chosen, and interpreters of its own."""
-    return EdgeFile(edge.graph, modules=edge.modules, runtimes=edge.runtimes, foreign=True)
+    """Return the section that has a signature of this name, with interpreters of its own."""
+    for edge in sections.values():
+        if any(each.key == name for each in edge.graph.signatures):
+            return EdgeFile(edge.graph, modules=edge.modules, runtimes=edge.runtimes, foreign=True)
+    return None

@@ -12,15 +12,16 @@ import numpy.typing as npt
 
 from pytest_edgeq.compare.language.model import LanguageModel
 from pytest_edgeq.compare.language.stepping import CacheSession, same_db
+from pytest_edgeq.compare.measurement import sides_of
+from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import as_tensor, call_reference, no_grad, torch_module
 from pytest_edgeq.compare.samples import Sample, as_array
 from pytest_edgeq.numerics.cache_errors import CacheErrors
 from pytest_edgeq.numerics.checks import UNKNOWN, Calibration
 from pytest_edgeq.numerics.comparison import WorstSamples
 from pytest_edgeq.numerics.findings import PREFILL_DIFFERS, Finding, Harm, Place
-from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.numerics.samples import EvaluatedLedger
-from pytest_edgeq.numerics.token_errors import PositionErrors, TokenAccumulator, TokenErrors
+from pytest_edgeq.numerics.token_errors import TokenAccumulator, TokenErrors
 
 Array = npt.NDArray[Any]
 
@@ -84,37 +85,22 @@ class LanguageRunner:
             if layout is not None
         }
 
-    def clone(self, cores: object = None) -> LanguageRunner:
-        """Return the runner with interpreters of its own."""
-        del cores
-        return LanguageRunner(self._model.clone(), self._runtime)
-
-    def prepare(self) -> None:
-        """Do nothing: nothing is shared."""
-
     def run(self, sample: Sample, index: int) -> SequenceOutputs:
         """Run one sequence."""
-        tokens = sample.arrays()[0][0]
-        values = {}
-        if self._model.float_model is not None:
-            values["float"] = self.reference(sample, index)
-        for side, session in self._sessions.items():
-            values[side] = file_pass(session, tokens)
-        return SequenceOutputs(tokens, values)
-
-    def reference(self, sample: Sample, index: int) -> Pass:
-        """Run the reference over the whole sequence."""
-        model = self._model
-        assert model.float_model is not None, "unreachable because callers have looked"
-        found = reference_pass(model.float_model, sample, model.steps.axes)
-        expected = (sample.arrays()[0].size, model.spec.vocabulary)  # type: ignore[attr-defined]
-        if found.logits.shape != expected:
+        model, tokens = self._model, sample.arrays()[0][0]
+        values = {side: file_pass(session, tokens) for side, session in self._sessions.items()}
+        if model.float_model is None:
+            values["float"] = values["float_tflite"]
+            return SequenceOutputs(tokens, values)
+        values["float"] = reference_pass(model.float_model, sample, model.steps.axes)
+        given, expected = (values[side].logits.shape for side in ("float", "edge"))
+        if given != expected:
             raise ValueError(
                 f"{model.name}: logits of evaluation sample {index}: the file gives "
-                f"{list(expected)}, the reference {list(found.logits.shape)}\n"
+                f"{list(expected)}, the reference {list(given)}\n"
                 "cause: the file was made from another model, or its vocabulary is padded"
             )
-        return found
+        return SequenceOutputs(tokens, values)
 
 
 def new_cache(reference: Callable[..., Any]) -> Any:
@@ -156,30 +142,6 @@ def _rows(logits: Array) -> Array:
     return logits.reshape(-1, logits.shape[-1])
 
 
-# By stage, its reference and its actual side.
-_STAGES = {
-    "conversion": ("float", "float_tflite"),
-    "quantization": ("float_tflite", "edge"),
-    "total": ("float", "edge"),
-}
-
-
-def stages_of(model: LanguageModel) -> dict[str, tuple[str, str]]:
-    """Return the stages that the model's references allow."""
-    if model.float_model is None:
-        return (
-            {}
-            if model.float_steps is None
-            else {
-                "quantization": ("float_tflite", "edge"),
-                "total": ("float_tflite", "edge"),
-            }
-        )
-    if model.float_steps is None:
-        return {"total": ("float", "edge")}
-    return _STAGES
-
-
 DIFFERS = (
     "prefill and decode must leave the same cache: export the file again with other "
     "prefill_lengths=, and report it to litert-torch"
@@ -190,12 +152,12 @@ _SIDES = {"float_tflite": "the float file", "edge": "the file"}
 class LanguageMeasurement:
     """Errors of every stage by position, over a part of the sequences; mergeable."""
 
-    def __init__(self, model: LanguageModel) -> None:
-        self._sides = stages_of(model)
+    def __init__(self, model: QuantizedModel) -> None:
+        self._sides = sides_of(model)
         self._stages = {name: TokenAccumulator() for name in self._sides}
         self._caches = {name: CacheErrors() for name in self._sides}
         # by side, the cache behind a prefill beside that of `decode` alone
-        self.handover = {side: CacheErrors() for side in ("float_tflite", "edge")}
+        self._handover = {side: CacheErrors() for side in ("float_tflite", "edge")}
         self._same: dict[str, float] = {}  # by side, the least SQNR of its cache in dB
         self.worst = WorstSamples()
         self.evaluated = EvaluatedLedger()
@@ -232,7 +194,7 @@ class LanguageMeasurement:
             if stage == "total":
                 self.worst.offer(index, decibels, make_inputs)
             self._caches[stage].add(reference.cache, actual.cache)
-        for side, errors_of_side in self.handover.items():
+        for side, errors_of_side in self._handover.items():
             found = outcome.values.get(side)
             if found is not None and found.prefilled:
                 self._same[side] = found.same_db
@@ -245,28 +207,19 @@ class LanguageMeasurement:
         for name, accumulator in self._stages.items():
             accumulator.merge(other._stages[name])
             self._caches[name].merge(other._caches[name])
-        for side, errors in self.handover.items():
-            errors.merge(other.handover[side])
+        for side, errors in self._handover.items():
+            errors.merge(other._handover[side])
         self._same |= other._same
         self.worst.merge(other.worst)
         self.evaluated.merge(other.evaluated)
         self.ranges = self.ranges or other.ranges
 
-    def points(self) -> dict[str, dict[str, Array]]:
-        """Return nothing: logits have no chart of points."""
-        return {}
-
-    def stages(self) -> dict[str, StageErrors]:
-        """Return the errors of every stage."""
-        return {name: accumulator.stage() for name, accumulator in self._stages.items()}
-
-    def positions(self) -> dict[str, PositionErrors]:
-        """Return the errors by position of every stage."""
-        return {name: accumulator.positions() for name, accumulator in self._stages.items()}
-
-    def caches(self) -> dict[str, CacheErrors]:
-        """Return the errors of the cache of every stage."""
-        return {name: each for name, each in self._caches.items() if each}
+    def results(self) -> dict[str, Any]:
+        """Return the errors of every stage, by attribute of a `Comparison`."""
+        stages: dict[str, Any] = {name: each.stage() for name, each in self._stages.items()}
+        positions = {name: each.positions() for name, each in self._stages.items()}
+        caches = {name: each for name, each in self._caches.items() if each}
+        return {**stages, "positions": positions, "caches": caches}
 
     def findings(self, calibration: Calibration = UNKNOWN) -> list[Finding]:
         """Return a finding where the cache behind a prefill is another than that of `decode`."""
@@ -280,7 +233,7 @@ class LanguageMeasurement:
                 harm=Harm.decibels(least - bad.sqnr_db),
                 fix=DIFFERS,
             )
-            for side, errors in self.handover.items()
+            for side, errors in self._handover.items()
             if (least := self._same.get(side, 0.0))
             and (bad := errors.first_below(least)) is not None
         ]

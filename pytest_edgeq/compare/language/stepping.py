@@ -21,16 +21,12 @@ from pytest_edgeq.tflite.boundary import decode, numpy_dtype
 Array = npt.NDArray[Any]
 
 # What LiteRT-LM adds to hidden scores (`InitializeAttentionMask`), by the size of the mask's float.
-HIDDEN = {2: -45824.0, 4: -0.7 * float(np.finfo(np.float32).max)}
+_HIDDEN = {2: -45824.0, 4: -0.7 * float(np.finfo(np.float32).max)}
 
 # Two ways through one file differ by rounding alone: bit-equal in the default layout of Llama,
 # Qwen3 and Gemma 3, 144 dB in the split cache. The float32 of a float file leaves half of its bits;
 # elsewhere one flipped code in a row of 8 bits is 45 dB.
 _SAME_FLOAT_DB, _SAME_DB = 80.0, 40.0
-
-
-class CacheFullError(ValueError):
-    """The tokens do not fit into the cache; the file would overwrite positions in it."""
 
 
 class CacheSession:
@@ -71,11 +67,11 @@ class CacheSession:
             Logits [tokens, vocabulary] as float32; None of a step that returns none.
 
         Raises:
-            CacheFullError: The cache has no room for them.
+            ValueError: The cache has no room for them.
         """
         n, start = len(tokens), self.position
         if start + n > self.layout.cache_length:
-            raise CacheFullError(
+            raise ValueError(
                 f"{start + n} tokens, and the cache has {self.layout.cache_length} positions: "
                 "DYNAMIC_UPDATE_SLICE would move the last one to the front, over another"
             )
@@ -84,9 +80,10 @@ class CacheSession:
         logits = outputs.get("logits")
         return None if logits is None else logits.reshape(-1, logits.shape[-1])[:n]
 
-    def decode_all(self, tokens: Array) -> Array:
+    def decode_all(self, tokens: Sequence[int] | Array) -> Array:
         """Read the tokens one by one; return the logits [tokens, vocabulary]."""
-        return np.stack([self._decode(token) for token in tokens])
+        rows = [self.feed(self.layout.decode, [token]) for token in tokens]
+        return np.concatenate([row for row in rows if row is not None])
 
     def read(self, prompt: Array) -> None:
         """Forget all tokens, and read a prompt; by `decode` what does not fit into a chunk."""
@@ -107,14 +104,6 @@ class CacheSession:
                 return
             self.feed(step, chunk)
 
-    def greedy(self, prompt: Array, n: int) -> list[int]:
-        """Read a prompt, and return the n most likely tokens behind it, one after the other."""
-        self.read(prompt[:-1])
-        found = [int(prompt[-1])]
-        while len(found) <= n:
-            found.append(int(self._decode(found[-1]).argmax()))
-        return found[1:]
-
     def inputs(self, token: int, role: str | None = None) -> dict[str, Array]:
         """Return the inputs of `decode`, or of one of its helpers, for the next token."""
         step = self.layout.decode
@@ -127,12 +116,6 @@ class CacheSession:
         by_position = np.moveaxis(values, self.layout.axes[name], 0)[: self.position]
         floats: Array = by_position.reshape(self.position, -1).astype(np.float32)
         return floats
-
-    def _decode(self, token: int) -> Array:
-        logits = self.feed(self.layout.decode, [token])
-        assert logits is not None, "unreachable because a layout has been checked for logits"
-        last: Array = logits[-1]
-        return last
 
     def _given(self, step: TokenStep, tokens: Array, start: int) -> dict[str, Array]:
         """Return the inputs of a step and of its helpers, by name."""
@@ -154,7 +137,8 @@ class CacheSession:
                 given |= self._call(step.helpers[role], given)
         wanted = step.inputs()
         if "mask" in wanted and "mask" not in step.helpers:
-            given["mask"] = _mask(wanted["mask"].tensor.dtype, at, is_real, self.layout)
+            dtype, seen_up_to = wanted["mask"].tensor.dtype, np.where(is_real, at, -1)
+            given["mask"] = attention_mask(dtype, seen_up_to, self.layout.cache_length)
         return given
 
     def _run(self, step: TokenStep, tokens: Array, start: int) -> Mapping[str, Array]:
@@ -202,10 +186,10 @@ def chunks(layout: CacheLayout, tokens: Array) -> Iterator[tuple[TokenStep, Arra
         tokens = tokens[n:]
 
 
-def _mask(dtype: str, at: Array, is_real: Array, layout: CacheLayout) -> Array:
-    """Return which positions of the cache each token sees: all up to its own."""
-    seen = (np.arange(layout.cache_length) <= at[:, None]) & is_real[:, None]
+def attention_mask(dtype: str, at: Array, room: int) -> Array:
+    """Return which of the positions up to `room` each token sees: all up to its own."""
+    seen = np.arange(room) <= at[:, None]
     if dtype == "bool":
         return seen
     floats = np.dtype(numpy_dtype(dtype))
-    return np.where(seen, 0.0, HIDDEN[floats.itemsize]).astype(floats)
+    return np.where(seen, 0.0, _HIDDEN[floats.itemsize]).astype(floats)
