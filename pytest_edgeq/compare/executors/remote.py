@@ -6,7 +6,8 @@ import functools
 import itertools
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from pytest_edgeq.compare.executors.engines import SampleExecutor
 from pytest_edgeq.compare.executors.pickled import CannotTravelError, pickled
@@ -30,108 +31,56 @@ from pytest_edgeq.runtimes.workers.target import Target
 PickledReference = bytes | dict[str, bytes]
 
 
-# A user's own runtime as a pickle, and a target's name, command and seconds.
-_Machine = tuple[bytes | None, tuple[str, tuple[str, ...], float] | None]
+class _PickledSignature(NamedTuple):
+    """What a plain model has besides its files and its reference."""
 
-
-def _runtimes(
-    runtime: str, own: bytes | None, target: tuple[str, tuple[str, ...], float] | None
-) -> Runtimes:
-    """Return the runtimes of a worker: the built-in ones and the one that is asked for."""
-    owns = {} if own is None else {runtime: pickle.loads(own)}
-    seconds = DEFAULT_SECONDS if target is None else target[2]
-    is_named = target is not None and runtime not in GPU_KERNELS
-    targets = {target[0]: Target(*target)} if target is not None and is_named else {}
-    return Runtimes(owns, targets=targets, seconds=seconds)
-
-
-def _machine(edge: EdgeFile, runtime: str) -> _Machine:
-    """Pickle what `_runtimes` needs, or raise a CannotTravelError."""
-    own, target = edge.runtimes.own.get(runtime), edge.runtimes.target_of(runtime)
-    fix = "write it as a function or a class that opens its device when it is called"
-    return (
-        None if own is None else pickled(own, f"the runtime {runtime!r}", fix),
-        None if target is None else (target.name, target.command, target.seconds),
-    )
-
-
-def _opened_language_model(
-    runtime: str,
-    sections: tuple[Mapping[str, bytes], Mapping[str, bytes]],
-    settings: dict[str, Any],
-    reference: bytes | None,
-    machine: _Machine,
-    name: str,
-) -> LanguageModel:
-    """Return a pickled language model with new interpreters."""
-    runtimes = _runtimes(runtime, *machine)
-    own, of_float = (
-        {
-            key: EdgeFile(each, runtimes=runtimes, one_interpreter=True, **settings)
-            for key, each in files.items()
-        }
-        for files in sections
-    )
-    return LanguageModel(
-        name=name,
-        sections=own,
-        float_sections=of_float,
-        reference=None if reference is None else pickle.loads(reference),
-        runtime=lambda: runtime,
-    )
-
-
-def _contents(sections: Mapping[str, EdgeFile]) -> dict[str, bytes]:
-    return {key: bytes(edge.graph.buffer[:]) for key, edge in sections.items()}
-
-
-def _pickled_language_model(model: LanguageModel, runtime: str) -> bytes:
-    reference = model.float_model
-    fix = "give a module that can be pickled, or leave the executor out"
-    opened = functools.partial(
-        _opened_language_model,
-        runtime,
-        (_contents(model.sections), _contents(model.float_sections)),
-        {"threads": model.edge.threads, "modules": model.edge.modules},
-        None if reference is None else pickled(reference, "the reference", fix),
-        _machine(model.edge, runtime),
-        model.name,
-    )
-    return pickle.dumps(opened)
+    key: str | None
+    known: SignatureReference  # spec and ledger
+    simulated: PickledReference | None
+    has_origin: bool
 
 
 def _opened(
     runtime: str,
-    key: str | None,
-    files: tuple[bytes, bytes | None],
-    settings: dict[str, Any],
-    references: tuple[PickledReference, PickledReference | None],
-    machine: _Machine,
-    signature: dict[str, Any],
-    *,
-    has_origin: bool,
-    **labels: Any,
+    own: bytes | None,
+    target: tuple[str, tuple[str, ...], float] | None,
+    files: tuple[Mapping[str, bytes], Mapping[str, bytes]],
+    settings: Mapping[str, Any],
+    reference: PickledReference | None,
+    labels: Mapping[str, Any],
+    signature: _PickledSignature | None,
 ) -> QuantizedModel:
-    """Return a pickled model with new interpreters."""
-    runtimes = _runtimes(runtime, *machine)
-
-    def edge_of(content: bytes) -> EdgeFile:
-        edge = EdgeFile(content, runtimes=runtimes, **settings)
-        return edge if key is None else edge.at(key)
-
-    edge = edge_of(files[0])
-    reference, simulated = references
-    graph = None if simulated is None else unpickled_reference(simulated)
-    known = SignatureReference(
-        float_model=unpickled_reference(reference),
-        make_simulated=None if graph is None else lambda: graph,
-        **signature,
+    """Return a pickled model with new interpreters; without a signature a language model."""
+    is_named = target is not None and runtime not in GPU_KERNELS
+    runtimes = Runtimes(
+        {} if own is None else {runtime: pickle.loads(own)},
+        targets={target[0]: Target(*target)} if target is not None and is_named else {},
+        seconds=DEFAULT_SECONDS if target is None else target[2],
     )
+    edges, float_edges = (
+        {key: EdgeFile(content, runtimes=runtimes, **settings) for key, content in each.items()}
+        for each in files
+    )
+    float_model = None if reference is None else unpickled_reference(reference)
+    if signature is None:
+        return LanguageModel(
+            sections=edges,
+            float_sections=float_edges,
+            reference=float_model,
+            runtime=lambda: runtime,
+            **labels,
+        )
+    key, known, simulated, has_origin = signature
+    graph = None if simulated is None else unpickled_reference(simulated)
+    make = None if graph is None else lambda: graph
+    edge = edges[""].at(key)
     return QuantizedModel(
         edge,
-        references={edge.signature.key: known},
+        references={
+            edge.signature.key: replace(known, float_model=float_model, make_simulated=make)
+        },
         runtime=lambda: runtime,
-        float_edge=None if files[1] is None else edge_of(files[1]),
+        float_edge=float_edges[""].at(key) if float_edges else None,
         origin=edge if has_origin else None,
         **labels,
     )
@@ -139,32 +88,43 @@ def _opened(
 
 def pickled_model(quantized: QuantizedModel, runtime: str, first: Callable[[], Sample]) -> bytes:
     """Return the pickle of a function that opens a model, or raise a CannotTravelError."""
+    edge = quantized.edge
+    own, target = edge.runtimes.own.get(runtime), edge.runtimes.target_of(runtime)
+    fix = "write it as a function or a class that opens its device when it is called"
+    settings = {"threads": edge.threads, "layout": edge.layout, "modules": edge.modules}
+    labels, signature = {"name": quantized.name}, None
     if isinstance(quantized, LanguageModel):
-        return _pickled_language_model(quantized, runtime)
-    edge, simulated = quantized.edge, quantized.simulated
+        sections = (quantized.sections, quantized.float_sections)
+        settings["one_interpreter"] = True
+    else:
+        float_edge, simulated = quantized.float_edge, quantized.simulated
+        sections = {"": edge}, {} if float_edge is None else {"": float_edge}
+        labels["flow"] = quantized.flow
+        signature = _PickledSignature(
+            edge.key,
+            SignatureReference(quantized.spec, ledger=quantized.ledger),
+            None if simulated is None else pickled_reference(simulated),
+            quantized.origin is not None,
+        )
     opened = functools.partial(
         _opened,
         runtime,
-        edge.key,
-        (quantized.tflite, quantized.float_tflite),
-        {"threads": edge.threads, "layout": edge.layout, "modules": edge.modules},
-        (
-            _reference(quantized, first),
-            None if simulated is None else pickled_reference(simulated),
-        ),
-        _machine(edge, runtime),
-        {"spec": quantized.spec, "ledger": quantized.ledger},
-        has_origin=quantized.origin is not None,
-        name=quantized.name,
-        flow=quantized.flow,
+        None if own is None else pickled(own, f"the runtime {runtime!r}", fix),
+        None if target is None else (target.name, target.command, target.seconds),
+        tuple({key: bytes(each.graph.buffer[:]) for key, each in of.items()} for of in sections),
+        settings,
+        _reference(quantized, first),
+        labels,
+        signature,
     )
     return pickle.dumps(opened)
 
 
-def _reference(quantized: QuantizedModel, first: Callable[[], Sample]) -> PickledReference:
+def _reference(quantized: QuantizedModel, first: Callable[[], Sample]) -> PickledReference | None:
     """Pickle the reference, or export it where it refuses, as parametrized modules do."""
     reference = quantized.float_model
-    assert reference is not None, "unreachable because callers have looked"
+    if reference is None:  # of a language model, whose float file serves as one
+        return None
     try:
         return pickled_reference(reference)
     except CannotTravelError:
