@@ -40,12 +40,7 @@ def compare(
     keeps_points: bool = False,
     engine: SampleExecutor | None = None,
 ) -> Comparison:
-    """
-    Measure the errors of every stage of the model's flow.
-
-    Of a file with an encoder and a decoder, both signatures are run for each sample, in this
-    process.
-    """
+    """Measure the errors of every stage; of an encoder with a decoder both, in this process."""
     if both := EncoderDecoder.of(quantized):
         quantized, engine = both, None
     progress = Progress() if progress is None else progress
@@ -91,12 +86,7 @@ def measurement_of(quantized: QuantizedModel, *, keeps_points: bool) -> Measurem
 
 
 class Comparer:
-    """
-    Errors of every stage, measured sample by sample.
-
-    Update it inside `with`, which restores the reference's buffers at the end; ask for the result
-    afterwards.
-    """
+    """Errors of every stage; update it inside `with`, which restores the reference's buffers."""
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import numpy as np
@@ -32,7 +33,7 @@ from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
 from pytest_edgeq.tflite.ops import CLAMPING, HOLDING, KEEPING_SCALE
 from pytest_edgeq.tflite.roles import roles_of
-from pytest_edgeq.tflite.subgraph import Op, Signature, SignatureTensor
+from pytest_edgeq.tflite.subgraph import Op
 
 
 def static_findings(edge: EdgeFile) -> tuple[Finding, ...]:
@@ -93,15 +94,7 @@ def conformance_findings(edge: EdgeFile, *, warnings: bool = False) -> tuple[Fin
 
 
 def state_findings(edge: EdgeFile, states: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
-    """
-    Return a finding for each state whose output and input differ in quantization.
-
-    Callers feed the codes of a state, such as a cache, from one signature's output to another one's
-    input unchanged: scale and zero point of both must be equal.
-
-    Raises:
-        UnmatchedError: No signature has such an output or input.
-    """
+    """Return a finding for each state whose output and input differ in scale or zero point."""
     signatures = edge.graph.signatures
     outputs = [(each, io_tensor) for each in signatures for io_tensor in each.outputs]
     inputs = [(each, io_tensor) for each in signatures for io_tensor in each.inputs]
@@ -115,47 +108,32 @@ def state_findings(edge: EdgeFile, states: Mapping[str, str] | None = None) -> t
                 raise UnmatchedError(
                     f"states: expected the name of an {kind}, got {name!r}{nearest(name, known)}"
                 )
-    return tuple(
-        _state_finding(producer, output, consumer, state)
-        for producer, output in outputs
-        for consumer, state in inputs
-        if (
-            output.name == state.name and producer is not consumer
-            if states is None
-            else states.get(output.name) == state.name
+    found = []
+    for (producer, output), (consumer, state) in itertools.product(outputs, inputs):
+        is_state = output.name == state.name and producer is not consumer
+        if states is not None:
+            is_state = states.get(output.name) == state.name
+        made, wanted = qparams(output.tensor), qparams(state.tensor)
+        is_same_dtype = output.tensor.dtype == state.tensor.dtype
+        if not (is_state and is_same_dtype and made and wanted) or made == wanted:
+            continue
+        found.append(
+            Finding(
+                kind=STATE_MISMATCH,
+                place=Place("output", output.name),
+                expected=f"of signature {producer.key!r} the scale and zero point of input "
+                f"{state.name!r} of {consumer.key!r}, {wanted[0]:.6g} and {wanted[1]}",
+                got=f"{made[0]:.6g} and {made[1]}",
+                causes=(
+                    "each signature was calibrated by itself, and codes that are handed on as they "
+                    f"are stand for {wanted[0] / made[0]:.3g} × the values there",
+                ),
+                fix="calibrate both on the same states, keep them in float, or dequantize and "
+                "quantize between the two calls",
+                harm=USELESS,
+            )
         )
-        if output.tensor.dtype == state.tensor.dtype
-        if None not in (parameters := (qparams(output.tensor), qparams(state.tensor)))
-        if parameters[0] != parameters[1]
-    )
-
-
-def _state_finding(
-    producer: Signature, output: SignatureTensor, consumer: Signature, state: SignatureTensor
-) -> Finding:
-    (scale, zero_point), (wanted, wanted_point) = (
-        parameters
-        for io_tensor in (output, state)
-        if (parameters := qparams(io_tensor.tensor)) is not None
-    )
-    return Finding(
-        kind=STATE_MISMATCH,
-        place=Place("output", output.name),
-        expected=(
-            f"of signature {producer.key!r} the scale and zero point of input {state.name!r} of "
-            f"{consumer.key!r}, {wanted:.6g} and {wanted_point}"
-        ),
-        got=f"{scale:.6g} and {zero_point}",
-        causes=(
-            "each signature was calibrated by itself, and codes that are handed on as they are "
-            f"stand for {wanted / scale:.3g} × the values there",
-        ),
-        fix=(
-            "calibrate both on the same states, keep them in float, or dequantize and quantize "
-            "between the two calls"
-        ),
-        harm=USELESS,
-    )
+    return tuple(found)
 
 
 def _tensor(role: str, entry: OpDtypes) -> Place:

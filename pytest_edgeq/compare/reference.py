@@ -157,15 +157,10 @@ def _keras_undisturbed(model: Any, changed: list[str]) -> Iterator[None]:
 
 
 def in_train_mode(model: torch.nn.Module, path: str = "") -> list[str]:
-    """
-    Return the paths of the modules in train mode.
-
-    Modules that torch.ao has quantized keep the flag and compute the same, except recurrent ones
-    with dropout. Exported graphs keep it, too: there the arguments of dropout and batch norm
-    decide.
-    """
+    """Return the paths of the modules in train mode."""
     if is_exported(model):
         return [path] if _graph_trains(model) else []
+    # Modules that torch.ao has quantized keep the flag; only recurrent ones drop out by it.
     drops_out = bool(getattr(model, "dropout", 0))
     trains = model.training and (not is_quantized_by_torch_ao(model) or drops_out)
     below = [

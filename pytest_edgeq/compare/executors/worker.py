@@ -48,15 +48,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """
-    Samples to measure: their pickles, or their indices alone where the worker reads them.
-
-    `model` and `job` are the SHA-256 of the pickles of both.
-    """
+    """Samples to measure: their pickles, or their indices alone where the worker reads them."""
 
     version: str
-    model: str
-    job: str
+    model: str  # SHA-256 of its pickle
+    job: str  # likewise
     start: int
     stop: int
     samples: tuple[bytes, ...] | None
@@ -82,17 +78,13 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """
-    The answer of a worker: a pickle of the result, or the first sample that failed.
-
-    `lacks_shared` says that it cannot read the files of the client's machine.
-    """
+    """The answer of a worker: a pickle of the result, or the first sample that failed."""
 
     machine: str
     seconds: float = 0.0
     content: bytes = b""
     failure: Failure | None = None
-    lacks_shared: bool = False
+    lacks_shared: bool = False  # whether it cannot read the files of the client's machine
 
 
 def release() -> str:

@@ -36,40 +36,21 @@ ENCODE, DECODE = "encode", "decode"
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """
-    How `decode` is fed, by names of its inputs.
-
-    Attributes:
-        tokens: Takes the tokens.
-        length: Number of tokens that it takes at once.
-        encoded: Outputs of `encode` by the inputs that take them.
-        state: Inputs that are outputs as well: zeros at first.
-        positions: Takes the position of the token; None without.
-        mask: Takes which positions each token sees, as what is added to scores or as bool; None
-            without.
-        room: Number of tokens that fit; None where the file does not tell.
-        logits: Name of the output with the logits.
-        vocabulary: Number of logits at each position.
-    """
+    """How `decode` is fed, by names of its inputs."""
 
     tokens: str
-    length: int
-    encoded: Mapping[str, str]
-    state: Sequence[str]
+    length: int  # number of tokens that it takes at once
+    encoded: Mapping[str, str]  # outputs of `encode` by the inputs that take them
+    state: Sequence[str]  # inputs that are outputs as well: zeros at first
     positions: str | None
-    mask: str | None
-    room: int | None
+    mask: str | None  # in float, added to scores, or bool
+    room: int  # number of tokens that fit
     logits: str
-    vocabulary: int
+    vocabulary: int  # number of logits at each position
 
     @classmethod
     def of(cls, encode: Signature, decode: Signature, name: str) -> Wiring | None:
-        """
-        Return the wiring of two signatures; None without inputs for tokens and encoder outputs.
-
-        Raises:
-            ValueError: An input of `decode` is of no known kind.
-        """
+        """Return the wiring; None without an input for tokens, or one for encoder outputs."""
         outputs = {each.name: each for each in decode.outputs}
         state = [e.name for e in decode.inputs if _kind(e) == _kind(outputs.get(e.name))]
         logits = [each for each in decode.outputs if each.name not in state]
@@ -98,9 +79,9 @@ class Wiring:
                     "expected tokens, outputs of 'encode', outputs of 'decode' by the same name, "
                     "a position and a mask"
                 )
-        room = length if length > 1 else None
+        room = length if length > 1 else sys.maxsize
         if state:
-            room = None if mask is None else int(_shape(mask)[-1])
+            room = sys.maxsize if mask is None else int(_shape(mask)[-1])
         return cls(
             tokens.name,
             length,
@@ -150,8 +131,7 @@ class PairSpec(SampleSpec):
     @classmethod
     def of(cls, encoder: SampleSpec, wiring: Wiring) -> PairSpec:
         """Return the spec of samples for both signatures."""
-        room = sys.maxsize if wiring.room is None else wiring.room
-        decoder = SequenceSpec.of(wiring.vocabulary, room)
+        decoder = SequenceSpec.of(wiring.vocabulary, wiring.room)
         return cls((*encoder.inputs, *decoder.inputs), {}, encoder=encoder, decoder=decoder)
 
     def bind(self, sample: Any, where: str) -> Sample:
@@ -169,14 +149,7 @@ class PairSpec(SampleSpec):
 
 
 class EncoderDecoder(QuantizedModel):
-    """
-    Both signatures of a file, compared as one model.
-
-    Ops, dtypes and sizes are those of the whole file.
-
-    Raises:
-        ValueError: One of the signatures has a reference, the other none.
-    """
+    """Both signatures of a file, compared as one model."""
 
     def __init__(self, edge: EdgeFile, *, wiring: Wiring, **rest: Any) -> None:
         super().__init__(edge, **rest)

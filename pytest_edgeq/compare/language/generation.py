@@ -165,12 +165,7 @@ class _OfReference:
         self._reference = reference
 
     def greedy(self, prompt: Array, steps: int) -> list[int]:
-        """
-        Return the most likely tokens after a prompt.
-
-        As `generate(do_sample=False)` does, but without the penalties and the stop tokens of the
-        model's generation_config, of which the file knows nothing.
-        """
+        """Return the most likely tokens after a prompt, without penalties and stop tokens."""
         tokens: list[int] = []
         cache = new_cache(self._reference)
         unread = prompt[None]
@@ -214,11 +209,8 @@ class _OfEngine:
         self._engine = litert_lm.Engine(str(model.bundle), cpu, cache_dir=":nocache")
 
     def greedy(self, prompt: Array, expected: list[int]) -> list[int]:
-        """
-        Return the most likely tokens after a prompt, up to a stop token.
-
-        The pieces of its text are those of the tokens expected, up to the first that is not.
-        """
+        """Return the most likely tokens after a prompt, up to a stop token."""
+        # The pieces of its text are those of the tokens expected, up to the first that is not.
         engine, text = self._engine, self._text(prompt)
         sampler = self._library.SamplerConfig(top_k=1, top_p=1.0, temperature=1.0, seed=0)
         with engine.create_session(
@@ -277,13 +269,7 @@ def generate(
     runtime: str,
     progress: Progress,
 ) -> Generation:
-    """
-    Generate after each prompt with the file and with its reference, and compare the tokens.
-
-    Raises:
-        ValueError: No prompt, no reference, or a prompt and steps that the cache has no room for.
-        TypeError: A prompt that is neither token ids nor text.
-    """
+    """Generate after each prompt with the file and with its reference, and compare the tokens."""
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps: expected a whole number of at least 1, got {steps!r}")
     is_engine = runtime == LITERT_LM

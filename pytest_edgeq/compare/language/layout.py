@@ -26,18 +26,11 @@ _INPUT = re.compile(r"tokens|embeddings|input_pos|mask(_global|_local)?|pos_emb_
 
 @dataclass(frozen=True, slots=True)
 class TokenStep:
-    """
-    One signature that reads tokens, and the signatures that compute inputs for it.
+    """One signature that reads tokens, and the signatures that compute inputs for it."""
 
-    Attributes:
-        length: Tokens that it reads at once.
-        edge: The file, with the signature chosen.
-        helpers: By role (`embedder`, `mask`, `rope`, `cache_update`), the signatures of other
-            sections that run before or behind it.
-    """
-
-    length: int
+    length: int  # tokens that it reads at once
     edge: EdgeFile
+    # by role (`embedder`, `mask`, `rope`, `cache_update`), signatures of other sections
     helpers: Mapping[str, EdgeFile] = field(default_factory=dict)
 
     def inputs(self) -> dict[str, SignatureTensor]:
@@ -47,22 +40,13 @@ class TokenStep:
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """
-    How a file is fed.
+    """How a file is fed."""
 
-    Attributes:
-        name: `default`, `external embedder` or `split cache`.
-        decode: Reads one token.
-        prefills: Read several tokens, by their number.
-        cache_length: Positions that the cache has room for.
-        axes: By name of a cache tensor, the axis of its positions.
-    """
-
-    name: str
+    name: str  # `default`, `external embedder` or `split cache`
     decode: TokenStep
-    prefills: Mapping[int, TokenStep]
-    cache_length: int
-    axes: Mapping[str, int]
+    prefills: Mapping[int, TokenStep]  # by their length
+    cache_length: int  # positions that the cache has room for
+    axes: Mapping[str, int]  # by name of a cache tensor, the axis of its positions
 
     @property
     def caches(self) -> dict[str, SignatureTensor]:
@@ -93,16 +77,7 @@ def holds_language_model(sections: Mapping[str, EdgeFile]) -> bool:
 
 
 def layouts_of(sections: Mapping[str, EdgeFile], name: str) -> dict[int, CacheLayout]:
-    """
-    Return the layouts by the length of their cache, the longest first.
-
-    Args:
-        sections: The files of the bundle, or one file, by any name.
-        name: Of the model, for texts.
-
-    Raises:
-        ValueError: A signature or an input is not known, or there is no `decode`.
-    """
+    """Return the layouts of the files of a bundle by the length of their cache, longest first."""
     signatures = dict(_signatures(sections, name))
     tails = dict.fromkeys(
         found["cache"] or "" for key in signatures if (found := _STEP.fullmatch(key))

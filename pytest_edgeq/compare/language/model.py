@@ -191,11 +191,7 @@ class LanguageModel(QuantizedModel):
         return other
 
     def signature(self, name: str) -> QuantizedModel:
-        """
-        Choose one signature of a section, to run it by itself.
-
-        Its reference is that of the float file.
-        """
+        """Choose one signature of a section, to run it by itself or against the float file."""
         edge = (_section(self.sections, name) or self.edge).at(name)
         float_edge = _section(self.float_sections, name)
         reference = None

@@ -30,18 +30,12 @@ _SAME_FLOAT_DB, _SAME_DB = 80.0, 40.0
 
 
 class CacheSession:
-    """
-    One sequence in a file, with its key-value cache.
-
-    Attributes:
-        position: How many tokens were read.
-        cache: The cache tensors by name, as the file returned them.
-    """
+    """One sequence in a file, with its key-value cache."""
 
     def __init__(self, layout: CacheLayout, runtime: str) -> None:
         self.layout, self._runtime = layout, runtime
-        self.position = 0
-        self.cache: dict[str, Array] = {}
+        self.position = 0  # number of tokens that were read
+        self.cache: dict[str, Array] = {}  # by name, as the file returned them
         self.reset()
 
     def reopen(self) -> None:
@@ -60,15 +54,7 @@ class CacheSession:
         }
 
     def feed(self, step: TokenStep, tokens: Sequence[int] | Array) -> Array | None:
-        """
-        Run one step on at most as many tokens as it reads, and keep the cache.
-
-        Returns:
-            Logits [tokens, vocabulary] as float32; None of a step that returns none.
-
-        Raises:
-            ValueError: The cache has no room for them.
-        """
+        """Run one step and keep the cache; return logits [tokens, vocabulary] if it has any."""
         n, start = len(tokens), self.position
         if start + n > self.layout.cache_length:
             raise ValueError(
@@ -93,12 +79,8 @@ class CacheSession:
             self.feed(self.layout.decode, [token])
 
     def prefill(self, tokens: Array) -> None:
-        """
-        Read tokens as LiteRT-LM does, up to the first chunk that does not fit.
-
-        A step writes its whole length: near the end of the cache any file moves it to the front,
-        over earlier positions.
-        """
+        """Read tokens as LiteRT-LM does, up to the first chunk that does not fit."""
+        # A step writes its whole length, which near the end of the cache moves to the front.
         for step, chunk in chunks(self.layout, tokens):
             if self.position + step.length > self.layout.cache_length:
                 return
