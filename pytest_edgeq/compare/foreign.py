@@ -155,12 +155,9 @@ class OnnxReference:
             return value
         if value.dtype == wanted or wanted.kind not in "biuf":
             return value
-        integers = all(np.issubdtype(each, np.integer) for each in (value.dtype, wanted))
-        floats = all(np.issubdtype(each, np.floating) for each in (value.dtype, wanted))
+        is_same_kind = {value.dtype.kind, wanted.kind} in ({"f"}, {"i"}, {"u"}, {"i", "u"})
         cast = value.astype(wanted)
-        if (floats and wanted.itemsize > value.itemsize) or (
-            integers and np.array_equal(cast, value)
-        ):
+        if is_same_kind and np.array_equal(cast, value, equal_nan=True):
             return cast
         raise TypeError(
             f"the ONNX input {name!r} takes {wanted}, the sample has {value.dtype}, and a cast "
