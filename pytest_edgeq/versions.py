@@ -59,18 +59,10 @@ Releases that pytest-edgeq was run with together, by their first two numbers.
 litert-torch 0.9.4 and the nightlies of 26 October 2026 are run by tests/ecosystem/test_stacks.py.
 """
 
-_VERSION_FILES = ("version.py", "__init__.py")
-_VERSION = re.compile(r"""^__version__ = ["'](.+)["']""", re.MULTILINE)
-
 
 @functools.cache
 def version_of(distribution: str) -> str | None:
-    """
-    Return the installed version of a distribution, read once; None if it is not installed.
-
-    Of the converter's libraries it is that of the package that is imported: a nightly overwrites
-    the files of a release, whose metadata stay.
-    """
+    """Return the installed version of a distribution, read once; None if it is not installed."""
     package = _PACKAGES.get(distribution)
     if package is None:
         try:
@@ -80,13 +72,8 @@ def version_of(distribution: str) -> str | None:
     spec = _spec_of(package)
     if spec is None or not spec.submodule_search_locations:
         return None
-    folder = Path(spec.submodule_search_locations[0])
-    for name in _VERSION_FILES:
-        if (folder / name).exists():
-            found = _VERSION.search((folder / name).read_text("utf-8"))
-            if found is not None:
-                return found[1]
-    owner = owner_of(distribution, folder)
+    # A nightly overwrites the files of a release, whose metadata stay.
+    owner = owner_of(distribution, Path(spec.submodule_search_locations[0]))
     return None if owner is None else owner.version
 
 
@@ -255,11 +242,7 @@ class StackError(RuntimeError):
 
 
 def check_stack(error: Exception) -> None:
-    """
-    Raise a StackError in place of an error that a name missing in a library made here.
-
-    Releases rename private names of torch and of the converter.
-    """
+    """Raise a StackError in place of an error that a name missing in a library made here."""
     missing = _missing_name(error)
     if missing is None or not _raised_here(error):
         return

@@ -68,27 +68,22 @@ def test_releases_that_were_not_tried_are_named() -> None:
 def test_a_nightly_names_the_files_that_it_has_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By `__version__` where the package has one, else by what was installed last."""
+    """Of both the one that was installed last."""
     monkeypatch.syspath_prepend(tmp_path)
-    for package in ("litert_torch", "ai_edge_quantizer"):
-        monkeypatch.delitem(sys.modules, package, raising=False)
-        (tmp_path / package).mkdir()
-        (tmp_path / package / "__init__.py").write_text("")
-        for age, name in enumerate((f"{package}-0.10.0", f"{package}_nightly-0.11.0.dev1")):
-            folder = tmp_path / f"{name}.dist-info"
-            folder.mkdir()
-            (folder / "METADATA").write_text(f"Version: {name.rpartition('-')[2]}\n")
-            os.utime(folder, (age, age))
-    (tmp_path / "litert_torch" / "version.py").write_text('__version__ = "0.11.0"\n')
-
-    def found() -> list[str | None]:
-        version_of.cache_clear()
-        return [version_of("litert-torch"), version_of("ai-edge-quantizer")]
-
+    monkeypatch.delitem(sys.modules, "litert_torch", raising=False)
+    (tmp_path / "litert_torch").mkdir()
+    (tmp_path / "litert_torch" / "__init__.py").touch()
+    for age, name in enumerate(("litert_torch-0.10.0", "litert_torch_nightly-0.11.0.dev1")):
+        folder = tmp_path / f"{name}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Version: {name.rpartition('-')[2]}\n")
+        os.utime(folder, (age, age))
+    version_of.cache_clear()
     try:
-        assert found() == ["0.11.0", "0.11.0.dev1"]
-        os.utime(tmp_path / "ai_edge_quantizer-0.10.0.dist-info", (9, 9))
-        assert found() == ["0.11.0", "0.10.0"]
+        assert version_of("litert-torch") == "0.11.0.dev1"
+        version_of.cache_clear()
+        os.utime(tmp_path / "litert_torch-0.10.0.dist-info", (9, 9))
+        assert version_of("litert-torch") == "0.10.0"
     finally:
         version_of.cache_clear()
 
