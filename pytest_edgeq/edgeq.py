@@ -56,45 +56,41 @@ class Edgeq:
         threads: Cores that may be used; all by default. Figures are the same for any number.
         seed: Of the random number generators of torch, numpy and Python while a model is
             quantized.
-        directory: Where files are written, made with the first one; a temporary folder by default.
-        memory: What remembers; given by the plugin.
-        runtimes: Runtimes of your own by name (`pytest_edgeq.tflite.runtimes.Runtime`), beside
-            the built-in ones. Inside pytest they come from the hook `pytest_edgeq_runtimes`.
-        targets: Machines and CPUs elsewhere by name: the words of a command that starts a Python
-            with numpy and ai_edge_litert there. Each is a runtime by `NAME` and by `NAME:KERNELS`
-            (`xnnpack`, `builtin`, `reference`, `gpu`, `gpu_f32`). Inside pytest they come from
+        directory: Where files are written; a temporary folder by default.
+        memory: Stores baselines; given by the plugin.
+        runtimes: Runtimes of your own by name (`pytest_edgeq.tflite.runtimes.Runtime`). Inside
+            pytest they come from the hook `pytest_edgeq_runtimes`.
+        targets: Commands by name, as words, that start a Python with numpy and ai_edge_litert on
+            another machine or CPU. Each is a runtime, `NAME` or `NAME:KERNELS` (`xnnpack`,
+            `builtin`, `reference`, `gpu`, `gpu_f32`). Inside pytest they come from
             `edgeq_targets`.
-        check_targets: Runtimes of targets, `gpu` or `gpu_f32`, that `check` runs beside those of
-            this machine.
+        check_targets: Runtimes of targets, `gpu` or `gpu_f32`, that `check` runs as well.
         target_timeout: Seconds without an answer after which a target has failed.
-        localize_timeout: When a check of a comparison fails, the layer to blame is looked for on
-            its worst samples; after so many seconds no further sample is begun. 0 for not at all.
-        suggest_timeout: When a budget fails, `suggest_mixed_precision` runs and its plan ends the
-            text; after so many seconds no further choice of layers is measured. 0 for not at all.
-        cache_dir: Keeps finished conversions, for this session and later ones; processes may share
-            it, and it may be deleted at any time. None keeps nothing.
+        localize_timeout: Seconds for which a failed check of a comparison looks for the layer to
+            blame on the worst samples; 0 for not at all.
+        suggest_timeout: Seconds for which a failed budget runs `suggest_mixed_precision`; 0 for
+            not at all.
+        cache_dir: Keeps finished conversions; processes may share it, and it may be deleted at any
+            time. None keeps nothing.
         cache: `on`; `off`; or `refresh`, which replaces what earlier sessions have kept.
-        cache_log: Takes the cache's messages; given by the plugin. By default problems of the
+        cache_log: Receives the cache's messages; given by the plugin. By default problems of the
             directory are warnings.
-        progress: Told of the steps that may take long; given by the plugin.
-        journal: Takes what each call measured; given by the plugin.
-        isolate: Where native code runs. `auto`: the first run of a file that was made elsewhere,
-            and of each file on every runtime but `xnnpack`, is made in a child process; what
-            survives is run in this one from then on. `on`: conversions and all runs are made in the
-            child; figures are the same. `off`: none is.
+        progress: Shows long steps; given by the plugin.
+        journal: Records what each call measured; given by the plugin.
+        isolate: Which native code runs in a child process. `auto`: the first run of a file that was
+            made elsewhere, and of each file on every runtime but `xnnpack`. `on`: conversions and
+            all runs. `off`: none. Figures are the same.
         isolate_timeout: Seconds after which one step in the child has failed.
         isolate_memory: Bytes that the child may use, or a text such as `"4G"`; by default half of
             the machine's memory, at least 4 GiB.
-        executor: Measures the samples of every call that names no executor of its own:
-            `processes:N` for N processes of this machine, `dask:ADDRESS` for a cluster of
-            dask.distributed (`pytest-edgeq[dask]`), or any `concurrent.futures.Executor`. None
+        executor: Measures the samples of every call without an executor of its own: `processes:N`,
+            `dask:ADDRESS` (`pytest-edgeq[dask]`), or any `concurrent.futures.Executor`. None
             measures in this process. Figures are equal within 1e-12.
 
     Raises:
-        ValueError: Unknown runtime, cache mode or isolation mode, a runtime of your own with a
-            built-in one's name, or a number of threads, a seed, a timeout or a size out of range.
-        TypeError: A number of threads or a seed that is no whole number, or a runtime of your own
-            that cannot be called.
+        ValueError: An unknown name, a runtime of your own with a built-in one's name, or a number
+            out of range.
+        TypeError: A number that is not whole, or a runtime that cannot be called.
     """
 
     def __init__(
@@ -222,18 +218,16 @@ class Edgeq:
 
         The model is left as it was: parameters, buffers, training flag and hooks.
 
-        A file with several signatures, for instance for two sizes of input, comes from dicts by
-        signature: `sample_inputs={"small": (x,), "large": (y,)}`, `calibration` and
-        `dynamic_shapes` likewise; `model` is one for all or a dict, too. Each signature is run and
-        compared by itself: `quantized.signature("small")`.
+        Dicts by signature make a file with several signatures: `sample_inputs={"small": (x,),
+        "large": (y,)}`, `calibration` and `dynamic_shapes` likewise; `model` is one for all or a
+        dict, too. `quantized.signature("small")` runs and compares one of them.
 
         Args:
             model: A module in eval mode; or an exported program or its `.module()`, which PT2E
                 flows do not export again; or a graph that PT2E has prepared and calibrated, or
-                converted, which is converted as it is, whatever `quantizer` names. The float
-                reference of such a graph is the graph without its observers or its rounding.
-            sample_inputs: A tuple of tensors that the model is traced with; a dict of such
-                samples by signature.
+                converted, which is converted as it is. The float reference of such a graph is the
+                graph without its observers or its rounding.
+            sample_inputs: A tuple of tensors that the model is traced with.
             quantizer: A preset's name (`pytest_edgeq.names.PRESETS`), a torchao PT2E `Quantizer`
                 instance, a torchao `AOBaseConfig` (as for `quantize_`; `FqnToConfig` chooses
                 layers), an ai-edge-quantizer recipe (list of dicts, or a `.json` path), or None for
@@ -243,25 +237,22 @@ class Edgeq:
             sample_kwargs: Keyword inputs to trace with.
             train: Of quantization-aware training, with `pt2e_qat_int8` or a quantizer of fake
                 quantizers: called once with the prepared graph, to train it in place. The graph
-                shares nothing with the model, takes batches of any size where the model allows,
-                comes in eval mode, and can be switched by `train()` and `eval()`, which reach its
-                batch norms and dropouts. No calibration is read. Errors are measured against the
-                model as it was given, so what training changes in its outputs counts, too: train
-                towards those to keep them, or hold the file against the trained weights by
-                `load(quantized.path, reference=trained)`.
+                shares nothing with the model, accepts batches of any size where the model does,
+                is in eval mode, and has `train()` and `eval()`. No calibration is read. Errors are
+                measured against the model as it was given; `load(quantized.path,
+                reference=trained)` compares the file with the trained weights.
             dynamic_shapes: As `torch.export.export` takes it.
             strict_export: Of PT2E flows. A model that strict export refuses is exported
                 non-strictly with a warning.
             name: For texts and files; the class's name by default.
 
         Returns:
-            The file with the references to hold it against.
+            The file with its references.
 
         Raises:
             TypeError: Not a module, not a quantizer, or a sample of another kind or dtype.
-            ValueError: A model in train mode, missing, empty or bad calibration data, an unknown
-                preset, `train` missing, unfit or without effect, or a model in which nothing was
-                quantized.
+            ValueError: A model in train mode, missing or bad calibration data, an unknown preset,
+                `train` missing or without effect, or a model in which nothing was quantized.
             FileNotFoundError: The recipe's path does not exist.
             RuntimeError: torch.export, the converter or the kernels refuse the model.
         """
@@ -306,32 +297,27 @@ class Edgeq:
         Open a `.tflite` file made elsewhere, or a model in a `.litertlm` or `.task` bundle.
 
         A file of a language model (`prefill_N` and `decode` with a key-value cache, bare or in a
-        `.litertlm`) is a `LanguageModel`: its samples are sequences of token ids. Its reference is
-        the Hugging Face module, called once over each sequence. `.layout` says how the file is fed.
+        `.litertlm`) is a `LanguageModel`: its samples are sequences of token ids, and its reference
+        is the Hugging Face module.
 
         Args:
             tflite: Path or content.
-            reference: What it should compute: a torch module in eval mode, an exported program, a
-                Keras model,
-                `onnx_reference(session)`, or any other callable. It is given numpy arrays, and
-                tensors in their place if it fails on arrays; inputs by name where it takes
-                `**kwargs`. Or another file, by path, as bytes or as a `QuantizedModel`: of a float
-                one `localize` compares the ops with its own. A reference that quantizes
-                activations by itself is compared at the outputs alone, but for a graph of
-                `convert_pt2e`, whose weights are compared as well. Without a reference the file
-                cannot be compared. A file with several signatures takes a dict by signature, or a
-                file with the same ones.
-            float_tflite: Path or content of the float file that was written beside it, or that it
-                was quantized from. `compare` then has the stages `conversion` and `quantization`,
-                and `localize` compares the ops with those of that file. Alone it is the reference.
+            reference: A torch module in eval mode, an exported program, a Keras model,
+                `onnx_reference(session)`, or any other callable, which gets numpy arrays, tensors
+                if it fails on arrays, and inputs by name if it has `**kwargs`. Or another file: its
+                path, bytes or `QuantizedModel`; `localize` compares the ops with those of a float
+                one. A reference that quantizes activations itself is compared at the outputs alone,
+                a graph of `convert_pt2e` also by its weights. A file with several signatures takes
+                a dict by signature, or a file with the same ones.
+            float_tflite: Path or content of the float file that it was quantized from. `compare`
+                then has the stages `conversion` and `quantization`, and `localize` compares the ops
+                with those of that file. Alone it is the reference.
             name: For texts and files; by default the file's stem, of bytes the class of a torch
                 reference.
-            layout: How the file lays out its inputs and outputs where the reference does otherwise.
-                `"nhwc"`: the file keeps the channels of every input and output of four dimensions
-                last, the reference first; `"nchw"`: the other way round. A dict says it for single
+            layout: `"nhwc"`: inputs and outputs of four dimensions have their channels last in the
+                file and first in the reference; `"nchw"`: the other way round. A dict sets single
                 ones by their names in the file, also of three or five dimensions (`"nwc"`,
-                `"ndhwc"`, …). Samples, and what `run` gives, are laid out as the reference has
-                them. Nothing is turned without it.
+                `"ndhwc"`, …). Samples and the outputs of `run` have the reference's layout.
             section: The model to open of a bundle with several, such as `embedder`; `edgeq show`
                 lists them. Another bundle, as float file or reference, is opened at the same one.
             tokenizer: Of a language model, for sequences that are text: a callable that returns
@@ -340,8 +326,8 @@ class Edgeq:
         Raises:
             FileNotFoundError: No such file.
             ValueError: Not a whole `.tflite` file, a reference in train mode, a layout that fits
-                nothing in the file, or a float file with other signatures, inputs or outputs; a
-                bundle without this section, or with several models and no section named.
+                nothing in the file, a float file with other signatures, inputs or outputs, or an
+                unknown or missing section.
             TypeError: Neither a path nor bytes, or a reference that cannot be called.
             ModuleNotFoundError: The package that reads `.litertlm` is not installed.
         """
@@ -380,23 +366,21 @@ class Edgeq:
             quantized: From `quantize` or `load`.
             inputs: Any iterable of samples; read once, in order, one held at a time and core. Of a
                 file with the signatures `encode` and `decode` and a reference for each a sample
-                is a pair: inputs of `encode`, and the tokens that `decode` is fed one after the
-                other, with its state. Each side hands on what its own encoder returns.
+                is a pair: inputs of `encode`, and the tokens for `decode`, fed one by one.
             runtime: What runs the file: `xnnpack`, `builtin`, `reference`, `compiled`,
                 `tensorflow`, `gpu`, `gpu_f32`, `TARGET` or `TARGET:KERNELS`, or one of your own;
                 the session's own by default.
-            executor: Any `concurrent.futures.Executor`, whose workers measure the samples to the
-                same figures; the session's own by default. A model whose samples depend on those
-                before them is measured in this process, which a warning tells.
+            executor: Any `concurrent.futures.Executor`, which measures the samples; the session's
+                own by default. A model whose samples depend on those before them is measured in
+                this process, with a warning.
             tokenizer: Of a language model, for sequences that are text; that of `load` by default.
 
         Raises:
             ValueError: No sample, one that does not fit, no reference, an unknown runtime, or
                 outputs that differ from the reference's in number or shape.
-            TypeError: A sample of another kind or dtype, or, with an executor, a reference, a
-                runtime of your own or a factory of samples that cannot be sent to its workers.
-            RuntimeError: The kernels cannot allocate the file, or every worker that measured some
-                samples died.
+            TypeError: A sample of another kind or dtype, or an object that cannot be sent to the
+                workers of an executor.
+            RuntimeError: The kernels cannot allocate the file, or every worker died.
             ModuleNotFoundError: The runtime needs a package that is not installed.
         """
         from pytest_edgeq.compare.comparer import compare
@@ -474,24 +458,24 @@ class Edgeq:
         """
         Generate greedily with a language model's file and its reference, and compare the tokens.
 
-        The file reads all but the last token of a prompt by its prefill signatures, as LiteRT-LM
-        does, then token by token. The reference is the Hugging Face module, or else the float file;
-        no stop token ends it and no penalty applies. `assert generation.first_difference is None,
-        generation` shows where the tokens differ, and whether rounding decided there.
+        The file reads a prompt as LiteRT-LM does, by its prefill signatures. The reference is the
+        Hugging Face module, or else the float file; no stop token ends it and no penalty applies.
+        `assert generation.first_difference is None, generation` shows where the tokens differ, and
+        whether rounding decided there.
 
         Args:
             lm: A language model from `load`.
             prompts: Token ids or text of each prompt; at least 2 tokens.
             steps: Tokens to generate after each prompt.
             runtime: As `compare` takes it; or `litert_lm`, which runs a `.litertlm` by LiteRT-LM's
-                own engine (`pip install litert-lm-api`): a second opinion, which without a
-                reference is compared with this package's own steps. It ends at a stop token, reads
-                text, and adds the bundle's start token, with which prompts must begin.
+                own engine (`pip install litert-lm-api`), and without a reference compares it with
+                this package's own steps. It ends at a stop token, reads text, and adds the bundle's
+                start token, with which prompts must begin.
             tokenizer: As `compare` takes it.
 
         Raises:
-            ValueError: No prompt, no reference, an unknown runtime, or a prompt and steps that do
-                not fit into the cache, or, with `litert_lm`, that its tokenizer cannot write.
+            ValueError: No prompt, no reference, an unknown runtime, or a prompt that does not fit
+                into the cache or, with `litert_lm`, that its tokenizer cannot write.
             ModuleNotFoundError: The runtime needs a package that is not installed.
             TypeError: No language model, or a prompt that is neither token ids nor text.
         """
@@ -523,25 +507,22 @@ class Edgeq:
         """
         Measure every op of the file in isolation, and name the one to blame.
 
-        Each op has a partner in the float form of the file. It is run again on what the op really
-        took, dequantized, and its result is held against what the op gave: with the quantized
-        parameters, of which a sound op is off by its rounding alone, and with the float ones,
-        which gives what quantizing the layer costs. What went wrong further up changes neither.
-        The float form itself is held against torch, as closely as float32 allows.
+        The float counterpart of each op runs on the op's own inputs, dequantized: with the
+        quantized parameters, from which a sound op differs by its rounding alone, and with the
+        float ones, which shows what quantizing the layer costs. Errors of earlier ops change
+        neither. The float form itself is compared with torch.
 
         Of a language model, `decode` is measured at some positions of each sequence, with the cache
         that the file itself filled up to there, against its float file (`float_tflite`). A
-        composite, such as `odml.rms_norm`, is one op. If no op of that section is to blame, an
-        embedder in a section of its own is measured, and returned if its op is.
+        composite, such as `odml.rms_norm`, is one op. An embedder in a section of its own is
+        measured if no op of `decode` is to blame.
 
         Args:
-            quantized: From `quantize` or `load`, with a reference. One that is no torch module, or
-                that cannot be converted in float, leaves the constants unknown; a warning tells
-                of the latter.
-            inputs: Any iterable of samples; read once, in order, as many held at a time as there
-                are cores.
-            runtime: `builtin` or `reference`, or those of a target (`TARGET:builtin`): kernels that
-                keep every tensor between.
+            quantized: From `quantize` or `load`, with a reference. Of one that is no torch module,
+                or cannot be converted in float (a warning), the constants are not known.
+            inputs: Any iterable of samples; read once, in order, one held at a time and core.
+            runtime: `builtin` or `reference`, or those of a target (`TARGET:builtin`), which keep
+                every tensor.
             executor: As `compare` takes it. The first sample is measured in this process.
             positions: Of a language model, the positions at which every sequence is measured, from
                 0; by default the first, the last and three between them.
@@ -582,9 +563,8 @@ class Edgeq:
         """
         Measure what each layer costs: the model with it alone in float, and alone quantized.
 
-        Of PT2E and torchao no file is made: the float graph is run with the roundings that the
-        quantizer annotates for a choice of layers, or layers of the module are exchanged. Of a
-        recipe the float file is quantized again for each layer.
+        Of a recipe the float file is quantized again for each layer. Of other flows no file is
+        made: torch runs the layers in float or with the quantizer's rounding.
 
         Args:
             quantized: From `quantize`, of one signature and without `train`.
@@ -699,17 +679,15 @@ class Edgeq:
         agree within what kernels round (on the first 4 samples; op by op where outputs differ).
         So do the targets that `check_targets` or `edgeq_check_targets` names.
         Every op computes what torch does on the same inputs, up to rounding (on the first 2 samples
-        and on those whose outputs are further off than all before). One bit of every output is
-        left (of labels and sorted boxes: of the scores that they were chosen by), and one bit of
-        what each of several inputs changes in it (swapped between two of the first 4 samples).
-        Health is clean, the ranges inside clip no more than on calibration samples, and no sample
-        was calibrated with. Op dtypes and errors are as they were remembered for this test. A file
-        of `with_tflite` has the ops, wiring, options, inputs, outputs and scales of the one that
-        the flow made.
+        and on those with the largest errors so far). Every output has one bit of precision or more
+        (of labels and sorted boxes: the scores behind them), and so has the change that each of
+        several inputs makes in it (swapped between two of the first 4 samples). Health is clean,
+        the ranges inside clip no more than on calibration samples, and no sample was calibrated
+        with. Op dtypes and errors are those of the baselines. A file of `with_tflite` has the ops,
+        wiring, options, inputs, outputs and scales of the one that the flow made.
 
-        Checks that are skipped are reported as warnings: baselines outside the body of a test,
-        kernels that lack an op. So are differences of the reference kernels alone, which no
-        device runs.
+        Checks that are skipped are reported as warnings (baselines outside the body of a test,
+        kernels that lack an op), and so are differences of the reference kernels alone.
 
         Of a language model, `decode` and every `prefill_N` of the file and of its float file
         compute the same cache (on the first 2 sequences): padded, behind another sequence, and up
@@ -721,11 +699,10 @@ class Edgeq:
             inputs: Any iterable of samples that the calibration has not seen; read once, in order,
                 one held at a time, and of a model with several inputs the first 4.
             name: Of the baselines; needed where a test checks several models.
-            executor: As `compare` takes it. The first 4 samples, on which every runtime is run, are
-                measured in this process.
-            states: By name of an output, the name of the input that takes its codes over, of any
-                signature: their scales and zero points must be equal. An output and an input of
-                another signature that have the same name are compared without it.
+            executor: As `compare` takes it. The first 4 samples are measured in this process.
+            states: Input names by the names of the outputs whose codes they receive, of any
+                signature: scales and zero points must be equal. An output and an input of another
+                signature that have the same name are compared without it.
             tokenizer: As `compare` takes it.
 
         Raises:
@@ -771,12 +748,10 @@ class Edgeq:
 
     def close(self) -> None:
         """
-        Close every file that is open on a runtime of your own, and end the targets.
+        Close files that are open on a runtime of your own, and end targets and processes.
 
-        Inside pytest the fixture does it.
-
-        Models of this session cannot be run on such a runtime any more. Processes that the session
-        has started as its executor end.
+        Models of this session cannot be run on such a runtime any more. Inside pytest the fixture
+        calls it.
         """
         self._session.executor.close()
         self._session.runtimes.close()
@@ -787,10 +762,10 @@ class Edgeq:
         Create n lazy samples, read by the workers of an executor, or in this process.
 
         Args:
-            factory: Called with a range of indices, gives their samples in order: a function that
-                reads files, for instance. It is sent to the workers, so it holds paths and no open
-                files, and the same index gives the same sample each time.
-            n: How many samples there are.
+            factory: Called with a range of indices, returns their samples in order: a function
+                that reads files, for instance. It is sent to the workers, so it holds paths and no
+                open files, and an index always has the same sample.
+            n: Number of samples.
 
         Returns:
             An iterable for any argument that takes samples (or pairs of sample and label).
@@ -836,9 +811,8 @@ class Edgeq:
         Args:
             quantized: From `quantize` or `load`.
             name: Of the baseline; needed where a test remembers several models.
-            delegation: Whether the map also holds which ops run on the GPU, and the reasons for the
-                others, as `delegation` returns them. True is the runtime `gpu`; or the name of
-                another runtime on a GPU, such as `TARGET:gpu`.
+            delegation: Whether the map also holds what `delegation` returns: True for the runtime
+                `gpu`, or the name of another runtime on a GPU, such as `TARGET:gpu`.
 
         Raises:
             AssertionError: Nothing is remembered yet, or the map has changed.
@@ -866,19 +840,18 @@ class Edgeq:
         and stored by `--edgeq-update=tighten`. Few, equal or constant samples are reported there,
         too.
 
-        Errors are not stored where an output of zeros would pass the SQNR limit of an output, or
-        where the error is as large as the signal: such a baseline can hardly fail. One that was
-        stored before is reported at the end of the run, and does not fail it.
+        Errors with which a baseline can hardly fail are not stored: an all-zero output would pass
+        its SQNR limit, or the error is as large as the signal. One that was stored before is
+        reported at the end of the run.
 
         Args:
             comparison: From `compare`, on the same samples in the same order as remembered.
             name: Of the baseline; needed where a test remembers several models.
 
         Raises:
-            AssertionError: Nothing is remembered yet, or must not be, a metric regressed, a stage,
-                an output or a metric came or went, or the data are not the remembered ones. Also
-                where an output is not finite or zero on both sides, of which nothing can be
-                remembered.
+            AssertionError: There is no baseline, or must be none, a metric regressed, a stage, an
+                output or a metric came or went, the data differ, or an output is not finite or zero
+                on both sides.
             TypeError: Not a comparison.
             ValueError: The baseline cannot be read.
             RuntimeError: Not called from the body of a test.
@@ -956,12 +929,12 @@ class Edgeq:
         Return and print the budget for the stage `total` that this measurement supports.
 
         Each bound is the worst that a rebuild of the same model explains (as `check_errors`
-        derives it), rounded outward to 3 digits. Bounded are those of `sqnr_db`,
-        `cosine_similarity`, `max_lsb_error` (`max_abs_error` where an output has no LSB) and
-        `top1_agreement` (where every sample is one row of classes) that are defined at every
-        output, and that an output of zeros, or a guess of the class, fails; of a language model
-        those of `sqnr_db`, `top1_agreement`, `kl` and `perplexity_ratio`. What was left out, and
-        why, is printed as a comment, and so is that samples are few, equal or constant.
+        derives it), rounded outward to 3 digits: of `sqnr_db`, `cosine_similarity`, `max_lsb_error`
+        (`max_abs_error` where an output has no LSB) and `top1_agreement` (where every sample is one
+        row of classes); of a language model of `sqnr_db`, `top1_agreement`, `kl` and
+        `perplexity_ratio`. Bounds that are not defined at every output, or that an all-zero output
+        or a guess of the class meets, are left out. Comments say what was left out and why, and
+        whether samples are few, equal or constant.
 
         Args:
             comparison: From `compare`.
