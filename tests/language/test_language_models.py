@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import shutil
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,8 @@ from pytest_edgeq.numerics.findings import (
     STATE_KEPT,
 )
 from pytest_edgeq.tflite.bundles import LmMetadata, open_bundle
-from tests.language.defects import Arrays, Defect, Run, Tampered
+from tests.executors.conftest import Near, figures
+from tests.language.defects import OF_THE_LOOP, Arrays, Defect, Run, Tampered
 
 SEQUENCES = sequences(3, 60, 11)
 
@@ -55,15 +55,13 @@ def tampered(defect: Defect) -> Edgeq:
 
 
 # Each file, its layout, its family, and the least SQNR of its logits in dB: that of a sound float
-# file, or of one with weights of 8 bits.
+# file, or of one with weights of 8 or 4 bits.
 LAYOUTS = [
     ("llama", "float", "default", "llama", 115),
     ("llama", "wi8", "default", "llama", 33),
-    ("qwen3", "float", "default", "qwen3", 115),
     ("qwen3", "wi8", "default", "qwen3", 33),
     ("gemma3", "float", "default", "gemma3", 115),
-    ("gemma3", "wi8", "default", "gemma3", 33),
-    ("llama_split", "float", "split cache", "llama", 115),
+    ("gemma3", "wi4", "default", "gemma3", 10),  # the recipe's own loss
     ("llama_split", "wi8", "split cache", "llama", 33),
     ("gemma3_split", "float", "split cache", "gemma3", 115),
     ("llama_split_fp16", "wi8", "split cache", "llama", 33),
@@ -89,17 +87,6 @@ def test_a_sound_file_of_each_layout_passes(
     comparison = edgeq.compare(model, SEQUENCES)
     assert comparison.total.outputs["logits"].sqnr_db >= least
     assert comparison.health == ()
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
-def test_four_bits_pass_without_an_alarm(family: str) -> None:
-    """Their loss, 14 to 20 dB, is the recipe's own."""
-    edgeq = Edgeq()
-    model = edgeq.load(
-        exported(family, "wi4"), reference=module(family), float_tflite=exported(family, "float")
-    )
-    with pytest.warns(UserWarning, match="baselines were not checked"):
-        edgeq.check(model, SEQUENCES)
 
 
 def test_a_bool_mask_that_is_added_is_told() -> None:
@@ -218,19 +205,11 @@ def test_workers_measure_the_same() -> None:
     edgeq = Edgeq()
     model = loaded(edgeq)
     here = edgeq.compare(model, SEQUENCES)
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(2, mp_context=spawn) as executor:
+    with ThreadPoolExecutor(2) as executor:
         there = edgeq.compare(model, SEQUENCES, executor=executor)
-    for stage, errors in here.stages.items():
-        for name, output in errors.outputs.items():
-            other = there.stages[stage].outputs[name]
-            for metric in ("sqnr_db", "kl", "perplexity_ratio", "rmse", "top1_agreement"):
-                assert getattr(other, metric) == pytest.approx(
-                    getattr(output, metric), rel=1e-12
-                ), (stage, name, metric)
-        np.testing.assert_allclose(
-            there.positions[stage].sqnr_db, here.positions[stage].sqnr_db, rtol=1e-12
-        )
+    assert figures(there) == Near(figures(here))
+    for stage, positions in here.positions.items():
+        np.testing.assert_allclose(there.positions[stage].sqnr_db, positions.sqnr_db, rtol=1e-12)
 
 
 def test_assertions_read_the_section_that_decodes() -> None:
@@ -248,37 +227,6 @@ def found(edgeq: Edgeq, **options: Any) -> list[str]:
     """Return the kinds of findings on the signatures of a file without a reference."""
     model = loaded(edgeq, **(options or {"reference": None}))
     return [each.kind for each in step_findings(model, SEQUENCES, edgeq._session.runtime())]
-
-
-def test_sound_signatures_have_no_finding() -> None:
-    """Neither in the built-in runtime nor in the one that plants the defects."""
-    assert found(Edgeq()) == []
-    assert found(tampered(lambda key, inputs, run: run(inputs))) == []
-
-
-def test_a_prefill_that_differs_is_found() -> None:
-    """One signature of two, by a tenth."""
-
-    def defect(key: str, x: Arrays, run: Run) -> Arrays:
-        y = run(x)
-        if key == "prefill_8":
-            y["kv_cache_v_1"] = y["kv_cache_v_1"] * np.float32(1.1)
-        return y
-
-    assert PREFILL_DIFFERS in found(tampered(defect))
-
-
-def test_a_padded_prefill_that_differs_is_found() -> None:
-    """The padding's position is 0: a file that scatters by position overwrites the first slot."""
-
-    def defect(key: str, x: Arrays, run: Run) -> Arrays:
-        y = run(x)
-        if key != "decode" and (np.diff(x["input_pos"]) < 0).any():
-            y["kv_cache_k_0"] = y["kv_cache_k_0"].copy()
-            y["kv_cache_k_0"][:, :, 0] = 0
-        return y
-
-    assert PREFILL_DIFFERS in found(tampered(defect))
 
 
 def test_state_that_is_kept_is_found() -> None:
@@ -331,14 +279,7 @@ def test_a_start_token_that_is_not_the_tokenizers_is_found() -> None:
 
 def test_compare_tells_of_a_handover_that_differs() -> None:
     """Also where only budgets are asserted, and `check` is not called."""
-
-    def defect(key: str, x: Arrays, run: Run) -> Arrays:
-        y = run(x)
-        if key != "decode" and x["input_pos"][0] > 0:
-            y |= {name: each for name, each in x.items() if name in y}
-        return y
-
-    edgeq = tampered(defect)
+    edgeq = tampered(OF_THE_LOOP["only the first chunk is kept"])
     comparison = edgeq.compare(loaded(edgeq), SEQUENCES)
     (first, *_) = [each for each in comparison.health if each.kind == PREFILL_DIFFERS]
     assert "kv_cache_k_0 at position 16" in first.got
@@ -348,7 +289,7 @@ def test_compare_tells_of_a_handover_that_differs() -> None:
     assert "update (" not in str(failed.value)
 
 
-@pytest.mark.parametrize("length", [4, 5, 20, 80, 90, 95, 96])
+@pytest.mark.parametrize("length", [4, 5, 90, 95, 96])
 def test_a_sequence_of_any_length_has_no_finding(length: int) -> None:
     """Chunks that would run over the end of the cache are read token by token."""
     edgeq = Edgeq()
