@@ -41,15 +41,17 @@ def given() -> list[Any]:
     return [*made, made[3], next(iter(samples(ResidualNet, 1)))]
 
 
-def forget() -> None:
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
     """Close what chunks have opened in this process."""
+    yield
     worker._JOBS.close()
     worker._MODELS.close()
 
 
 @pytest.fixture
 def threads() -> Iterator[Callable[[int], Executor]]:
-    """Make executors of threads, whose open models are closed afterwards."""
+    """Make executors of threads."""
     made: list[Executor] = []
 
     def make(count: int) -> Executor:
@@ -59,14 +61,13 @@ def threads() -> Iterator[Callable[[int], Executor]]:
     yield make
     for each in made:
         each.shutdown()
-    forget()
 
 
 class AtOnce(Executor):
-    """Runs each task where it is submitted."""
+    """Runs each task where it is submitted, with what a function makes of its arguments."""
 
-    def __init__(self, workers: int) -> None:
-        self.num_workers = workers
+    def __init__(self, workers: int, change: Callable[..., Any] = lambda *args: args) -> None:
+        self.num_workers, self._change = workers, change
         self.count = 0
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -74,7 +75,7 @@ class AtOnce(Executor):
         future: Future[Any] = Future()
         self.count += 1
         try:
-            future.set_result(fn(*args, **kwargs))
+            future.set_result(fn(*self._change(*args), **kwargs))
         except Exception as error:  # as executors do
             future.set_exception(error)
         return future
@@ -82,7 +83,6 @@ class AtOnce(Executor):
 
 def figures(comparison: Comparison) -> list[Any]:
     """Return every figure of a comparison, floats as they are."""
-    stages = {name: stage.to_dict() for name, stage in comparison.stages.items()}
     outputs = {
         name: [dataclasses.asdict(each) for each in stage.outputs.values()]
         for name, stage in comparison.stages.items()
@@ -97,7 +97,6 @@ def figures(comparison: Comparison) -> list[Any]:
     }
     return [
         comparison.to_dict(),
-        stages,
         outputs,
         comparison.fingerprint,
         comparison.evaluated,

@@ -17,7 +17,7 @@ from pytest_edgeq import Edgeq, QuantizedModel, assert_accuracy_drop
 from pytest_edgeq.check.assertions import scoring
 from pytest_edgeq.compare.executors import stream
 from pytest_edgeq.compare.failed_samples import attached_samples
-from tests.executors.conftest import AtOnce, forget
+from tests.executors.conftest import AtOnce
 
 Threads = Callable[[int], Executor]
 
@@ -99,7 +99,6 @@ def test_a_metric_or_label_that_cannot_travel_is_refused(
     labelled = [*pairs[:2], (pairs[2][0], (each for each in [1]))]
     with pytest.raises(TypeError, match=r"sample 2, or its label, cannot travel to a worker: "):
         assert_accuracy_drop(quantized, labelled, lambda *_: True, 0.5, executor=AtOnce(2))
-    forget()
 
 
 def test_the_executor_of_the_session_serves_its_models(
@@ -149,7 +148,6 @@ def test_labels_of_a_test_module_travel(
 
     alone = _text(quantized, labelled, metric, None)
     assert _text(quantized, labelled, metric, _Elsewhere(2)) == alone
-    forget()
 
 
 class _OwnError(Exception):
@@ -188,4 +186,3 @@ def test_what_the_users_code_raises_is_raised_here(
             (note,) = error.value.__notes__
             assert note.startswith("raised on a worker, of sample 7:\n")
             assert "in metric" in note
-    forget()

@@ -21,7 +21,7 @@ from pytest_edgeq.compare.executors import stream
 from pytest_edgeq.compare.executors.engines import SampleExecutor
 from pytest_edgeq.progress import Progress, Step
 from pytest_edgeq.report.journal import Journal
-from tests.executors.conftest import AtOnce, Near, figures, forget
+from tests.executors.conftest import AtOnce, Near, figures
 
 Threads = Callable[[int], Executor]
 
@@ -68,7 +68,6 @@ def test_figures_do_not_depend_on_the_order_of_arrival(
     alone = Near(figures(_with_points(quantized, given, None)))
     with _Shuffled(4) as executor:
         assert figures(_with_points(quantized, given, executor)) == alone
-    forget()
 
 
 def test_the_first_sample_that_fails_is_told(

@@ -14,14 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import psutil
 import pytest
 import torch
 
 from fixtures.models import ResidualNet, samples, seeded
-from pytest_edgeq import Edgeq, QuantizedModel, report
+from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.compare.executors.local_pool import LocalPool
 from pytest_edgeq.runtimes.workers.link import LOCAL_NAME
 from pytest_edgeq.runtimes.workers.local_worker import close_workers
@@ -223,8 +222,6 @@ def test_a_session_on_two_processes(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["edgeq: *executor=processes:2*"])
     record = json.loads((pytester.path / "run.json").read_text())
-    schema = json.loads((Path(report.__file__).parent / "run.schema.json").read_text("utf-8"))
-    jsonschema.Draft202012Validator(schema).validate(record)
     events = [each for each in record["tests"][0]["events"] if each["event"] == "compare"]
     (machine,) = events[0]["comparison"]["machines"]
     assert torch.backends.cpu.get_cpu_capability() in machine

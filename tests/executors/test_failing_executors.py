@@ -18,7 +18,7 @@ from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.compare.comparer import compare
 from pytest_edgeq.compare.executors import engines
 from pytest_edgeq.compare.executors.local_pool import LocalPool, WorkerDiedError
-from tests.executors.conftest import AtOnce, Near, figures, forget
+from tests.executors.conftest import AtOnce, Near, figures
 
 Threads = Callable[[int], Executor]
 
@@ -37,14 +37,11 @@ def test_a_worker_of_another_release_is_refused(
 ) -> None:
     """Says which it has."""
 
-    class Old(AtOnce):
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            task, *shared = args
-            task = dataclasses.replace(task, version="pytest-edgeq 0.0")
-            return super().submit(fn, task, *shared, **kwargs)
+    def older(task: Any, *shared: Any) -> tuple[Any, ...]:
+        return dataclasses.replace(task, version="pytest-edgeq 0.0"), *shared
 
     with pytest.raises(RuntimeError, match=r"expected pytest-edgeq 0.0 as on the client"):
-        Edgeq().compare(quantized, given, executor=Old(1))
+        Edgeq().compare(quantized, given, executor=AtOnce(1, older))
 
 
 def test_an_executor_that_is_shut_down_is_told(
@@ -74,35 +71,31 @@ def test_processes_that_cannot_be_started_are_told(
     pool.shutdown()
 
 
-class _Dying(AtOnce):
-    """Raises the errors of an engine whose worker died, the first few times that it is asked."""
+def _dying(*errors: Exception) -> AtOnce:
+    """Return an executor whose first tasks end with these errors, as of workers that died."""
+    left = list(errors)
 
-    def __init__(self, errors: list[BaseException]) -> None:
-        super().__init__(1)
-        self.errors = errors
+    def change(*arguments: Any) -> Any:
+        if left:
+            raise left.pop(0)
+        return arguments
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Fail, or run a task now."""
-        if not self.errors:
-            return super().submit(fn, *args, **kwargs)
-        future: Future[Any] = Future()
-        future.set_exception(self.errors.pop(0))
-        return future
+    return AtOnce(1, change)
 
 
-class _Broken(_Dying):
-    """Takes no task once it has raised its error, as a pool of the standard library."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Fail."""
-        if not self.errors:
-            raise BrokenProcessPool("A child process terminated abruptly")
-        return super().submit(fn, *args, **kwargs)
-
-
-def test_a_pool_that_breaks_is_told(quantized: QuantizedModel, given: list[Any]) -> None:
+def test_a_pool_that_breaks_is_told(
+    quantized: QuantizedModel, given: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The error names the samples and the way out."""
-    executor = _Broken([BrokenProcessPool("a child process terminated abruptly")] * 2)
+    executor = _dying(*[BrokenProcessPool("a child process terminated abruptly")] * 2)
+    submit = executor.submit
+
+    def refusing(*arguments: Any) -> Future[Any]:
+        if executor.count == 2:
+            raise BrokenProcessPool("A child process terminated abruptly")
+        return submit(*arguments)
+
+    monkeypatch.setattr(executor, "submit", refusing)
     with pytest.raises(RuntimeError, match=r"executor: sample 0: .* the pool broke") as error:
         Edgeq().compare(quantized, given, executor=executor)
     assert "--edgeq-executor=processes:N" in str(error.value)
@@ -115,7 +108,7 @@ def test_a_worker_that_lacks_a_package_is_told(quantized: QuantizedModel, given:
     broken.__cause__ = Exception(f'"""\nTraceback (most recent call last):\n{said}\n"""')
     for error in (broken, ModuleNotFoundError("No module named 'pytest_edgeq'")):
         with pytest.raises(RuntimeError, match=rf"reads its task, got {said}\nfix: install there"):
-            Edgeq().compare(quantized, given, executor=_Dying([error]))
+            Edgeq().compare(quantized, given, executor=_dying(error))
 
 
 @pytest.mark.parametrize("kind", [CancelledError, WorkerDiedError])
@@ -128,11 +121,10 @@ def test_a_chunk_whose_worker_died_is_sent_once_more(
     def died() -> Exception:
         return CancelledError() if kind is CancelledError else WorkerDiedError(5, -9)
 
-    some = _Dying([died(), died()])  # of the two chunks in flight
+    some = _dying(died(), died())  # of the two chunks in flight
     assert figures(Edgeq().compare(quantized, given, executor=some)) == alone
     with pytest.raises(RuntimeError, match=r"sample 0: .* each worker that ran them died"):
-        Edgeq().compare(quantized, given, executor=_Dying([died() for _ in range(9)]))
-    forget()
+        Edgeq().compare(quantized, given, executor=_dying(*(died() for _ in range(9))))
 
 
 class _Cluster:

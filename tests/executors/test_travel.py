@@ -7,7 +7,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from fixtures.models import ResidualNet, seeded
 from fixtures.tflite import make, stacks
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.compare.executors.pickled import _installations, _is_users, pickled
-from tests.executors.conftest import AtOnce, Near, figures, forget
+from tests.executors.conftest import AtOnce, Near, figures
 
 Threads = Callable[[int], Executor]
 
@@ -84,7 +84,6 @@ def test_a_factory_or_runtime_that_cannot_travel_is_refused(
     with pytest.raises(TypeError, match="the runtime 'mine' cannot travel"):
         own.compare(loaded, given, runtime="mine", executor=executor)
     assert executor.count == count
-    forget()
 
 
 def test_a_file_that_was_looked_at_here_travels(threads: Threads) -> None:
@@ -144,20 +143,15 @@ def test_workers_of_another_machine_are_sent_the_model_once(
     quantized: QuantizedModel, given: list[Any]
 ) -> None:
     """With the first chunk for which they say that they cannot read the client's file."""
-    forget()
     sent: list[int] = []
 
-    class Elsewhere(AtOnce):
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            task, *shared = args
-            sent.append(sum(isinstance(each, bytes) for each in shared))
-            missing = [each if isinstance(each, bytes) else "/nowhere" for each in shared]
-            return super().submit(fn, task, *missing, **kwargs)
+    def elsewhere(task: Any, *shared: Any) -> tuple[Any, ...]:
+        sent.append(sum(isinstance(each, bytes) for each in shared))
+        return task, *(each if isinstance(each, bytes) else "/nowhere" for each in shared)
 
     alone = Near(figures(Edgeq().compare(quantized, given)))
-    assert figures(Edgeq().compare(quantized, given, executor=Elsewhere(1))) == alone
+    assert figures(Edgeq().compare(quantized, given, executor=AtOnce(1, elsewhere))) == alone
     assert sum(sent) == 2 * 2  # two chunks were on their way
-    forget()
 
 
 def test_a_view_travels_without_what_it_is_a_part_of(
@@ -166,16 +160,14 @@ def test_a_view_travels_without_what_it_is_a_part_of(
     """Samples that are cut from one tensor."""
     sizes: list[int] = []
 
-    class Weighing(AtOnce):
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            sizes.extend(map(len, args[0].samples))
-            return super().submit(fn, *args, **kwargs)
+    def weighed(task: Any, *shared: Any) -> tuple[Any, ...]:
+        sizes.extend(map(len, task.samples))
+        return task, *shared
 
     parts = torch.split(torch.cat([sample[0] for sample in given]), 1)
     alone = Near(figures(Edgeq().compare(quantized, parts)))
-    assert figures(Edgeq().compare(quantized, parts, executor=Weighing(1))) == alone
+    assert figures(Edgeq().compare(quantized, parts, executor=AtOnce(1, weighed))) == alone
     assert max(sizes) < 2 * parts[0].nbytes
-    forget()
 
 
 def test_a_model_is_opened_once(quantized: QuantizedModel, given: list[Any]) -> None:
@@ -184,12 +176,11 @@ def test_a_model_is_opened_once(quantized: QuantizedModel, given: list[Any]) -> 
     loaded = Edgeq().load(quantized.tflite, reference=reference)
     session, keys = Edgeq(), list[str]()
 
-    class Noting(AtOnce):
-        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-            keys.append(args[0].model)
-            return super().submit(fn, *args, **kwargs)
+    def noted(task: Any, *shared: Any) -> tuple[Any, ...]:
+        keys.append(task.model)
+        return task, *shared
 
-    executor = Noting(1)
+    executor = AtOnce(1, noted)
     # In this process the first unpickling interns names of the class, which changes its pickle.
     session.compare(loaded, given[:2], executor=executor)
     keys.clear()
@@ -200,4 +191,3 @@ def test_a_model_is_opened_once(quantized: QuantizedModel, given: list[Any]) -> 
     found = session.compare(loaded, given[:2], executor=executor)
     assert len(set(keys)) == 2
     assert figures(found) == Near(figures(Edgeq().compare(loaded, given[:2])))
-    forget()
