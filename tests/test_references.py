@@ -177,9 +177,8 @@ def test_without_parameters_the_names_are_the_files(
     assert maker.compare(dicts, others).total.max_abs_error == 0.0
 
 
-@pytest.mark.parametrize("kind", ["tensors", "arrays"])
-def test_a_callable_from_numpy_to_numpy(maker: Edgeq, kind: str) -> None:
-    """It works whatever the samples are; it may give arrays or tensors, and nest them."""
+def test_a_callable_from_numpy_to_numpy(maker: Edgeq) -> None:
+    """It may give arrays or tensors, and nest them."""
     model = seeded(Pair)
     data = [normal(1, 8, seed=i) for i in range(4)]
     made = maker.quantize(model, (data[0],), quantizer=None)
@@ -194,11 +193,10 @@ def test_a_callable_from_numpy_to_numpy(maker: Edgeq, kind: str) -> None:
         return {"output_1": right, "output_0": torch.from_numpy(left)}
 
     loaded = maker.load(made.tflite, reference=reference)
-    samples = data if kind == "tensors" else [sample.numpy() for sample in data]
-    assert maker.compare(loaded, samples).total.sqnr_db > 100
+    assert maker.compare(loaded, data).total.sqnr_db > 100
     assert all(sample.any() for sample in data)
     weights.reverse()
-    assert maker.compare(loaded, samples).total.sqnr_db < 10
+    assert maker.compare(loaded, data).total.sqnr_db < 10
 
 
 def test_a_callable_that_works_on_arrays_is_given_nothing_else(maker: Edgeq) -> None:
@@ -261,7 +259,7 @@ def test_methods_and_partials_of_a_module_are_torch(maker: Edgeq, linear: bytes)
         loaded = maker.load(linear, reference=reference)
         assert maker.compare(loaded, data).total.sqnr_db > 100
         model.train()
-        with pytest.raises(ValueError, match="in train mode"):
+        with pytest.raises(ValueError, match=r"in train mode, switched after.*model\.eval\(\)"):
             maker.compare(loaded, data)
         with pytest.raises(ValueError, match="in train mode"):
             maker.load(linear, reference=reference)
@@ -285,11 +283,10 @@ def _exchange_outputs(model: Any) -> None:
     model.subgraphs[0].outputs = np.array(outputs[::-1], np.int32)
 
 
-@pytest.mark.parametrize("preset", ["pt2e_static_int8"])
-def test_outputs_are_paired_by_their_names(maker: Edgeq, preset: str) -> None:
+def test_outputs_are_paired_by_their_names(maker: Edgeq) -> None:
     """Exchanged names are a defect; another order under the right names is none, in any stage."""
     data = [normal(1, 8, seed=i) for i in range(40)]
-    made = maker.quantize(seeded(Pair), (data[0],), quantizer=preset, calibration=data)
+    made = maker.quantize(seeded(Pair), (data[0],), calibration=data)
     wrong = made.with_tflite(_edit(made.tflite, _exchange_output_names))
     sound = made.with_tflite(_edit(made.tflite, _exchange_outputs))
     new = [normal(1, 8, seed=i) for i in range(100, 108)]
@@ -330,18 +327,6 @@ def test_a_forward_that_works_in_place_disturbs_nobody(maker: Edgeq) -> None:
     assert all(torch.equal(a, b) for a, b in zip(data, before, strict=True))
 
 
-def test_a_model_that_was_switched_to_train_mode(maker: Edgeq, linear: bytes) -> None:
-    """Another test may have done it; nothing is compared, and no statistics change."""
-    model = seeded(lambda: nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)))
-    loaded = maker.load(linear, reference=model)
-    model.train()
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(ValueError, match=r"in train mode, switched after.*model\.eval\(\)"):
-        maker.compare(loaded, [normal(1, 8, seed=0)])
-
-    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-
-
 @pytest.mark.parametrize(
     ("op", "dtype", "value"),
     [
@@ -375,64 +360,30 @@ def test_an_exported_graph(maker: Edgeq) -> None:
         maker.load(tflite, reference=torch.export.export(model.train(), (sample,)).module())
 
 
-def test_buffers_that_forward_changes_are_put_back(maker: Edgeq, linear: bytes) -> None:
+def test_buffers_that_forward_changes_or_replaces_are_put_back(maker: Edgeq, linear: bytes) -> None:
     """And the comparison says that outputs depend on the order of the samples."""
 
-    class Counting(nn.Linear):
+    class Stateful(nn.Linear):
         def __init__(self) -> None:
             super().__init__(8, 4)
             self.n = nn.Buffer(torch.zeros(1))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x) + self.n.add_(1)
-
-    model = seeded(Counting)
-    data = [normal(1, 8, seed=i) for i in range(6)]
-    comparison = maker.compare(maker.load(linear, reference=model), data)
-
-    assert float(model.n) == 0.0
-    assert STATEFUL_REFERENCE in [finding.kind for finding in comparison.health]
-
-
-def test_a_buffer_that_forward_replaces_is_put_back(maker: Edgeq, linear: bytes) -> None:
-    """As a table that is made for the first size; what it was replaced by is not overwritten."""
-
-    class WithTable(nn.Linear):
-        def __init__(self) -> None:
-            super().__init__(8, 4)
             self.table: torch.Tensor = nn.Buffer(torch.zeros(1), persistent=False)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if len(self.table) != 4:
+            if len(self.table) != 4:  # as a table that is made for the first size
                 self.table = torch.arange(4.0)
-            return super().forward(x) + self.table
+            return super().forward(x) + self.n.add_(1) + self.table
 
-    model = seeded(WithTable)
+    model = seeded(Stateful)
     first = model.table
     data = [normal(1, 8, seed=i) for i in range(6)]
     loaded = maker.load(linear, reference=model)
-    once = maker.compare(loaded, data).total.sqnr_db
+    comparison = maker.compare(loaded, data)
 
+    assert float(model.n) == 0.0
     assert model.table is first
-    assert maker.compare(loaded, data).total.sqnr_db == once
-
-
-def test_a_scalar_input(maker: Edgeq) -> None:
-    """A 0-d tensor is an input like any other."""
-
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(8, 4)
-
-        def forward(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.linear(x) * by
-            return result
-
-    data = [(normal(1, 8, seed=i), normal(1, seed=i + 99)[0].abs()) for i in range(30)]
-    made = maker.quantize(seeded(Scaled), data[0], calibration=data[:20])
-
-    assert maker.compare(made, data[20:]).total.sqnr_db > 10
+    assert STATEFUL_REFERENCE in [finding.kind for finding in comparison.health]
+    assert maker.compare(loaded, data).total.sqnr_db == comparison.total.sqnr_db
 
 
 def test_integer_samples_of_the_model_fit_a_loaded_file(maker: Edgeq) -> None:
@@ -501,15 +452,6 @@ def test_an_input_that_was_never_calibrated_is_found(maker: Edgeq) -> None:
     assert UNCALIBRATED_ACTIVATION not in {f.kind for f in maker.compare(made, data).health}
 
 
-@pytest.mark.parametrize("thing", ["model.tflite", b"TFL3", None, 3])
-def test_what_is_no_quantized_model(maker: Edgeq, thing: Any) -> None:
-    """A path is to be loaded first."""
-    with pytest.raises(TypeError, match="expected what edgeq"):
-        maker.compare(thing, [])
-    with pytest.raises(TypeError, match="expected what edgeq"):
-        maker.check_op_dtypes(thing)
-
-
 @pytest.mark.parametrize("method", ["compare", "localize", "check"])
 def test_swapped_arguments(maker: Edgeq, method: str) -> None:
     """The text has the call in the right order, and the shape of an array."""
@@ -520,6 +462,10 @@ def test_swapped_arguments(maker: Edgeq, method: str) -> None:
         call(np.zeros((8, 3)), made)
     with pytest.raises(TypeError, match=r"got Linear; quantize the model first: edgeq\.quantize"):
         call(nn.Linear(1, 1), [])
+    with pytest.raises(TypeError, match=r"got str; load the file first: edgeq\.load"):
+        call("model.tflite", [])
+    with pytest.raises(TypeError, match="got NoneType"):
+        call(None, [])
     with pytest.raises(TypeError, match=r"got one ndarray of shape \[8, 3\].*numpy\.split"):
         call(made, np.zeros((8, 3)))
 
