@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import random
 import threading
 import weakref
 from collections import defaultdict
@@ -20,10 +19,7 @@ from torch import nn
 
 from fixtures.models import ConcatSkip, ResidualNet, SmallModel, normal, samples, seeded
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel, assert_accuracy_drop
-from pytest_edgeq.compare.measurement import Measurement, SampleRunner
-from pytest_edgeq.compare.parallel import in_order, on_one_thread, state_of
-from pytest_edgeq.compare.samples import read_samples
-from pytest_edgeq.numerics.checks import UNKNOWN
+from pytest_edgeq.compare.parallel import in_order, state_of
 from pytest_edgeq.runtimes.runner import Runner
 from tests.bench.detection.edits import edited, ops_of
 from tests.bench.detection.flatfile import FlatFile
@@ -76,31 +72,6 @@ def test_the_layer_to_blame_does_not_depend_on_the_number_of_cores(
     assert (culprit is not None and culprit.index == op) == (factor != 1)
 
 
-def test_any_split_merges_to_the_same_figures() -> None:
-    """1, 2 and 7 chunks, merged in any order."""
-    quantized = _quantized(ResidualNet, PT2E)
-    given = list(read_samples(samples(ResidualNet, 14, seed=2), quantized.spec, "evaluation"))
-    runner, shuffle, told = SampleRunner(quantized, "xnnpack"), random.Random(0), []
-    with on_one_thread():
-        outcomes = [runner.run(sample, index) for index, sample in enumerate(given)]
-    for count in (1, 2, 7, 7):
-        chunks = [Measurement.of(quantized) for _ in range(count)]
-        order = list(range(len(given)))
-        shuffle.shuffle(order)
-        for index in order:
-            sample = given[index]
-            chunk = chunks[index % count]
-            chunk.update(index, sample.arrays(), outcomes[index], sample.clone)
-        shuffle.shuffle(chunks)
-        first, *others = chunks
-        for other in others:
-            first.merge(other)
-        stages = repr(first.results())
-        kept = [(each.index, each.sqnr_db) for each in first.worst.result()]
-        told.append((stages, first.findings(UNKNOWN), kept))
-    assert all(each == told[0] for each in told[1:])
-
-
 class _Counting(nn.Module):
     """A forward that depends on how often it was called, by a buffer or by an attribute."""
 
@@ -139,14 +110,6 @@ def test_what_may_depend_on_the_order_is_known() -> None:
     assert before == state_of(made)
     with torch.no_grad():
         next(model.parameters()).mul_(1)
-    assert before != state_of(made)
-    note = [1, 2]
-    setattr(model[1], "note", note)  # noqa: B010 # no attribute of its own
-    before = state_of(made)
-    note = [1, 2]
-    setattr(model[1], "note", note)  # noqa: B010
-    assert before == state_of(made)
-    note.append(3)
     assert before != state_of(made)
     handle = model[1].register_forward_hook(lambda *_: None)
     assert state_of(made) is None
