@@ -78,7 +78,7 @@ def alone(quantized: QuantizedModel, many: list[Any]) -> Near:
 
 
 def test_dask_with_a_worker_that_is_killed_in_mid_run(
-    quantized: QuantizedModel, many: list[Any], alone: Near, tmp_path: Path
+    quantized: QuantizedModel, many: list[Any], alone: Near
 ) -> None:
     """Two workers, then one: the figures are those of one process."""
     from distributed import Client
@@ -89,22 +89,11 @@ def test_dask_with_a_worker_that_is_killed_in_mid_run(
         whole = Edgeq().compare(quantized, many, executor=executor)
         assert figures(whole) == alone
 
-        def generator() -> Iterator[Any]:
-            for index, sample in enumerate(many):
-                if index == 50:
-                    workers[0].kill()
-                yield sample
-
-        broken = Edgeq().compare(quantized, generator(), executor=executor)
+        killing = _killing(many, 50, workers[0].pid)
+        broken = Edgeq().compare(quantized, killing, executor=executor)
         assert figures(broken) == alone
 
-        for index, sample in enumerate(many):
-            np.save(tmp_path / f"{index}.npy", sample[0].numpy())
-
-        def factory(indices: range) -> Iterator[torch.Tensor]:
-            return (torch.from_numpy(np.load(tmp_path / f"{index}.npy")) for index in indices)
-
-        source = Edgeq.samples(factory, len(many))
+        source = Edgeq.samples(lambda indices: (many[index] for index in indices), len(many))
         session = Edgeq(executor=f"dask:{address}")
         elsewhere = session.compare(quantized, source)
         session.close()

@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
-import subprocess
 import types
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.compare.comparer import compare
 from pytest_edgeq.compare.executors import engines
-from pytest_edgeq.compare.executors.local_pool import LocalPool, WorkerDiedError
+from pytest_edgeq.compare.executors.local_pool import WorkerDiedError
 from tests.executors.conftest import AtOnce, Near, figures
 
 Threads = Callable[[int], Executor]
@@ -44,31 +44,25 @@ def test_a_worker_of_another_release_is_refused(
         Edgeq().compare(quantized, given, executor=AtOnce(1, older))
 
 
-def test_an_executor_that_is_shut_down_is_told(
-    quantized: QuantizedModel, given: list[Any], threads: Threads
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (RuntimeError("cannot schedule new futures after shutdown"), "pass one that has not been"),
+        (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "use fewer processes"),
+    ],
+)
+def test_an_executor_that_takes_no_task_is_told(
+    error: Exception,
+    fix: str,
+    quantized: QuantizedModel,
+    given: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In place of the bare error that it raises."""
-    executor = threads(1)
-    executor.shutdown()
-    with pytest.raises(RuntimeError, match=r"executor: sample 0: .*\nfix: pass one that has not"):
+    """In place of the bare error that it raises: it was shut down, or cannot start a process."""
+    executor = AtOnce(1)
+    monkeypatch.setattr(executor, "submit", MagicMock(side_effect=error))
+    with pytest.raises(RuntimeError, match=rf"executor: sample 0: .*\nfix: {fix}"):
         Edgeq().compare(quantized, given, executor=executor)
-
-
-def test_processes_that_cannot_be_started_are_told(
-    quantized: QuantizedModel, given: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The pool itself may be sound."""
-
-    def refuse(*arguments: object, **options: object) -> None:
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-
-    monkeypatch.setattr(subprocess, "Popen", refuse)
-    pool = LocalPool(2)
-    with pytest.raises(RuntimeError, match=r"got OSError: .*memory\nfix: use fewer processes"):
-        Edgeq().compare(quantized, given, executor=pool)
-    monkeypatch.undo()
-    assert pool.submit(len, "four").result(60) == 4
-    pool.shutdown()
 
 
 def _dying(*errors: Exception) -> AtOnce:

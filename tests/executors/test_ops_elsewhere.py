@@ -42,6 +42,17 @@ def _late(given: list[Any]) -> list[Any]:
     return loud
 
 
+def _other(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a reference that changes its outputs for the sample that is the worst."""
+    net = seeded(ResidualNet)
+
+    def reference(x: Any) -> Any:
+        made = net(torch.as_tensor(x)).detach().numpy()
+        return change(made) if abs(x).max() > 8 else made
+
+    return reference
+
+
 def _checked(model: QuantizedModel, inputs: Any, executor: Executor | None) -> list[Any]:
     """Return everything that a check measures and finds."""
     results: list[CheckResult] = []
@@ -109,13 +120,7 @@ def test_a_file_that_does_not_fit_is_a_finding(
     quantized: QuantizedModel, given: list[Any], threads: Threads
 ) -> None:
     """Of a reference with outputs of another shape for a later sample."""
-    reference: Any = seeded(ResidualNet)
-
-    def other(x: Any) -> Any:
-        made = reference(torch.as_tensor(x)).detach().numpy()
-        return made[:, :3] if abs(x).max() > 8 else made
-
-    loaded = Edgeq().load(quantized.tflite, reference=other)
+    loaded = Edgeq().load(quantized.tflite, reference=_other(lambda made: made[:, :3]))
     alone = _checked(loaded, _late(given), None)
     assert "the reference gives shape [1, 3]" in alone[0]
     assert _checked(loaded, _late(given), threads(2)) == alone
@@ -145,13 +150,7 @@ def test_the_float_form_that_leaves_torch_is_told(
     quantized: QuantizedModel, given: list[Any], threads: Threads
 ) -> None:
     """On a later sample alone: the client looks at it, and at none behind it."""
-    reference: Any = seeded(ResidualNet)
-
-    def other(x: Any) -> Any:
-        made = reference(torch.as_tensor(x)).detach().numpy()
-        return made * (2 if abs(x).max() > 8 else 1)
-
-    loaded = Edgeq().load(quantized.tflite, reference=other)
+    loaded = Edgeq().load(quantized.tflite, reference=_other(lambda made: 2 * made))
     inputs = _late(given)
     alone = Edgeq().localize(loaded, inputs)
     assert "the file in float does not compute what the reference does" in repr(alone)
