@@ -297,13 +297,3 @@ def test_a_sequence_of_any_length_has_no_finding(length: int) -> None:
     comparison = edgeq.compare(model, sequences(2, length, 3))
     assert comparison.health == ()
     assert comparison.total.sqnr_db > 100
-
-
-def test_a_cache_that_is_full_is_not_written() -> None:
-    """DYNAMIC_UPDATE_SLICE would clamp the position, and overwrite the last token."""
-    from pytest_edgeq.compare.language.stepping import CacheSession
-
-    session = CacheSession(loaded(Edgeq()).steps, "xnnpack")
-    session.decode_all(np.resize(SEQUENCES[0], 96))
-    with pytest.raises(ValueError, match="97 tokens, and the cache has 96 positions"):
-        session.feed(session.layout.decode, [1])

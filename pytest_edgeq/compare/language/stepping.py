@@ -56,11 +56,6 @@ class CacheSession:
     def feed(self, step: TokenStep, tokens: Sequence[int] | Array) -> Array | None:
         """Run one step and keep the cache; return logits [tokens, vocabulary] if it has any."""
         n, start = len(tokens), self.position
-        if start + n > self.layout.cache_length:
-            raise ValueError(
-                f"{start + n} tokens, and the cache has {self.layout.cache_length} positions: "
-                "DYNAMIC_UPDATE_SLICE would move the last one to the front, over another"
-            )
         outputs = self._run(step, np.asarray(tokens), start)
         self.position += n
         logits = outputs.get("logits")
