@@ -107,7 +107,9 @@ class Comparer:
         self._quantized = quantized
         self._runtime = runtime
         self._runner = runner_of(quantized, runtime)
-        self._keeps_points = keeps_points
+        self._new_measurement = functools.partial(
+            measurement_of, quantized, keeps_points=keeps_points
+        )
         self.measurement = self._new_measurement()
         self._by_sample = by_sample
         self.count = 0
@@ -126,9 +128,6 @@ class Comparer:
 
     def __exit__(self, *raised: object) -> None:
         self._open.close()
-
-    def _new_measurement(self) -> Measurement:
-        return measurement_of(self._quantized, keeps_points=self._keeps_points)
 
     def update(self, sample: Sample) -> SampleOutputs:
         """Measure one sample."""

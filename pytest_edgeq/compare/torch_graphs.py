@@ -49,11 +49,7 @@ def run_in_float64(
     reference: Callable[..., Any] | None, sample: Sample
 ) -> list[tuple[str | None, Array]] | None:
     """Return a torch module's outputs in float64, by name where they have one; None if it fails."""
-    clone = sample.clone()
-    double = type(sample)(
-        tuple(_to_float64(each) for each in clone.args),
-        {name: _to_float64(each) for name, each in clone.kwargs.items()},
-    )
+    double = sample.clone().mapped(_to_float64)
     # A forward may create float32 tensors; in its graph such dtypes are replaced.
     for is_graph in (False, True):
         module = _float64_copy(exported_graph(reference, sample) if is_graph else reference)

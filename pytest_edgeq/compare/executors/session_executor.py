@@ -84,17 +84,16 @@ class SessionExecutor:
         assert self._default is not None, "unreachable because engine() has looked"
         if not isinstance(self._default, str):
             return self._default
-        match = _SPEC.fullmatch(self._default)
-        assert match is not None, "unreachable because __init__ has looked"
-        if match["count"]:
+        kind, _, value = self._default.partition(":")
+        if kind == "processes":
             from pytest_edgeq.compare.executors.local_pool import LocalPool
 
-            pool = LocalPool(int(match["count"]))
+            pool = LocalPool(int(value))
             self._ends.callback(pool.shutdown)
             return pool
         from distributed import Client
 
-        client = Client(match["address"], set_as_default=False)
+        client = Client(value, set_as_default=False)
         self._ends.callback(client.close)
         own: Executor = client.get_executor()
         return own
