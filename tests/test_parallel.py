@@ -19,7 +19,7 @@ from torch import nn
 
 from fixtures.models import ConcatSkip, ResidualNet, SmallModel, normal, samples, seeded
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel, assert_accuracy_drop
-from pytest_edgeq.compare.parallel import in_order, state_of
+from pytest_edgeq.compare.parallel import in_order
 from pytest_edgeq.runtimes.runner import Runner
 from tests.bench.detection.edits import edited, ops_of
 from tests.bench.detection.flatfile import FlatFile
@@ -99,23 +99,6 @@ def test_a_reference_with_a_state_is_measured_in_order(*, by_buffer: bool) -> No
         loaded = edgeq.load(plain.tflite, reference=_Counting(by_buffer=by_buffer).eval())
         told.append(_told(edgeq.compare(loaded, given)))
     assert told[0] == told[1]
-
-
-def test_what_may_depend_on_the_order_is_known() -> None:
-    """Hooks, functions and changes of the state."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
-    made = Edgeq().quantize(model, (normal(1, 4, seed=0),), quantizer=None)
-    before = state_of(made)
-    assert before is not None
-    assert before == state_of(made)
-    with torch.no_grad():
-        next(model.parameters()).mul_(1)
-    assert before != state_of(made)
-    handle = model[1].register_forward_hook(lambda *_: None)
-    assert state_of(made) is None
-    handle.remove()
-    assert state_of(made) is not None
-    assert state_of(Edgeq().load(made.tflite, reference=lambda x: x)) is None
 
 
 def test_accuracy_is_scored_in_order_on_any_number_of_cores() -> None:
@@ -254,29 +237,6 @@ def test_no_interpreter_runs_in_two_threads_at_once(monkeypatch: pytest.MonkeyPa
     for runner, thread in runs[began:]:
         threads[runner].add(thread)
     assert all(len(each) == 1 for each in threads.values())
-
-
-def test_workers_are_made_as_they_are_needed() -> None:
-    """One sample needs one; an error ends the reading."""
-    made: list[object] = []
-
-    def make() -> object:
-        made.append(object())
-        return made[-1]
-
-    def measure(worker: object, sample: int) -> int:
-        if sample == 50:
-            raise ValueError(str(sample))
-        return sample
-
-    assert list(in_order(iter([0]), make, measure, 4)) == [0]
-    assert len(made) == 1
-    assert list(in_order(iter(range(40)), make, measure, 4)) == list(range(40))
-    assert len(made) <= 5
-    taken = iter(range(10_000))
-    with pytest.raises(ValueError, match="50"):
-        list(in_order(taken, make, measure, 2))
-    assert next(taken) < 1000
 
 
 def test_the_error_of_an_earlier_sample_is_raised_before_one_of_reading() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +64,8 @@ def test_names_that_differ_are_given() -> None:
         state_findings(edge, {"old": "old"})
 
 
-def _relu(value: Any) -> Any:
-    return np.maximum(np.asarray(value), 0)
+def _relu(x: Any) -> Any:
+    return np.maximum(x, 0)
 
 
 @pytest.mark.parametrize("names", [("cache", "cache"), ("new", "old")])
@@ -76,22 +75,13 @@ def test_check_finds_it(names: tuple[str, str]) -> None:
     samples = [np.random.default_rng(i).uniform(-1, 1, (1, 8)).astype(np.float32) for i in range(4)]
 
     def check(taken: float) -> None:
-        references = {"prefill": _reader("x"), "decode": _reader(names[1])}
+        references = dict.fromkeys(("prefill", "decode"), _relu)
         model = Edgeq().load(_content(0.0245, taken, names=names), reference=references)
         Edgeq().check(model.signature("prefill"), samples, states=states)
 
     check(0.0245)
     with pytest.raises(AssertionError, match="scale and zero point of input"):
         check(0.0079)
-
-
-def _reader(name: str) -> Callable[..., Any]:
-    readers: dict[str, Callable[..., Any]] = {
-        "x": lambda x: _relu(x),
-        "cache": lambda cache: _relu(cache),
-        "old": lambda old: _relu(old),
-    }
-    return readers[name]
 
 
 def test_show_tells_of_it(tmp_path: Path) -> None:

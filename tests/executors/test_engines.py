@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -153,33 +152,6 @@ def test_processes_with_a_worker_killed_in_mid_run(
     assert len(before) == 2
     found = Edgeq().compare(quantized, _killing(many, 50, before[0]), executor=pool)
     assert figures(found) == alone
-
-
-def test_samples_that_end_each_process_are_named(
-    quantized: QuantizedModel, many: list[Any], pool: LocalPool
-) -> None:
-    """Behind the second process that they ended, which is named, too."""
-
-    def deadly(path: Path, signature: str | None) -> Any:
-        from ai_edge_litert.interpreter import Interpreter
-
-        run = Interpreter(str(path)).get_signature_runner(signature)
-
-        def call(inputs: Any) -> Any:
-            if not np.ptp(next(iter(inputs.values()))):  # a constant sample
-                os.kill(os.getpid(), signal.SIGKILL)
-            return run(**inputs)
-
-        return call
-
-    dying = Edgeq(runtimes={"deadly": deadly})
-    loaded = dying.load(quantized.tflite, reference=quantized.float_model)
-    wrong = [*many[:5], tuple(torch.zeros_like(each) for each in many[0])]
-    with pytest.raises(
-        RuntimeError, match=r"executor: samples? .*5: .* died .*process \d+"
-    ) as error:
-        dying.compare(loaded, wrong, runtime="deadly", executor=pool)
-    assert "exit code -9" in str(error.value)
 
 
 def test_a_session_on_two_processes(pytester: pytest.Pytester) -> None:

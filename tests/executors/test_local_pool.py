@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import os
 import random
 import signal
@@ -158,16 +157,6 @@ def test_a_process_that_hangs_ends_with_the_pool(pool: LocalPool) -> None:
     assert not any(each.is_running() for each in started)
     with pytest.raises(RuntimeError, match="the pool is shut down"):
         pool.submit(os.getpid)
-
-
-def test_a_pool_that_nobody_holds_ends_its_processes() -> None:
-    """As at exit."""
-    pool = LocalPool(1)
-    pool.submit(os.getpid).result(60)
-    process = process_of(pool, 0)
-    del pool
-    gc.collect()
-    assert not process.is_running()
 
 
 def test_what_a_task_raises(pool: LocalPool) -> None:
