@@ -81,7 +81,7 @@ def runner_of(quantized: QuantizedModel, runtime: str) -> SampleRunner:
 def measurement_of(quantized: QuantizedModel, *, keeps_points: bool) -> Measurement:
     """Return an empty measurement of a model and its references."""
     if isinstance(quantized, (LanguageModel, EncoderDecoder)):
-        return LanguageMeasurement(quantized)  # type: ignore[return-value,arg-type] # the same
+        return LanguageMeasurement(quantized)  # type: ignore[return-value] # the same
     return Measurement.of(quantized, keeps_points=keeps_points)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -44,7 +44,7 @@ def _opened(
     runtime: str,
     own: bytes | None,
     target: tuple[str, tuple[str, ...], float] | None,
-    files: tuple[Mapping[str, bytes], Mapping[str, bytes]],
+    files: Sequence[Mapping[str, bytes]],
     settings: Mapping[str, Any],
     reference: PickledReference | None,
     labels: Mapping[str, Any],
