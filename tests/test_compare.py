@@ -126,27 +126,6 @@ def test_a_loaded_file_measures_like_the_one_it_was_written_from(
     assert [e.module for e in from_path.op_dtypes] == [e.module for e in residual.op_dtypes]
 
 
-@pytest.mark.slow
-def test_another_file_against_the_same_references(
-    maker: Edgeq, residual: QuantizedModel, tmp_path: Path
-) -> None:
-    """`with_tflite` keeps every stage; a file of other weights is caught in lowering."""
-    other = seeded(ResidualNet, seed=1)
-    wrong = maker.quantize(other, ResidualNet.sample_inputs(), calibration=samples(ResidualNet, 16))
-    path = tmp_path / "shipped.tflite"
-    path.write_bytes(wrong.tflite)
-    data = list(samples(ResidualNet, 4, seed=3))
-    same = maker.compare(residual.with_tflite(residual.tflite), data)
-    shipped = maker.compare(residual.with_tflite(path), data)
-
-    assert same.to_dict() == maker.compare(residual, data).to_dict()
-    assert shipped.quantization is not None
-    assert shipped.lowering is not None
-    assert shipped.quantization.to_dict()["outputs"] is not None
-    assert shipped.quantization.sqnr_db > 20
-    assert shipped.lowering.sqnr_db < 10
-
-
 @pytest.mark.parametrize(
     ("reference", "error", "told"),
     [

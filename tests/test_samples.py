@@ -61,12 +61,6 @@ def test_numpy_arrays_are_samples_too() -> None:
             ValueError,
             "expected ['mask'] by name, got ['maks'] (did you mean mask?)",
         ),
-        (
-            POSITIONAL,
-            ((x, y), {"mask": mask}),
-            ValueError,
-            "expected nothing by name, got ['mask']",
-        ),
         (POSITIONAL, (x, y[0]), ValueError, "expected shape 1×2, got 2; the file is built for"),
         (POSITIONAL, (x.bool(), y), TypeError, "expected float32, got bool; integers stand"),
         (POSITIONAL, "xy", TypeError, "expected a tensor, a tuple of tensors or a dict of tensors"),
