@@ -151,16 +151,7 @@ class PairSpec(SampleSpec):
 class EncoderDecoder(QuantizedModel):
     """Both signatures of a file, compared as one model."""
 
-    def __init__(self, edge: EdgeFile, *, wiring: Wiring, **rest: Any) -> None:
-        super().__init__(edge, **rest)
-        self.wiring = wiring
-        missing = [key for key, each in self._references.items() if each.float_model is None]
-        if len(missing) == 1:
-            raise ValueError(
-                f"{self.name} has no reference for its signature {missing[0]!r}: load it with "
-                "reference={'encode': encoder, 'decode': decoder}, or compare "
-                "model.signature(…)"
-            )
+    wiring: Wiring
 
     @classmethod
     def of(cls, model: QuantizedModel) -> EncoderDecoder | None:
@@ -171,10 +162,16 @@ class EncoderDecoder(QuantizedModel):
         wiring = Wiring.of(signatures[ENCODE], signatures[DECODE], model.name)
         if wiring is None:
             return None
+        missing = [key for key, each in model._references.items() if each.float_model is None]
+        if len(missing) == 1:
+            raise ValueError(
+                f"{model.name} has no reference for its signature {missing[0]!r}: load it with "
+                "reference={'encode': encoder, 'decode': decoder}, or compare "
+                "model.signature(…)"
+            )
         float_edge = model.float_edge
-        return cls(
+        both = cls(
             model.edge.at(DECODE),
-            wiring=wiring,
             name=model.name,
             flow=model.flow,
             quantizer=model.quantizer,
@@ -185,6 +182,8 @@ class EncoderDecoder(QuantizedModel):
             directory=model._directory,
             threads=model.threads,
         )
+        both.wiring = wiring
+        return both
 
     @property
     def spec(self) -> SampleSpec:

@@ -76,17 +76,6 @@ class LanguageModel(QuantizedModel):
     A file of a language model, with the references that it is compared with.
 
     Ops, dtypes and sizes are those of the section that decodes.
-
-    Attributes:
-        sections: All `.tflite` files of the bundle by name; of a bare file one.
-        float_sections: The same of the float file; empty without one.
-        layouts: How the file is fed, by the length of its cache, the longest first.
-        float_layouts: The same of the float file.
-        metadata: Start and stop tokens of a `.litertlm`; None without.
-        bundle: Path of the bundle; None of a bare file.
-
-    Raises:
-        ValueError: A signature or an input is not known, or the caches differ in length.
     """
 
     def __init__(
@@ -103,7 +92,8 @@ class LanguageModel(QuantizedModel):
     ) -> None:
         self.name = name
         self._open(sections, float_sections)
-        self.metadata, self.bundle = metadata, bundle
+        self.metadata = metadata  # start and stop tokens of a `.litertlm`
+        self.bundle = bundle  # its path
         self._torch = reference
         self._tokenizer = tokenizer
         steps, float_steps = self.steps, self.float_steps
@@ -119,7 +109,9 @@ class LanguageModel(QuantizedModel):
     def _open(
         self, sections: Mapping[str, EdgeFile], float_sections: Mapping[str, EdgeFile]
     ) -> None:
+        # by name, all files of a bundle, or a bare one
         self.sections, self.float_sections = sections, float_sections
+        # by the length of their cache, the longest first
         self.layouts = layouts_of(sections, self.name)
         self.float_layouts: dict[int, CacheLayout] = {}
         if not float_sections:
