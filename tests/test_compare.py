@@ -13,7 +13,6 @@ from torch import nn
 
 from fixtures.models import ResidualNet, samples, seeded
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.numerics.findings import CALIBRATION_OVERLAP
 
 pytestmark = pytest.mark.figures
 
@@ -48,17 +47,6 @@ def test_the_worst_samples_are_kept(maker: Edgeq, residual: QuantizedModel) -> N
     assert comparison.worst_samples[0].sqnr_db == comparison.total.worst_sample_sqnr_db
     for worst in comparison.worst_samples:
         assert torch.equal(worst.inputs.args[0], expected[worst.index])
-
-
-def test_calibration_samples_met_again_are_found(maker: Edgeq, residual: QuantizedModel) -> None:
-    """Evaluating on calibration data makes errors look smaller; other data has no finding."""
-    seen = list(samples(ResidualNet, 2))
-    new = list(samples(ResidualNet, 2, seed=9))
-    kinds = [f.kind for f in maker.compare(residual, [*seen, *new]).health]
-    clean = [f.kind for f in maker.compare(residual, new).health]
-
-    assert CALIBRATION_OVERLAP in kinds
-    assert CALIBRATION_OVERLAP not in clean
 
 
 def test_nothing_to_evaluate(maker: Edgeq, residual: QuantizedModel) -> None:
@@ -183,20 +171,14 @@ def test_run_quantizes_and_dequantizes_as_the_file_says(residual: QuantizedModel
     np.testing.assert_array_equal(residual.run(sample)["output_0"], expected)
 
 
-def test_the_path_is_written_when_asked_for(residual: QuantizedModel) -> None:
-    """Two models of one name do not overwrite one another."""
-    again = residual.with_tflite(residual.tflite)
-
-    assert residual.path.read_bytes() == residual.tflite
-    assert again.path != residual.path
-    assert residual.path == residual.path
-    assert residual.size_bytes == residual.path.stat().st_size
-
-
-def test_a_folder_is_made_with_the_first_file(residual: QuantizedModel, tmp_path: Path) -> None:
-    """Not by an Edgeq that writes nothing."""
+def test_the_path_is_written_when_asked_for(residual: QuantizedModel, tmp_path: Path) -> None:
+    """The folder is made with it, and two models of one name do not overwrite one another."""
     folder = tmp_path / "not" / "yet"
-    model = Edgeq(directory=folder).load(residual.tflite)
+    edgeq = Edgeq(directory=folder)
+    model, again = edgeq.load(residual.tflite), edgeq.load(residual.tflite)
     assert not folder.exists()
     assert model.path.is_relative_to(folder)
     assert model.path.read_bytes() == model.tflite
+    assert model.size_bytes == model.path.stat().st_size
+    assert again.path != model.path
+    assert model.path == model.path

@@ -193,24 +193,6 @@ def test_the_threads_of_torch_are_as_before() -> None:
     assert torch.get_num_threads() == 3
 
 
-def test_the_gate_says_the_same_on_any_number_of_cores() -> None:
-    """Of a file with a channel exchanged: the same text."""
-    quantized = _quantized(ResidualNet, PT2E)
-    file = FlatFile(quantized.tflite)
-
-    def exchange(values: np.ndarray) -> None:
-        values[[0, 1]] = values[[1, 0]]
-
-    edited(file, ops_of(file, "CONV_2D")[1], 1, exchange)
-    spoilt = quantized.with_tflite(file.content())
-    texts = []
-    for threads in (1, 2):
-        with pytest.raises(AssertionError) as caught:
-            Edgeq(threads=threads).check(spoilt, samples(ResidualNet, 6, seed=2))
-        texts.append(str(caught.value))
-    assert texts[0] == texts[1]
-
-
 def test_no_interpreter_runs_in_two_threads_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where runtimes differ, their ops are compared while another thread localizes the errors."""
     runs: list[tuple[Runner, int]] = []

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -48,26 +47,6 @@ def test_figures_do_not_depend_on_workers_or_chunks(
     alone = Near(figures(_with_points(model, given, None)))
     monkeypatch.setattr(stream, "_SECONDS", seconds)
     assert figures(_with_points(model, iter(given), threads(workers))) == alone
-
-
-class _Shuffled(ThreadPoolExecutor):
-    """Gives later tasks precedence over earlier ones."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        def late() -> Any:
-            time.sleep(0.02 if args[0].start % 3 == 0 else 0)
-            return fn(*args, **kwargs)
-
-        return super().submit(late)
-
-
-def test_figures_do_not_depend_on_the_order_of_arrival(
-    quantized: QuantizedModel, given: list[Any]
-) -> None:
-    """Every third chunk comes late."""
-    alone = Near(figures(_with_points(quantized, given, None)))
-    with _Shuffled(4) as executor:
-        assert figures(_with_points(quantized, given, executor)) == alone
 
 
 def test_the_first_sample_that_fails_is_told(
