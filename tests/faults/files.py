@@ -11,16 +11,15 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
-from tests.faults.cases import KINDS, case_of
+from tests.faults.cases import case_of
 from tests.faults.pool import Failure, try_cases
 
 
-def describe(kind: str, seed: int, failure: Failure) -> str:
+def describe(seed: int, failure: Failure) -> str:
     """Return a line on a failed case: how to try it again, what was damaged, how it ended."""
-    case = case_of(kind, str(seed), failure.number)
+    case = case_of(seed, failure.number)
     return (
         f"--seed {seed} --case {failure.number}: {case.origin}: {case.damage}: {failure.kind} at "
         f"{failure.stage!r}: {failure.told}"
@@ -30,7 +29,6 @@ def describe(kind: str, seed: int, failure: Failure) -> str:
 def main() -> int:
     """Try the cases that the command line asks for; 1 where one failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kind", choices=KINDS, default="tflite")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0)
@@ -40,17 +38,17 @@ def main() -> int:
     numbers = range(given.first, given.first + given.count)
     if given.case is not None:
         numbers = range(given.case, given.case + 1)
-        case = case_of(given.kind, str(given.seed), given.case)
+        case = case_of(given.seed, given.case)
         print(f"{case.origin}: {case.damage}")
         if given.write:
             given.write.write_bytes(case.content)
     print(f"seed {given.seed}, cases {numbers.start} to {numbers.stop - 1}", flush=True)
     start = time.monotonic()
-    report = try_cases(given.kind, given.seed, numbers)
+    report = try_cases(given.seed, numbers)
     for failure in report.failures:
-        print(describe(given.kind, given.seed, failure))
-    counts: Counter[str] = report.outcomes
-    told = ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items()))
+        print(describe(given.seed, failure))
+    outcomes = sorted(report.outcomes.items())
+    told = ", ".join(f"{count:,} {name}" for name, count in outcomes)
     print(f"seed {given.seed}: {told} in {time.monotonic() - start:.0f} s")
     return bool(report.failures)
 

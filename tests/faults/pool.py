@@ -40,19 +40,19 @@ class Report:
         self.outcomes[self.failures[-1].kind] += 1
 
 
-def try_cases(kind: str, seed: int, numbers: range) -> Report:
-    """Try each case of a kind once, in as few processes as live."""
+def try_cases(seed: int, numbers: range) -> Report:
+    """Try each case once, in as few processes as live."""
     report, left = Report(), numbers
     while left:
         with tempfile.TemporaryFile() as stderr:
-            left = _try_until_one_dies(kind, seed, left, report, stderr.fileno())
+            left = _try_until_one_dies(seed, left, report, stderr.fileno())
     return report
 
 
-def _try_until_one_dies(kind: str, seed: int, numbers: range, report: Report, stderr: int) -> range:
+def _try_until_one_dies(seed: int, numbers: range, report: Report, stderr: int) -> range:
     """Return the numbers that are left."""
     paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    asked = kind, seed, numbers.start, numbers.stop
+    asked = seed, numbers.start, numbers.stop
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.faults.trials", *map(str, asked)],
         stdout=subprocess.PIPE,

@@ -1,7 +1,7 @@
 """
 What is tried with a damaged file, in a process of its own: see `pool`.
 
-`python -m tests.faults.trials KIND SEED FIRST LAST` writes lines: `stage WHAT` at each step, and
+`python -m tests.faults.trials SEED FIRST LAST` writes lines: `stage WHAT` at each step, and
 `done OUTCOME TEXT`.
 """
 
@@ -19,7 +19,6 @@ from typing import Any
 
 from tests.faults.cases import Case, case_of
 from tests.faults.sentences import is_sentence
-from tests.faults.stored_trials import try_baseline, try_cache, try_report
 
 MEMORY_BYTES = 4 << 30
 """What a process may allocate beyond what it has when it starts."""
@@ -102,21 +101,13 @@ def _inputs(signature: Any) -> list[Any] | None:
     return arrays
 
 
-_TRIALS: dict[str, Callable[[Case, Callable[[str], None]], str]] = {
-    "tflite": _try_tflite,
-    "baseline": try_baseline,
-    "cache": try_cache,
-    "report": try_report,
-}
-
-
 def _say(protocol: int, text: str) -> None:
     os.write(protocol, text.replace("\n", " ⏎ ").encode("utf-8", "backslashreplace") + b"\n")
 
 
 def main() -> None:
     """Try each case that is asked for."""
-    kind, seed, first, last = sys.argv[1:]
+    seed, first, last = map(int, sys.argv[1:])
     with Path("/proc/self/statm").open() as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY_BYTES, now + MEMORY_BYTES))
@@ -126,11 +117,11 @@ def main() -> None:
     os.dup2(2, 1)
     with tempfile.TemporaryDirectory(prefix="edgeq-faults-") as folder:
         os.chdir(folder)
-        for number in range(int(first), int(last)):
+        for number in range(first, last):
             _say(protocol, "stage start")
-            case = case_of(kind, seed, number)
+            case = case_of(seed, number)
             try:
-                outcome = _TRIALS[kind](case, lambda what: _say(protocol, f"stage {what}"))
+                outcome = _try_tflite(case, lambda what: _say(protocol, f"stage {what}"))
             except Exception as error:
                 said = f"{type(error).__name__}: {error}"
                 if is_sentence(error):
