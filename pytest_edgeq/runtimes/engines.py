@@ -6,6 +6,7 @@ import ctypes
 import functools
 import importlib
 import importlib.util
+import os
 import warnings
 from collections import Counter
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.names import NEEDS_TENSORFLOW, printable, readable
-from pytest_edgeq.runtimes.process_state import destructors_without_stderr, paused_collector
+from pytest_edgeq.runtimes.process_state import paused_collector
 from pytest_edgeq.runtimes.workers.remote_worker import (
     RESOLVERS,
     OpenCompiled,
@@ -179,6 +180,7 @@ class CompiledEngine(Engine):
             if len(known) != len(names) or (signature.key is not None and known != names):
                 raise RuntimeError(f"CompiledModel knows the {side} {known}, the file {names}")
         self._open = OpenCompiled(self._model, described(signature, graph))
+        _close_stderr_behind_python()
         self._has_room, self._checked = True, False
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
@@ -270,11 +272,9 @@ def _environment() -> Any:
     """
     Return one environment for all models of the process, with no folders of plugins to search.
 
-    It is never destroyed, and the one that the library makes for its buffers only in silence: each
-    writes `DestroyAccelerator` to stderr when Python exits (ai-edge-litert 2.3.0).
+    It is never destroyed: it writes `DestroyAccelerator` to stderr then (ai-edge-litert 2.3.0).
     """
     from ai_edge_litert.environment import Environment, EnvironmentOptions
-    from ai_edge_litert.tensor_buffer import TensorBuffer
 
     package = importlib.util.find_spec("ai_edge_litert")
     folder = Path(*(package.submodule_search_locations or [])) if package else Path()
@@ -282,17 +282,17 @@ def _environment() -> Any:
     options = EnvironmentOptions(runtime_path=str(folder), **nowhere)
     environment = Environment.create(options=options)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(environment.capsule))
-    with destructors_without_stderr():
-        TensorBuffer.create_from_host_memory(_aligned_byte()).get_tensor_details()
     return environment
 
 
-def _aligned_byte() -> npt.NDArray[np.int8]:
+@functools.cache
+def _close_stderr_behind_python() -> None:
     """
-    Return one byte, at an address that is a multiple of 64.
+    Have the process close stderr when Python has ended, before older native objects are destroyed.
 
-    ai-edge-litert 2.1 and 2.2 refuse all others: "Failed LiteRtCreateTensorBufferFromHostMemory".
+    The environment that the library makes for its first buffers writes to it, too.
     """
-    room = np.zeros(64, np.int8)
-    start = -room.ctypes.data % 64
-    return room[start : start + 1]
+    process, nowhere = ctypes.CDLL(None), os.open(os.devnull, os.O_WRONLY)
+    # The later one runs first; `dup` uses the lowest free descriptor, the one just closed.
+    for function, argument in ((process.dup, nowhere), (process.close, 2)):
+        process.__cxa_atexit(function, ctypes.c_void_p(argument), None)

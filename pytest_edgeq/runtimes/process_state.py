@@ -1,13 +1,10 @@
-"""State of the process: CPU, random number generators, the garbage collector, stderr at exit."""
+"""State of the process: CPU, random number generators, the garbage collector."""
 
 from __future__ import annotations
 
-import atexit
-import ctypes
 import functools
 import gc
 import hashlib
-import os
 import platform
 import random
 from collections.abc import Iterator
@@ -77,29 +74,3 @@ def paused_collector() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-@contextmanager
-def destructors_without_stderr() -> Iterator[None]:
-    """
-    Discard the stderr of static native objects made meanwhile, when they are destroyed.
-
-    They are destroyed after Python, in the reverse order of registration of all exit functions, so
-    objects made before or later still write to stderr.
-    """
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    # pytest captures stderr, so it may be redirected now and not at exit.
-    atexit.register(os.dup2, 2, kept, inheritable=False)
-    _open_stderr_at_exit(kept)
-    try:
-        yield
-    finally:
-        _open_stderr_at_exit(nowhere)
-
-
-def _open_stderr_at_exit(descriptor: int) -> None:
-    """Register an exit function that makes stderr a copy of a descriptor."""
-    process = ctypes.CDLL(None)
-    # The later one runs first; `dup` uses the lowest free descriptor, the one just closed.
-    for function, argument in ((process.dup, descriptor), (process.close, 2)):
-        process.__cxa_atexit(function, ctypes.c_void_p(argument), None)

@@ -16,7 +16,6 @@ from ai_edge_litert import schema_py_generated as schema
 from fixtures.tflite import make
 from fixtures.tflite.stateful import counter
 from fixtures.tflite.writer import chain, constant, one_op, pack, unpack
-from pytest_edgeq.runtimes import engines
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.boundary import code_range, numpy_dtype
 
@@ -354,19 +353,9 @@ def test_a_refusal_names_op_and_cause(content: bytes, first: str, cause: str, fi
     assert fix in str(caught.value)
 
 
-def test_the_first_buffer_is_aligned() -> None:
-    """By 64 bytes, wherever memory is free: ai-edge-litert before 2.3 refuses other addresses."""
-    others = []
-    for size in range(50):
-        others += [np.zeros(size, np.int8), engines._aligned_byte()]
-    assert {array.ctypes.data % 64 for array in others[1::2]} == {0}
-    assert {array.ctypes.data % 64 for array in others[::2]} != {0}
-
-
 _EXIT = """
 import sys
 import numpy as np
-from pytest_edgeq.runtimes import engines
 from pytest_edgeq.runtimes.edge import EdgeFile
 
 edge = EdgeFile(sys.argv[1])
@@ -411,9 +400,9 @@ def test_nothing_is_written_when_python_exits() -> None:
 @pytest.mark.parametrize("made", ["environment", "buffer"])
 def test_an_environment_still_writes_when_python_exits(made: str) -> None:
     """
-    Of ai-edge-litert 2.3.0: its own log, whose level cannot be set; see `_environment`.
+    Of ai-edge-litert 2.3.0: its own log, whose level cannot be set.
 
-    Where one of both passes in silence, `_environment` no longer has to keep the first, or to make
-    the buffer.
+    Where one of both passes in silence, `_environment` no longer has to keep the first, or
+    `_close_stderr_behind_python` is not needed.
     """
     assert "DestroyAccelerator" in _stderr_at_exit(_EXIT_UPSTREAM, made)
