@@ -20,7 +20,6 @@ import pytest
 
 from pytest_edgeq.compare.executors.local_pool import LocalPool, WorkerDiedError
 from pytest_edgeq.runtimes.workers.link import WorkerTracebackError
-from pytest_edgeq.runtimes.workers.local_worker import LocalWorker
 from tests.processes import left_after
 from tests.waiting import SECONDS, line_of, rounds, running, wait_until
 
@@ -105,21 +104,6 @@ def test_no_task_is_lost_with_processes_that_are_killed(pool: LocalPool) -> None
                 assert error.pid in kills  # noqa: PT017 # as above
                 assert error.pid not in died, f"round {number}: two tasks of one process"  # noqa: PT017
                 died.append(error.pid)
-
-
-def test_a_task_that_no_process_has_begun_runs_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that is killed just before it is asked has read nothing."""
-    worker = LocalWorker()
-    pids = [worker.call(None, os.getpid)]
-
-    def kill_once() -> None:
-        if pids:
-            os.kill(pids.pop(), signal.SIGKILL)
-
-    monkeypatch.setattr(worker, "_look", kill_once)
-    pids.append(worker.call(None, os.getpid))
-    assert worker.call(None, len, bytes(1 << 22)) == 1 << 22
-    worker.close()
 
 
 def test_a_process_that_cannot_be_started_fails_its_task_alone(

@@ -96,7 +96,6 @@ class LinkError(Exception):
     ) -> None:
         super().__init__(what)
         self.kind, self.what, self.printed, self.code, self.pid = kind, what, printed, code, pid
-        self.is_unread = False  # whether it was lost before it had read the request
         self.is_of_other = False  # whether it answered the request of another thread
 
 
@@ -137,7 +136,6 @@ class Link:
         self._answers: dict[int, tuple[Head, memoryview]] = {}
         self._tail = b""  # of its output, since the last mark
         self._marked: dict[int, bytes] = {}  # output before a mark, by its number
-        self._is_cut = False  # whether it ended while a request was written
         self.forgotten: list[int] = []  # keys of open files that nobody uses any more
         self._process = self._started(command)
         self.pid = self._process.pid
@@ -264,7 +262,7 @@ class Link:
 
     def _write(self, pieces: Iterable[bytes], seconds: float | None) -> None:
         began = time.monotonic()
-        try:
+        with contextlib.suppress(BrokenPipeError):  # the answer or its lack says why
             for piece in pieces:
                 view = memoryview(piece)
                 while view:
@@ -273,8 +271,6 @@ class Link:
                         view = view[os.write(self._in, view) :]
                     except BlockingIOError:
                         self._wait(self._in, select.POLLOUT, began, seconds)
-        except BrokenPipeError:  # the answer or its lack says why
-            self._is_cut = True
 
     def _result(self, number: int, seconds: float | None) -> tuple[Head, memoryview]:
         """Return an answer as `unpack_head` does; keep those of other threads that come first."""
@@ -396,18 +392,8 @@ class Link:
         with self._ending:
             if self._end is None:
                 self._end = LinkError(kind, what, self.printed, code, self.pid)
-                self._end.is_unread = kind == "lost" and (self._is_cut or self._has_unread())
         self._kill()
         return self._end
-
-    def _has_unread(self) -> bool:
-        """Whether bytes are left in the pipe of requests."""
-        import fcntl
-        import termios
-
-        with contextlib.suppress(OSError, ValueError):  # it is closed
-            return any(fcntl.ioctl(self._in, termios.FIONREAD, bytes(4)))
-        return False
 
     def _kill(self) -> None:
         if self._owner == os.getpid():

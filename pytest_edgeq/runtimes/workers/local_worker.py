@@ -75,14 +75,9 @@ class LocalWorker:
             try:
                 if self.start().forgotten:
                     self._forget()
-                try:
-                    return self._requested(request)
-                except LinkError as error:
-                    if not error.is_unread:
-                        raise
-                    self._forward()
-                    self._drop()
-                    return self._requested(request)  # of a new process, as none has begun it
+                link = self.start()
+                self._look()
+                return request(link)
             except LinkError as error:
                 raise self._crash(error, seconds) from error.__cause__
             except Exception as error:
@@ -94,11 +89,6 @@ class LocalWorker:
                 raise self._crash(LinkError("memory", str(error), printed), seconds) from error
             finally:
                 self._forward()
-
-    def _requested(self, request: Callable[[Link], _Result]) -> _Result:
-        link = self.start()
-        self._look()
-        return request(link)
 
     def _crash(self, error: LinkError, seconds: float | None) -> WorkerCrashError:
         """Report how the process ended, and end it where it has not."""
