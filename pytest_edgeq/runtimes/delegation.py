@@ -8,7 +8,6 @@ here, and stated only if its size agrees with the engine's number.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -158,8 +157,8 @@ def _delegation(edge: EdgeFile, opening: Opening) -> Delegation:
         except UnrunnableError as refusal:
             nowhere = tuple(OpDelegation(place, "nothing", _REFUSED) for place in places)
             return Delegation(runtime, nowhere, 0, refusal)
-    refused, is_clear = _unsupported_ops(opening, unsupported(printed))
-    states = delegated(edge.graph.subgraphs, refused, shared if is_clear else None)
+    refused = _unsupported_ops(opening, unsupported(printed))
+    states = delegated(edge.graph.subgraphs, refused, shared)
     ops = (OpDelegation(place, *state) for place, state in zip(places, states, strict=True))
     return Delegation(runtime, tuple(ops), len(places) - n_on_cpu)
 
@@ -175,34 +174,21 @@ def _compile(opening: Opening) -> tuple[str, bool]:
         return str(error), False
 
 
-def _unsupported_ops(opening: Opening, words: Mapping[str, str]) -> tuple[dict[Op, str], bool]:
-    """Return the unsupported ops with the engine's messages, and whether all are known."""
+def _unsupported_ops(opening: Opening, names: Container[str]) -> dict[Op, str]:
+    """Return the unsupported ops of these names with the engine's messages, if isolated ones."""
     graph = opening.graph
     found: dict[Op, str] = {}
-    is_clear = True
-    for subgraph, name in itertools.product(graph.subgraphs, words):
-        rest, refused = list[Op](), dict[Op, str]()
-        for op in (each for each in subgraph.ops if each.name == name):
-            cut = cut_ops(graph, subgraph.index, wanted={op.index})
-            if all(isolated is not op for isolated, _ in cut.outputs):
-                rest.append(op)
-                continue
-            alone = OpGraph.read(cut.content)
-            source, [signature] = cut.content, alone.signatures
-            own = replace(opening, source=source, graph=alone, signature=signature)
-            said = unsupported(_compile(own)[0])
-            refused |= {op: said[name]} if name in said else {}
-        # Ops that cannot be isolated, if the message can be about no others.
-        if rest and not refused and len({_dtypes(subgraph, op) for op in rest}) == 1:
-            refused = dict.fromkeys(rest, words[name])
-        elif rest:
-            is_clear = False
-        found |= refused
-    return found, is_clear
-
-
-def _dtypes(subgraph: Subgraph, op: Op) -> tuple[str, ...]:
-    return tuple(subgraph.tensors[at].dtype for at in (*op.inputs, *op.outputs) if at >= 0)
+    for op in (each for each in graph.ops if each.name in names):
+        cut = cut_ops(graph, op.subgraph, wanted={op.index})
+        if all(isolated is not op for isolated, _ in cut.outputs):
+            continue  # it is computed from constants
+        alone = OpGraph.read(cut.content)
+        [signature] = alone.signatures
+        own = replace(opening, source=cut.content, graph=alone, signature=signature)
+        said = unsupported(_compile(own)[0])
+        if op.name in said:
+            found[op] = said[op.name]
+    return found
 
 
 def unsupported(printed: str) -> dict[str, str]:
@@ -219,13 +205,13 @@ def unsupported(printed: str) -> dict[str, str]:
 def delegated(
     subgraphs: Sequence[Subgraph],
     refused: Mapping[Op, str],
-    shared: Sequence[tuple[int, int]] | None,
+    shared: Sequence[tuple[int, int]],
 ) -> list[tuple[RunsOn, str]]:
     """
     Return where each op runs, and why, from the unsupported ops and the engine's messages.
 
-    `shared` has the numbers of ops on the GPU and on the CPU of each subgraph that is split, or is
-    None if not all unsupported ops are known.
+    `shared` has the numbers of ops on the GPU and on the CPU of each subgraph that is split. They
+    differ from those of the groups if not all unsupported ops are known.
     """
     largest: dict[int, list[frozenset[Op]]] = {}
     counts = []

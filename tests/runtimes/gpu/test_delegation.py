@@ -135,43 +135,13 @@ def test_each_subgraph_is_split_by_itself(monkeypatch: pytest.MonkeyPatch) -> No
     assert states(file.content()) == ["GPU", "CPU", "CPU", "GPU", "GPU", "CPU", "GPU"]
 
 
-def test_constants_that_cannot_be_isolated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of one dtype are unsupported, of which the engine says no reason."""
+def test_ops_that_cannot_be_isolated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether an op of constants is meant is not known, so no group is."""
     half = {"dtype": "float16", "data": np.ones((1, 4), np.float16)}
-    content = graph(
-        ("NEG", "x", "a"),
-        ("DEQUANTIZE", "h", "hf"),
-        ("ADD", "a hf", "b", "AddOptions"),
-        (NONE, "b", "c"),
-        ("DEQUANTIZE", "k", "kf"),
-        ("ADD", "c kf", "d", "AddOptions"),
-        ("NEG", "d", "y"),
-        outputs="y",
-        h=half,
-        k=half,
-    )
-    words = f"DEQUANTIZE: \n{NONE}: {REASON}"
-    use_words(monkeypatch, printed(words, split(2, 5)), {NONE: REASON})
-    assert states(content) == ["CPU", "CPU", "CPU", "CPU", "CPU", "GPU", "GPU"]
-    found = delegation_of(EdgeFile(content), "gpu")
-    assert found.ops[1].words == "the engine does not support it and gives no reason"
-
-
-def test_constants_of_two_dtypes_are_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not known which of them the words are on."""
-    half = {"dtype": "float16", "data": np.ones((1, 4), np.float16)}
-    byte = {"dtype": "int8", "data": np.ones((1, 4), np.int8), "scales": [1.0]}
-    content = graph(
-        ("DEQUANTIZE", "h", "hf"),
-        ("DEQUANTIZE", "k", "kf"),
-        ("ADD", "hf kf", "a", "AddOptions"),
-        ("ADD", "a x", "y", "AddOptions"),
-        outputs="y",
-        h=half,
-        k=byte,
-    )
-    use_words(monkeypatch, printed("DEQUANTIZE: ", split(2, 2)), {})
-    assert states(content) == ["unknown"] * 4
+    ops = [("DEQUANTIZE", "h", "hf"), ("ADD", "hf x", "a", "AddOptions"), ("NEG", "a", "y")]
+    content = graph(*ops, outputs="y", h=half)
+    use_words(monkeypatch, printed("DEQUANTIZE: ", split(2, 1)), {})
+    assert states(content) == ["unknown"] * 3
 
 
 def test_two_branches_are_one_group() -> None:
@@ -203,6 +173,8 @@ def test_what_the_engine_prints_is_read() -> None:
     }
     assert shared_ops(printed(words, split(0, 3), split(4, 5))) == [(0, 3), (4, 5)]
     assert unsupported(printed("")) == {}
+    reason = "the engine does not support it and gives no reason"
+    assert unsupported(printed("DEQUANTIZE: ", split(1, 1))) == {"DEQUANTIZE": reason}
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, text: str) -> UnrunnableError:
