@@ -1,4 +1,4 @@
-"""Drivers that fail, and processes that are killed, on LiteRT's own GPU engine."""
+"""What LiteRT's own GPU engine prints of drivers and files that do not serve."""
 
 from __future__ import annotations
 
@@ -6,49 +6,20 @@ import json
 import platform
 import shlex
 import shutil
-import signal
-import subprocess
-import threading
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from fixtures.tflite import make, stacks
+from fixtures.tflite import make
 from fixtures.tflite.writer import one_op
-from pytest_edgeq import Edgeq
-from pytest_edgeq.errors import CrashedError, UnrunnableError
+from pytest_edgeq.errors import UnrunnableError
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.workers.target import Target
-from tests.processes import target_workers
-from tests.runtimes.gpu.killer import killing
-from tests.runtimes.targets.conftest import drawn
-from tests.waiting import SECONDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("_no_process_is_left")]
 
 NESTED = make.CONVERTED / "nested.int8.tflite"
-
-_DRIVER = """
-#include <fcntl.h>
-#include <signal.h>
-#include <stdio.h>
-#include <unistd.h>
-/* The first function of a driver that the Vulkan loader calls. */
-int vk_icdNegotiateLoaderICDInterfaceVersion(unsigned *version) {
-  char path[4096];
-  snprintf(path, sizeof path, FOLDER "/%d", (int)getpid());
-  close(open(path, O_CREAT | O_WRONLY, 0600));
-  if (CRASHES) {
-    fputs("driver: device lost\\n", stderr);
-    raise(SIGSEGV);
-  }
-  for (;;) sleep(1);
-}
-void *vk_icdGetInstanceProcAddr(void *instance, const char *name) { return 0; }
-"""
 
 
 def _with(command: list[str], folder: Path, **variables: str) -> list[str]:
@@ -72,26 +43,6 @@ def _with_driver(command: list[str], folder: Path, library: Path) -> list[str]:
     manifest.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": icd}))
     names = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")
     return _with(command, folder, **dict.fromkeys(names, str(manifest)))
-
-
-def _driver(folder: Path, pids: Path, *, crashes: bool) -> Path:
-    """Build a driver that crashes or hangs, and that writes the numbers of its processes."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler, which builds the driver: install gcc")
-    source, library = folder / "driver.c", folder / "driver.so"
-    source.write_text(_DRIVER)
-    defines = [f'-DFOLDER="{pids}"', f"-DCRASHES={int(crashes)}"]
-    subprocess.run([compiler, "-shared", "-fPIC", *defines, "-o", library, source], check=True)
-    return library
-
-
-@pytest.fixture
-def pids(tmp_path: Path) -> Path:
-    """A folder in which a driver writes files with the numbers of its processes."""
-    folder = tmp_path / "pids"
-    folder.mkdir()
-    return folder
 
 
 def _refusal(command: list[str]) -> list[str]:
@@ -138,74 +89,6 @@ def test_an_adapter_without_float16(gpu_command: list[str], tmp_path: Path) -> N
     runtimes.close()
     assert machine is not None
     assert machine.precision == "float32"
-
-
-def test_a_driver_that_crashes(gpu_command: list[str], tmp_path: Path, pids: Path) -> None:
-    """It is started once more, as crashes of a busy machine are rare."""
-    library = _driver(tmp_path, pids, crashes=True)
-    lines = _refusal(_with_driver(gpu_command, tmp_path, library))
-    assert lines[0] == (
-        "the pi:gpu runtime cannot start its GPU: expected it to compute one product, got SIGSEGV "
-        "of its process"
-    )
-    text = "\n".join(lines)
-    assert "  | driver: device lost\ncause: the Vulkan driver or LiteRT's" in text
-    assert len(list(pids.iterdir())) == 2
-
-
-def test_a_compile_that_never_ends(gpu_command: list[str], tmp_path: Path, pids: Path) -> None:
-    """It is ended after the time limit, for which later tests do not wait again."""
-    command = _with_driver(gpu_command, tmp_path, _driver(tmp_path, pids, crashes=False))
-    runtimes = Runtimes(targets={"pi": (target := Target("pi", command, 60))})
-    target.start()
-    target.seconds = 5
-    began = time.monotonic()
-    for runtime in ("pi:gpu", "pi:gpu", "pi:gpu_f32"):
-        with pytest.raises(CrashedError) as error:
-            EdgeFile(NESTED, runtimes=runtimes).runner(runtime)
-        lines = str(error.value).splitlines()
-        assert lines[0] == (
-            f"the {runtime} runtime cannot start its GPU: expected it to compute one product, got "
-            "nothing for 5 s"
-        )
-        assert lines[-1].startswith("fix: allow more time by --edgeq-target-timeout=10")
-    assert time.monotonic() - began < SECONDS
-    assert len(list(pids.iterdir())) < 2
-    runtimes.close()
-
-
-def test_a_process_that_is_killed_in_a_compile(
-    gpu_command: list[str], tmp_path: Path, pids: Path
-) -> None:
-    """It is started once more; when it is killed again, the test fails."""
-    command = _with_driver(gpu_command, tmp_path, _driver(tmp_path, pids, crashes=False))
-    with killing(pids):
-        lines = _refusal(command)
-    assert lines[0] == (
-        "the pi:gpu runtime cannot start its GPU: expected it to compute one product, got SIGKILL "
-        "of its process"
-    )
-    assert any(each.startswith("cause: another program ended the process") for each in lines), lines
-
-
-def test_a_process_that_is_killed_in_a_run(gpu_command: list[str]) -> None:
-    """At whatever moment of a batch: it is started once more, and figures are the same."""
-    session = Edgeq(targets={"pi": gpu_command}, threads=1)
-    quantized, samples = session.load(NESTED, reference=stacks.build("nested")), drawn("nested", 40)
-    expected = session.compare(quantized, samples, runtime="pi:gpu")
-    for seed in range(3):
-        moment = float(np.random.default_rng(seed).uniform(0.02, 0.3))
-        print(f"seed {seed}: killed after {moment:.3f} s")  # shown where it fails
-        [process] = target_workers()
-        killer = threading.Timer(moment, process.send_signal, [signal.SIGKILL])
-        killer.start()
-        found = session.compare(quantized, samples, runtime="pi:gpu")
-        killer.join(SECONDS)
-        process.wait(SECONDS)
-        assert found.total == expected.total
-        assert found.target == expected.target
-        session.compare(quantized, samples[:2], runtime="pi:gpu")  # starts it, if nothing else did
-    session.close()
 
 
 def test_a_file_that_the_gpu_does_not_take(gpu_command: list[str]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from fixtures.tflite import make, stacks
 from fixtures.tflite.writer import one_op
 from pytest_edgeq import Edgeq
-from pytest_edgeq.errors import UnrunnableError
+from pytest_edgeq.errors import CrashedError, UnrunnableError
 from pytest_edgeq.runtimes.delegation import delegation_of
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.registry import Runtimes
@@ -69,6 +69,20 @@ def test_a_text_names_what_fails(tmp_path: Path, name: str, faults: dict[str, st
     floats = [{"dtype": "float32"}]
     content = one_op("NEG", floats, floats) if name == "no_op" else NESTED
     assert _refusal(runtimes, content, "pi:gpu") + "\n" == (GOLDEN / f"{name}.txt").read_text()
+
+
+def test_a_gpu_that_hung_is_not_waited_for_again(tmp_path: Path) -> None:
+    """Neither on its other kernels: each test would wait for it."""
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    runtimes = _targets(fake_target(tmp_path / "pi", hang="MUL", pids=str(pids)))
+    runtimes.machine_of("pi")
+    runtimes.targets["pi"].seconds = 1
+    for runtime in ("pi:gpu", "pi:gpu", "pi:gpu_f32"):
+        with pytest.raises(CrashedError, match=f"the {runtime} runtime cannot start its GPU: "):
+            EdgeFile(NESTED, runtimes=runtimes).runner(runtime)
+    runtimes.close()
+    assert len(list(pids.iterdir())) == 1
 
 
 @pytest.mark.parametrize(
