@@ -1,11 +1,10 @@
-"""Full disks, folders that nobody may write, other file systems, clocks, other sessions."""
+"""Full disks, folders that nobody may write, other file systems, other sessions."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 
 from pytest_edgeq.quantize.cache.directory import Store
 from tests.faults.sessions import SCHEMES, Project
-from tests.waiting import output_of, running
+from tests.waiting import output_of
 
 # Several sessions of pytest, of up to 120 s each on a busy machine.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -158,43 +157,6 @@ def test_a_cache_on_another_file_system(mount: Mount, tmp_path: Path) -> None:
     assert told == []
 
 
-CLOCK = """
-import itertools, time
-
-real, jumps = time.time, itertools.cycle([0, 86400 * 400, -86400 * 400, 3600, -7200])
-
-
-def jumping():
-    return real() + next(jumps)
-
-
-time.time = jumping
-time.time_ns = lambda: int(jumping() * 1e9)
-"""
-
-
-def test_a_clock_that_jumps(tmp_path: Path) -> None:
-    """Back and forth by hours and by a year at every look at it, in a session and in the cache."""
-    project = Project(tmp_path, count=4)
-    conftest = tmp_path / "conftest.py"
-    conftest.write_text(conftest.read_text("utf-8") + CLOCK, "utf-8")
-    for scheme in SCHEMES:
-        code, text = project.run(scheme, "--edgeq-update")
-        assert code == 0, text
-        assert set(project.schemes().values()) == {scheme}
-    assert project.other_files() == []
-    told: list[str] = []
-    store = Store(tmp_path / "cache", told.append, limit=500_000)
-    for number in range(6):
-        store.write("convert", f"key{number}", ENTRY)
-        seconds = (-1) ** number * 86400 * 400
-        path = tmp_path / "cache" / "convert" / f"key{number}.entry"
-        os.utime(path, (path.stat().st_atime + seconds, path.stat().st_mtime + seconds))
-        assert store.read("convert", f"key{number}") == ENTRY
-    assert len(list((tmp_path / "cache" / "convert").iterdir())) == 2
-    assert told == []
-
-
 EDITED = """
 import os
 from pathlib import Path
@@ -257,22 +219,3 @@ def test_two_sessions_that_update_at_once(tmp_path: Path) -> None:
     _, text = project.run(SCHEMES[0], "--tb=no")
     differ = list(found.values()).count(SCHEMES[1])
     assert (f"{differ} failed" in text) == (differ > 0), text
-
-
-DELETER = """
-import shutil, sys, time
-
-end = time.monotonic() + 60
-while time.monotonic() < end:
-    shutil.rmtree(sys.argv[1], ignore_errors=True)
-"""
-
-
-def test_a_folder_that_is_deleted_all_the_time(tmp_path: Path) -> None:
-    """While a session stores baselines: each is stored, or its test fails with a sentence."""
-    project = Project(tmp_path)
-    with running([sys.executable, "-c", DELETER, str(tmp_path / "__edgeq__")]):
-        code, text = project.run(SCHEMES[0], "--edgeq-update", "--tb=short")
-    assert "INTERNALERROR" not in text
-    failed = text.count("\nE   OSError: baseline not stored: ")
-    assert f"{failed} failed" in text if code else failed == 0
