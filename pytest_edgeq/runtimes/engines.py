@@ -10,7 +10,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,22 +75,16 @@ class Engine:
 class InterpreterEngine(Engine):
     """An interpreter, allocated once."""
 
-    def __init__(
-        self,
-        source: Source,
-        signature: Signature,
-        runtime: str,
-        threads: int,
-        *,
-        keep: bool = False,
-        interpreters: dict[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, opening: Opening) -> None:
+        source, signature, runtime = opening.source, opening.signature, opening.runtime
+        interpreters = None if opening.keep else opening.interpreters
         for io_tensor in signature.outputs:
             # The interpreter reads a handle's memory as numbers, and crashes.
             if io_tensor.tensor.dtype in ("resource", "variant"):
                 raise _unreadable(io_tensor)
         in_memory = isinstance(source, bytes)
-        where: Any = {"model_content": source} if in_memory else {"model_path": str(source)}
+        options: Any = {"model_content": source} if in_memory else {"model_path": str(source)}
+        options["num_threads"] = opening.threads
         self._signature = signature
         if interpreters is not None and runtime in interpreters:
             self._interpreter = interpreters[runtime]
@@ -98,13 +92,13 @@ class InterpreterEngine(Engine):
             with warnings.catch_warnings():
                 # TensorFlow 2.21 warns that its interpreter moves to LiteRT.
                 warnings.simplefilter("ignore")
-                self._interpreter = _tensorflow().lite.Interpreter(**where, num_threads=threads)
+                self._interpreter = _tensorflow().lite.Interpreter(**options)
         else:
             from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-            where["experimental_op_resolver_type"] = OpResolverType[RESOLVERS[runtime]]
-            where["experimental_preserve_all_tensors"] = keep
-            self._interpreter = Interpreter(**where, num_threads=threads)
+            options["experimental_op_resolver_type"] = OpResolverType[RESOLVERS[runtime]]
+            options["experimental_preserve_all_tensors"] = opening.keep
+            self._interpreter = Interpreter(**options)
         if interpreters is not None:
             interpreters[runtime] = self._interpreter
         head = described(signature)
@@ -162,17 +156,17 @@ class CompiledEngine(Engine):
     input, is listed twice, or is computed by no op) or whose shape depends on values.
     """
 
-    def __init__(self, source: Source, graph: OpGraph, signature: Signature, threads: int) -> None:
+    def __init__(self, opening: Opening) -> None:
         from ai_edge_litert.compiled_model import CompiledModel
         from ai_edge_litert.options import CpuOptions, Options
 
+        source, graph, signature = opening.source, opening.graph, opening.signature
         check_outputs_written(graph, signature)
-        options = Options(cpu_options=CpuOptions(num_threads=threads))
+        options = Options(cpu_options=CpuOptions(num_threads=opening.threads))
         make = CompiledModel.from_buffer if isinstance(source, bytes) else CompiledModel.from_file
         content = source if isinstance(source, bytes) else str(source)
         self._model = make(content, environment=_environment(), options=options)
-        self._source, self._threads = source, threads
-        self._signature = signature
+        self._opening, self._signature = opening, signature
         info = self._model.get_signature_by_index(graph.signatures.index(signature))
         for side, io_tensors in (("inputs", signature.inputs), ("outputs", signature.outputs)):
             names = [io_tensor.name for io_tensor in io_tensors]
@@ -204,7 +198,7 @@ class CompiledEngine(Engine):
 
     @functools.cached_property
     def _interpreter(self) -> InterpreterEngine:
-        return InterpreterEngine(self._source, self._signature, "xnnpack", self._threads)
+        return InterpreterEngine(replace(self._opening, runtime="xnnpack", interpreters=None))
 
     def _check_room(self, inputs: Mapping[str, npt.NDArray[Any]]) -> None:
         """

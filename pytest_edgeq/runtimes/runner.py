@@ -41,21 +41,11 @@ KEEPING = ("builtin", "reference")
 
 def open_here(opening: Opening) -> Engine:
     """Open a file in this process, or on its target."""
-    source, signature = opening.source, opening.signature
     if opening.target is not None:
         return opening.target.open(opening)
     if opening.own is not None:
-        return _OwnEngine(opening.own, source, signature)
-    if opening.runtime == "compiled":
-        return CompiledEngine(source, opening.graph, signature, opening.threads)
-    return InterpreterEngine(
-        source,
-        signature,
-        opening.runtime,
-        opening.threads,
-        keep=opening.keep,
-        interpreters=None if opening.keep else opening.interpreters,
-    )
+        return _OwnEngine(opening.own, opening.source, opening.signature)
+    return CompiledEngine(opening) if opening.runtime == "compiled" else InterpreterEngine(opening)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
