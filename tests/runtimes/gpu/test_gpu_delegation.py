@@ -39,15 +39,6 @@ def test_a_version_that_is_too_new(maker: Edgeq) -> None:
     assert ops[1].words == "Max version supported: 3. Requested version 4."
 
 
-def test_int16(maker: Edgeq) -> None:
-    """Each op with the words; additions are groups of one op, of which one runs on the GPU."""
-    made = found(maker, CONVERTED / "nested.recipe_static_wi8_ai16.tflite")
-    words = {(each.place.name, each.runs_on, each.words) for each in made.ops}
-    assert ("FULLY_CONNECTED", "CPU", "Tensor type(INT16) is not supported.") in words
-    assert made.n_on_gpu == 1
-    assert {each.runs_on for each in made.ops if each.place.name == "ADD"} == {"unknown"}
-
-
 @pytest.mark.parametrize(
     ("name", "op"),
     [("attention.int8", "ADD #31"), ("nested.recipe_weight_only_wi8_afp32", "FULLY")],
@@ -57,14 +48,6 @@ def test_a_file_that_is_refused_as_a_whole(maker: Edgeq, name: str, op: str) -> 
     quantized = maker.load(CONVERTED / f"{name}.tflite")
     with pytest.raises(AssertionError, match=rf"^the mesa:gpu runtime cannot load .*: {op}"):
         assert_delegated(quantized, "mesa:gpu")
-
-
-def test_what_is_taken_passes(maker: Edgeq) -> None:
-    """Files of both precisions."""
-    for name in ("nested.int8", "attention.float", "functional_linears.recipe_dynamic_wi8_afp32"):
-        quantized = maker.load(CONVERTED / f"{name}.tflite")
-        for runtime in ("mesa:gpu", "mesa:gpu_f32"):
-            assert_delegated(quantized, runtime)
 
 
 def drawn(seed: int) -> bytes:
