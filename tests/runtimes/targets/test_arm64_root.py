@@ -155,20 +155,6 @@ def test_without_a_network_an_older_root_stays(parent: Path) -> None:
     assert not is_finished(folder)
 
 
-@pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs apt-get")
-@pytest.mark.usefixtures("_emulator")
-def test_an_interrupted_call_leaves_nothing(parent: Path) -> None:
-    """A folder that looks finished would be taken for one."""
-
-    def interrupt(_: str) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        make_arm64_root(parent / "arm64", say=interrupt)
-
-    assert not list(parent.iterdir())
-
-
 @pytest.mark.slow
 def test_a_finished_root_is_told_and_left_as_it_is(
     arm64_root: Path, arm64_command: list[str]
