@@ -30,10 +30,6 @@ class LocalWorker:
 
     def __init__(self, memory: int | None = None) -> None:
         self.memory = memory  # bytes of private writable memory that it may map; None for no bound
-        self.reset()
-
-    def reset(self) -> None:
-        """Treat the process as never started, as it is in a fork of this one."""
         self._lock = threading.RLock()
         self._link: Link | None = None
         self._is_killed = False
@@ -149,15 +145,6 @@ def worker_of(memory: int) -> LocalWorker:
 
 
 _workers: list[LocalWorker] = []
-
-
-def _reset_workers() -> None:
-    for each in _workers:
-        each.reset()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_workers)
 
 
 @atexit.register
