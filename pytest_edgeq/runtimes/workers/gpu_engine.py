@@ -154,8 +154,6 @@ _NO_ENGINE: Final = re.compile(
     r"GPU accelerator could not be loaded|^(ImportError|ModuleNotFoundError|AttributeError): "
 )
 
-_NO_LIBRARY: Final = "Failed loading library associated with ICD"
-
 _INSTALL: Final = (
     "apt-get install mesa-vulkan-drivers, on Ubuntu 24.04, Debian 13 or later: its lavapipe is a "
     "GPU in software and needs no graphics card. On older systems edgeq target gpu DIR makes a "
@@ -171,16 +169,11 @@ def _no_gpu(error: str) -> str:
             "cause: this ai-edge-litert has no GPU engine (libLiteRtWebGpuAccelerator.so)",
             "fix: install ai-edge-litert 2.3 or later, for Linux on x86-64 or 64-bit ARM",
         ]
-    elif _NO_LIBRARY in error:
-        lines += [
-            "cause: the library of a Vulkan driver cannot be loaded",
-            "fix: install that driver again, or take its JSON file out of VK_DRIVER_FILES; or "
-            f"install another one: {_INSTALL}",
-        ]
     else:
         lines += [
             "cause: LiteRT's GPU engine needs Vulkan, a driver interface, and there is no driver, "
-            "VK_DRIVER_FILES names none, or it is too old (Mesa before 23.2)",
+            "VK_DRIVER_FILES names none, its library cannot be loaded, or it is too old (Mesa "
+            "before 23.2)",
             f"fix: {_INSTALL}",
         ]
     return "\n".join((*lines, *said(error)))
