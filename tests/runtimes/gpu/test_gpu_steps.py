@@ -23,10 +23,7 @@ _PLACES = {"y": {"dtype": "int32", "shape": (64,)}, "axis": 1}
 
 OPS: dict[str, tuple[str, Callable[..., Array], dict[str, Any]]] = {
     "GREATER": ("GREATER a b > y", np.greater, _BOOLS),
-    "LESS_EQUAL": ("LESS_EQUAL a b > y", np.less_equal, _BOOLS),
-    "EQUAL": ("EQUAL a b > y", np.equal, _BOOLS),
     "FLOOR": ("FLOOR a > y", np.floor, {}),
-    "CEIL": ("CEIL a > y", np.ceil, {}),
     "ROUND": ("ROUND a > y", np.rint, {}),
     "SIGN": ("SIGN a > y", np.sign, {}),
     "FLOOR_DIV": ("FLOOR_DIV a b > y", np.floor_divide, {}),
