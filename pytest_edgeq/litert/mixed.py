@@ -290,22 +290,6 @@ def _rounding(observer: Any) -> Rounding | None:
 _PER_CHANNEL = (torch.per_channel_affine, torch.per_channel_symmetric)
 
 
-class _ReadNode(NamedTuple):
-    """A node as an operand of an op."""
-
-    node: str
-
-
-class _GraphStep(NamedTuple):
-    """An op of the graph."""
-
-    name: str
-    call: Callable[..., Any]
-    arguments: Any  # positional and named ones, with an operand in place of each node
-    operands: tuple[str, ...]
-    mutates: bool  # whether it writes into an operand
-
-
 class MixedGraph:
     """An exported graph in float, run with some of its tensors rounded."""
 
@@ -314,23 +298,14 @@ class MixedGraph:
         self.constants: dict[str, torch.Tensor] = {}
         self._rounded: dict[tuple[str, str, tuple[int, ...]], torch.Tensor] = {}
         self._inputs: list[str] = []
-        self._steps: list[_GraphStep] = []
+        self._steps: list[torch.fx.Node] = []
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 self._inputs.append(node.name)
             elif node.op == "get_attr":
                 self.constants[node.name] = operator.attrgetter(str(node.target))(module)
             else:
-                self._add_step(node)
-
-    def _add_step(self, node: torch.fx.Node) -> None:
-        arguments = torch.fx.node.map_arg(
-            (node.args, dict(node.kwargs)), lambda each: _ReadNode(each.name)
-        )
-        operands = tuple(each.name for each in node.all_input_nodes)
-        call: Any = node.target if node.op == "call_function" else lambda values: values
-        mutates = bool(getattr(getattr(call, "_schema", None), "is_mutable", False))
-        self._steps.append(_GraphStep(node.name, call, arguments, operands, mutates))
+                self._steps.append(node)
 
     def run(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Roundings
@@ -352,7 +327,7 @@ class MixedGraph:
         for step in self._steps:
             if any(
                 each in found or before.of(step.name, each) != made.of(step.name, each)
-                for each in step.operands
+                for each in (node.name for node in step.all_input_nodes)
             ):
                 found[step.name] = self._call(step, known, made)
         return found
@@ -361,19 +336,18 @@ class MixedGraph:
         """Return the outputs of a run, nested as the model nests them."""
         return self.module.graph.process_outputs(values["output"])
 
-    def _call(self, step: _GraphStep, values: Mapping[str, Any], made: Roundings) -> Any:
-        def filled(argument: Any) -> Any:
-            if isinstance(argument, _ReadNode):
-                value = self._value(step.name, argument.node, values, made)
-                return value.clone() if step.mutates and isinstance(value, torch.Tensor) else value
-            if isinstance(argument, (list, tuple)):
-                # torch's ops refuse the lists of its graphs.
-                return (tuple if isinstance(argument, tuple) else list)(map(filled, argument))
-            return argument
+    def _call(self, step: torch.fx.Node, values: Mapping[str, Any], made: Roundings) -> Any:
+        mutates = bool(getattr(getattr(step.target, "_schema", None), "is_mutable", False))
 
-        args, kwargs = step.arguments
+        def operand(node: torch.fx.Node) -> Any:
+            value = self._value(step.name, node.name, values, made)
+            return value.clone() if mutates and isinstance(value, torch.Tensor) else value
+
+        args, kwargs = torch.fx.node.map_arg((step.args, dict(step.kwargs)), operand)
+        if not callable(step.target):
+            return args[0]  # of the node `output`
         with torch.no_grad():
-            return step.call(*filled(args), **{key: filled(each) for key, each in kwargs.items()})
+            return step.target(*args, **kwargs)
 
     def _value(self, op: str, operand: str, values: Mapping[str, Any], made: Roundings) -> Any:
         roundings = made.of(op, operand)

@@ -288,16 +288,7 @@ def constants_of(simulated: torch.fx.GraphModule) -> list[tuple[torch.Tensor, to
 
 def _called(node: Any, values: Mapping[Any, Any]) -> Any:
     args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
-    return node.target(*_plain(args), **_plain(kwargs))
-
-
-def _plain(value: Any) -> Any:
-    """Return arguments as plain lists, because torch's ops refuse those of its graphs."""
-    if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return (tuple if isinstance(value, tuple) else list)(_plain(each) for each in value)
-    return value
+    return node.target(*args, **kwargs)
 
 
 def is_static(simulated: torch.fx.GraphModule) -> bool:
