@@ -83,6 +83,13 @@ def feed(hasher: Any, value: Any) -> None:
         _add(hasher, "ellipsis", b"")
     elif isinstance(value, slice):
         feed(hasher, ("slice", value.start, value.stop, value.step))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+        feed(hasher, (type(value), fields))
+    elif isinstance(value, functools.partial):
+        feed(hasher, (value.func, value.args, value.keywords))
+    elif type(value).__name__.lstrip("_") == "PartialWrapper":  # of torch and torchao
+        feed(hasher, (value.p, value.callable_args))
     elif isinstance(value, torch.fx.Node):
         _add(hasher, "node", value.name.encode())
     elif isinstance(value, _NAMED):
@@ -134,8 +141,8 @@ def _feed_named(hasher: Any, value: Any) -> None:
         _add(hasher, "op", f"higher_order.{value}".encode())
     elif isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
         module = value.__module__ or "builtins"
-        if not isinstance(value, type) and module.partition(".")[0] not in _TRUSTED_MODULES:
-            raise UnhashableError(f"the function {module}.{value.__qualname__}")
+        if module.partition(".")[0] not in _TRUSTED_MODULES:
+            raise UnhashableError(f"{module}.{value.__qualname__}, which is of no known library")
         _add(hasher, "name", f"{module}.{value.__qualname__}".encode())
     else:
         raise UnhashableError(f"a {type(value).__module__}.{type(value).__qualname__}")
@@ -174,11 +181,7 @@ def _feed_metadata(hasher: Any, key: str, value: Any) -> None:
         value = [(name, name_of(source)) for name, source in value]
     elif key == "stack_trace":
         value = re.sub(r'File "[^"]*[/\\]', 'File "', value)  # installation paths differ
-    feed(hasher, key)
-    if key == "quantization_annotation":
-        _feed_fields(hasher, value)
-    else:
-        feed(hasher, value)
+    feed(hasher, (key, value))
 
 
 def _feed_module(hasher: Any, module: torch.nn.Module) -> None:
@@ -196,7 +199,7 @@ def _feed_module(hasher: Any, module: torch.nn.Module) -> None:
                 feed(hasher, child)
                 _feed_module(hasher, each)
         elif not name.startswith("_"):
-            _feed_fields(hasher, value)
+            feed(hasher, value)
 
 
 def _refuse_hooks(module: torch.nn.Module) -> None:
@@ -205,33 +208,3 @@ def _refuse_hooks(module: torch.nn.Module) -> None:
         code = getattr(hook, "__code__", None)
         if code is None or not code.co_filename.startswith(_TORCH_FILES):
             raise UnhashableError(f"a hook of a {type(module).__name__}, {name_of(hook)}")
-
-
-def _feed_fields(hasher: Any, value: Any) -> None:
-    """Add a specification or its observer: a dataclass or a partial of torchao."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        feed(hasher, name_of(type(value)))
-        for field in dataclasses.fields(value):
-            feed(hasher, field.name)
-            _feed_fields(hasher, getattr(value, field.name))
-    elif isinstance(value, functools.partial):
-        for each in (value.func, value.args, dict(value.keywords)):
-            _feed_fields(hasher, each)
-    elif type(value).__name__.lstrip("_") == "PartialWrapper":
-        _feed_fields(hasher, value.p)
-        _feed_fields(hasher, value.callable_args)
-    elif isinstance(value, Mapping):
-        feed(hasher, len(value))
-        for key, each in value.items():
-            _feed_fields(hasher, key)
-            _feed_fields(hasher, each)
-    elif isinstance(value, (list, tuple)):
-        feed(hasher, len(value))
-        for each in value:
-            _feed_fields(hasher, each)
-    elif isinstance(value, type) and value.__module__.partition(".")[0] not in _TRUSTED_MODULES:
-        raise UnhashableError(
-            f"the class {name_of(value)}, whose code is not part of a known library"
-        )
-    else:
-        feed(hasher, value)

@@ -80,7 +80,7 @@ def test_unusual_numbers_count(value: float) -> None:
     [
         object(),
         lambda: None,
-        functools.partial(print),
+        functools.partial(lambda: None),
         np.array([object()]),
         torch.zeros(2).to_sparse(),
         torch.zeros(2, device="meta"),
