@@ -19,7 +19,7 @@ import threading
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -55,7 +55,6 @@ class LmMetadata:
 
     start_token: str | tuple[int, ...] | None
     stop_tokens: tuple[str | tuple[int, ...], ...]
-    max_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +91,6 @@ class Bundle:
         self.names = tuple(each.name for each in found if each.is_model)
         self._copies = Path(tempfile.mkdtemp(dir=_folder()))
 
-    @property
-    def models(self) -> Mapping[str, Path]:
-        """Paths of copies of all models, by name."""
-        return {name: self.model(name) for name in self.names}
-
     def model(self, name: str) -> Path:
         """Return the path of a copy of a model, which is made once."""
         path = self._copies / f"{self.names.index(name)}.tflite"
@@ -124,7 +118,7 @@ class Bundle:
         with self._described("LlmMetadataProto"):
             found = llm_metadata_pb2.LlmMetadata.FromString(content)
             start, stops = _token(found.start_token), tuple(map(_token, found.stop_tokens))
-            return LmMetadata(start or None, stops, found.max_num_tokens or None)
+            return LmMetadata(start or None, stops)
 
     @functools.cached_property
     def tokenizer(self) -> BundleTokenizer | None:
@@ -214,13 +208,11 @@ def open_bundle(source: str | os.PathLike[str] | bytes) -> Bundle | None:
             if not path.exists():
                 path.write_bytes(source)
         status = path.stat()
-        bundle = _bundle(path, status.st_size, status.st_mtime_ns, label)
+        bundle = _opened(path, (status.st_size, status.st_mtime_ns), label)
     return bundle if bundle.names or head == _LITERTLM else None
 
 
-@functools.cache
-def _bundle(path: Path, size: int, changed: int, label: str) -> Bundle:
-    return Bundle(path, (size, changed), label)
+_opened = functools.cache(Bundle)
 
 
 def _sections(path: Path, size: int) -> Iterator[BundleSection]:

@@ -178,17 +178,9 @@ def _guess_format(head: bytes) -> str:
 def _zip_text(buffer: Buffer) -> str:
     """Describe a zip archive without models."""
     source = buffer.path if isinstance(buffer, MappedFile) else io.BytesIO(buffer)
-    try:
-        with zipfile.ZipFile(source) as archive:
-            names = archive.namelist()
-    except Exception:  # whatever a damaged directory makes the reader raise
-        return "a zip archive, whose directory cannot be read"
+    with zipfile.ZipFile(source) as archive:  # `open_bundle` has read it, too
+        names = archive.namelist()
     if any(name.rpartition("/")[2] == "data.pkl" for name in names):
         return "a zip archive, a torch checkpoint"
-    return f"a zip archive with {_listed(names)}"
-
-
-def _listed(names: list[str]) -> str:
-    shown = [printable(name) for name in names[:_LISTED]]
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(shown) + more
+    return f"a zip archive with {', '.join(map(printable, names[:_LISTED]))}{more}"

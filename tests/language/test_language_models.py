@@ -116,7 +116,7 @@ def test_a_section_without_the_others_is_refused(tmp_path: Path) -> None:
     """Its mask and its embeddings are computed by other files of the bundle."""
     bundle = open_bundle(exported("llama_split", "wi8"))
     assert bundle is not None
-    alone = shutil.copy(bundle.models["prefill_decode"], tmp_path / "alone.tflite")
+    alone = shutil.copy(bundle.model("prefill_decode"), tmp_path / "alone.tflite")
     with pytest.raises(ValueError, match=r"'embeddings' .* load the whole"):
         Edgeq().load(alone)
 
@@ -272,7 +272,7 @@ def test_a_start_token_that_is_not_the_tokenizers_is_found() -> None:
     edgeq = Edgeq()
     model = loaded(edgeq, tokenizer=tokenizer("llama"))
     assert step_findings(model, SEQUENCES[:1], "xnnpack") == []
-    model.metadata = LmMetadata((3,), (), None)
+    model.metadata = LmMetadata((3,), ())
     kinds = [each.kind for each in step_findings(model, SEQUENCES[:1], "xnnpack")]
     assert kinds == [OTHER_START_TOKEN]
 

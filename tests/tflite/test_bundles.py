@@ -32,7 +32,7 @@ def test_the_sections_of_a_litertlm_file(tmp_path: Path) -> None:
         ("prefill_decode", True),
         ("embedder", True),
     ]
-    assert {name: each.read_bytes() for name, each in bundle.models.items()} == {
+    assert {name: bundle.model(name).read_bytes() for name in bundle.names} == {
         name: each.read_bytes() for name, each in TWO.items()
     }
     assert open_bundle(path) is bundle
@@ -46,7 +46,7 @@ def test_models_of_one_type_are_numbered(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"b.tflite", b"a.tflite"))
     bundle = open_bundle(path)
     assert bundle is not None
-    assert {name: each.read_bytes() for name, each in bundle.models.items()} == {
+    assert {name: bundle.model(name).read_bytes() for name in bundle.names} == {
         "a.tflite": INT8.read_bytes(),
         "a.tflite_2": OTHER.read_bytes(),
     }
@@ -57,20 +57,19 @@ def test_the_tokens_of_a_language_model(tmp_path: Path) -> None:
     metadata = {
         "start_token": {"token_ids": {"ids": [2]}},
         "stop_tokens": [{"token_str": "<eos>"}, {"token_ids": {"ids": [1, 106]}}],
-        "max_num_tokens": 1280,
     }
     tokenizer = '{"model": {}}'
     path = litertlm(tmp_path / "m.litertlm", TWO, tokenizer=tokenizer, metadata=metadata)
     bundle = open_bundle(path)
     assert bundle is not None
-    assert bundle.metadata == LmMetadata((2,), ("<eos>", (1, 106)), 1280)
+    assert bundle.metadata == LmMetadata((2,), ("<eos>", (1, 106)))
     assert bundle.tokenizer is not None
     assert bundle.tokenizer.kind == "huggingface"
     assert bundle.tokenizer.content == tokenizer.encode()
 
     bare = open_bundle(litertlm(tmp_path / "bare.litertlm", TWO, metadata={}))
     assert bare is not None
-    assert (bare.metadata, bare.tokenizer) == (LmMetadata(None, (), None), None)
+    assert (bare.metadata, bare.tokenizer) == (LmMetadata(None, ()), None)
     without = open_bundle(task(tmp_path / "m.task", {"a.tflite": INT8}))
     assert without is not None
     assert (without.metadata, without.tokenizer) == (None, None)
@@ -92,7 +91,7 @@ def test_the_members_of_a_task_file(tmp_path: Path) -> None:
         ("TF_LITE_EMBEDDER", "TFLiteModel"),
         ("METADATA", "file"),
     ]
-    assert bundle.models["hand.task/detector.tflite"].read_bytes() == INT8.read_bytes()
+    assert bundle.model("hand.task/detector.tflite").read_bytes() == INT8.read_bytes()
 
 
 @pytest.mark.parametrize("as_path", [True, False])
@@ -242,7 +241,7 @@ def test_a_damaged_tokenizer_and_metadata(tmp_path: Path) -> None:
         _ = bundle.metadata
     with pytest.raises(ValueError, match="HF_Tokenizer_Zlib cannot be read"):
         _ = bundle.tokenizer
-    assert bundle.models["embedder"].read_bytes() == OTHER.read_bytes()
+    assert bundle.model("embedder").read_bytes() == OTHER.read_bytes()
 
 
 def test_a_bundle_that_was_written_anew(tmp_path: Path) -> None:
@@ -253,7 +252,7 @@ def test_a_bundle_that_was_written_anew(tmp_path: Path) -> None:
     litertlm(path, {"prefill_decode": OTHER, "embedder": FLOAT})
     assert loaded.tflite == OTHER.read_bytes()
     with pytest.raises(ValueError, match="was written anew since it was opened"):
-        _ = bundle.models
+        bundle.model("prefill_decode")
     assert Edgeq().load(path, section="embedder").tflite == FLOAT.read_bytes()
 
 
@@ -280,7 +279,7 @@ _PROCESS = """
 import os, sys
 from pytest_edgeq.runtimes.workers.crash_report import file_fact
 from pytest_edgeq.tflite.bundles import open_bundle
-folder = open_bundle(sys.argv[1]).models["a.tflite"]
+folder = open_bundle(sys.argv[1]).model("a.tflite")
 if os.fork() == 0:
     sys.exit()
 os.wait()
