@@ -170,16 +170,6 @@ class OpGraph:
         return self.constant(holder).view(np.dtype(holder.dtype)).astype(np.float32)
 
 
-def operator_names() -> tuple[str, ...]:
-    """Return the names of the schema's operators."""
-    return tuple(enum_names("BuiltinOperator").values())
-
-
-def tensor_types() -> tuple[str, ...]:
-    """Return the names of the schema's dtypes, in lower case."""
-    return tuple(name.lower() for name in enum_names("TensorType").values())
-
-
 def _read(buffer: Buffer) -> OpGraph:
     from ai_edge_litert import schema_py_generated as schema
 

@@ -123,10 +123,8 @@ def option_differences(
     """Describe the differing options of two ops: strides, padding, fused activation."""
     for key, expected, got in changed_options(origin, other, one, two):
         if key not in ignored:
-            yield f"{_OPTIONS.get(key, key)}: expected {expected}, got {got}"
-
-
-_OPTIONS = {"fusedActivationFunction": "fused activation"}
+            name = "fused activation" if key == "fusedActivationFunction" else key
+            yield f"{name}: expected {expected}, got {got}"
 
 
 def changed_options(

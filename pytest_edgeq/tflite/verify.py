@@ -50,20 +50,14 @@ def _op_place(op: Op) -> str:
 
 def _tensor_problems(model: Any, subgraph: Subgraph) -> Iterator[str]:
     for tensor in subgraph.tensors:
-        problem = (
-            _shape_or_data_problem(model, tensor)
-            or _quantization_problem(subgraph, tensor)
-            or ("it is an input, and a constant" if _is_constant_input(subgraph, tensor) else "")
-        )
+        problem = _shape_or_data_problem(model, tensor) or _quantization_problem(subgraph, tensor)
+        if tensor.is_constant and tensor.index in subgraph.inputs:
+            problem = problem or "it is an input, and a constant"
         if problem:
             name = f" ({tensor.name[:_NAME_CHARACTERS]!r})" if tensor.name else ""
             # Most files have one subgraph, which need not be named.
             end = f" of subgraph {subgraph.index}" if subgraph.index else ""
             yield f"tensor {tensor.index}{name}{end}: {problem}"
-
-
-def _is_constant_input(subgraph: Subgraph, tensor: Tensor) -> bool:
-    return tensor.is_constant and tensor.index in subgraph.inputs
 
 
 def _shape_or_data_problem(model: Any, tensor: Tensor) -> str:

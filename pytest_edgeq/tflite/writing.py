@@ -32,22 +32,19 @@ def packed(model: Any, n_bytes: int = 1024) -> bytes:
 
 def one_op(name: str, *operands: str) -> bytes:
     """Return a file of one op on operands of one float, whose result is `result`."""
-    from ai_edge_litert import schema_py_generated
+    from ai_edge_litert import schema_py_generated as schema
 
-    schema: Any = schema_py_generated
-    model, graph = schema.ModelT(), schema.SubGraphT()
-    op, code = schema.OperatorT(), schema.OperatorCodeT()
-    graph.tensors = []
-    for each in (*operands, "result"):
-        tensor = schema.TensorT()
-        tensor.name, tensor.shape = each, [1]
-        graph.tensors.append(tensor)
-    # Readers of before 2020 look at the second field.
-    code.builtinCode = code.deprecatedBuiltinCode = getattr(schema.BuiltinOperator, name)
-    op.inputs, op.outputs = list(range(len(operands))), [len(operands)]
-    graph.inputs, graph.outputs, graph.operators = op.inputs, op.outputs, [op]
-    model.version, model.operatorCodes, model.subgraphs = 3, [code], [graph]
-    model.buffers = [schema.BufferT()]
+    inputs, outputs = list(range(len(operands))), [len(operands)]
+    graph = schema.SubGraphT(
+        tensors=[schema.TensorT(shape=[1], name=each) for each in (*operands, "result")],
+        inputs=inputs,
+        outputs=outputs,
+        operators=[schema.OperatorT(inputs=inputs, outputs=outputs)],
+    )
+    model = schema.ModelT(
+        version=3, operatorCodes=[], subgraphs=[graph], buffers=[schema.BufferT()]
+    )
+    _add_code(model, name)
     return packed(model)
 
 
@@ -169,6 +166,7 @@ def _add_code(model: Any, name: str) -> int:
     from ai_edge_litert import schema_py_generated as schema
 
     code = getattr(schema.BuiltinOperator, name)
+    # Readers from before 2020 look at the deprecated field.
     added = schema.OperatorCodeT(deprecatedBuiltinCode=code, builtinCode=code, version=1)
     model.operatorCodes.append(added)
     return len(model.operatorCodes) - 1

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_edgeq import QuantizedModel
 from pytest_edgeq.names import nearest
-from pytest_edgeq.tflite.graph import operator_names
+from pytest_edgeq.tflite.flatbuffer import enum_names
 from pytest_edgeq.tflite.ops import nearest_op
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -103,7 +103,9 @@ def test_nearest_names() -> None:
 )
 def test_operators_by_their_names_elsewhere(name: str, hint: str) -> None:
     """In torch, Keras and ONNX."""
-    assert nearest_op(name, operator_names()).startswith(f" (did you mean {hint}")
+    assert nearest_op(name, enum_names("BuiltinOperator").values()).startswith(
+        f" (did you mean {hint}"
+    )
 
 
 def test_an_operator_by_another_name_is_one_that_can_be_meant() -> None:

@@ -4,10 +4,10 @@ import ast
 from pathlib import Path
 
 import pytest_edgeq
-from pytest_edgeq.tflite.graph import operator_names
+from pytest_edgeq.tflite.flatbuffer import enum_names
 from pytest_edgeq.tflite.ops import OPS
 
-NAMES = set(operator_names())
+NAMES = set(enum_names("BuiltinOperator").values())
 ROOT = Path(pytest_edgeq.__file__).parent
 
 ALLOWED = {

@@ -20,7 +20,7 @@ from pytest_edgeq.numerics.findings import Finding, aligned
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.registry import BUILT_IN
 from pytest_edgeq.runtimes.workers.settings import default_memory, innermost
-from pytest_edgeq.tflite.graph import operator_names, tensor_types
+from pytest_edgeq.tflite.flatbuffer import enum_names
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
 from pytest_edgeq.tflite.ops import facts_of, nearest_op
 from pytest_edgeq.tflite.source import TflitePath
@@ -104,7 +104,7 @@ def parse_dtype(dtype: Any) -> str:
         raise TypeError(
             f"expected a dtype such as 'int8', np.int8 or torch.int8, got {short_repr(dtype)}"
         )
-    known = tensor_types()
+    known = [each.lower() for each in enum_names("TensorType").values()]
     if name in known:
         return name
     # TFLite stores torch's quantized dtypes as a plain dtype and a scale.
@@ -184,7 +184,7 @@ def known_op(op: Any) -> str:
     """Return the name if it is an operator of TFLite."""
     if not isinstance(op, str):
         raise TypeError(f"op: expected a name such as 'CONV_2D', got {op!r}")
-    known = operator_names()
+    known = enum_names("BuiltinOperator").values()
     if op not in known and not op.startswith(f"{CUSTOM}:"):
         raise ValueError(f"TFLite has no operator {op!r}{nearest_op(op, known)}")
     return op
