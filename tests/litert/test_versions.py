@@ -16,6 +16,14 @@ from pytest_edgeq.litert import libraries
 from pytest_edgeq.versions import StackError
 
 
+@pytest.fixture(autouse=True)
+def _imported() -> None:
+    """Import the libraries whole: an import that stops half-way would break later tests."""
+    libraries.load_exporter()
+    for name in ("backend.inline_consts", "quantize.pt2e_quantizer"):
+        libraries.converter_module(name)
+
+
 @pytest.mark.parametrize("quantizer", [None, "pt2e_static_int8", "recipe_dynamic_wi8_afp32"])
 def test_no_converter_is_installed(
     maker: Edgeq, monkeypatch: pytest.MonkeyPatch, quantizer: str | None
