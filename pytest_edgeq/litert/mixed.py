@@ -15,7 +15,7 @@ import torch
 from pytest_edgeq.litert.configs import FOLLOWERS, NODE_METADATA, RefusedError, op_name
 from pytest_edgeq.litert.exported import drop_guards
 from pytest_edgeq.litert.libraries import pt2e_module, quiet
-from pytest_edgeq.litert.pt2e_graphs import annotate, rewrite_exported
+from pytest_edgeq.litert.pt2e_graphs import annotate, prepare_pt2e
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -149,22 +149,8 @@ class AnnotatedGraph:
         quantizer: Any,
         samples: Callable[[], Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]],
     ) -> None:
-        Quantizer = pt2e_module("quantizer").Quantizer
-
-        class NoQuantizer(Quantizer):  # type: ignore[misc, valid-type] # it ships no types
-            def transform_for_annotation(self, model: Any) -> Any:
-                return quantizer.transform_for_annotation(model)
-
-            def annotate(self, model: Any) -> Any:
-                return model
-
-            def validate(self, model: Any) -> None:
-                pass
-
-        with quiet():
-            rewrite_exported(exported)
-            # It folds batch norms into convolutions, as for the quantizer itself.
-            self._graph = pt2e_module("quantize_pt2e").prepare_pt2e(exported, NoQuantizer())
+        # Batch norms are folded into convolutions, as for the quantizer itself.
+        self._graph = prepare_pt2e(exported, quantizer, annotates=False)
         drop_guards(self._graph)
         self.graph = MixedGraph(self._graph)
         self._samples = samples

@@ -72,12 +72,13 @@ def is_pt2e_quantizer(candidate: object) -> bool:
 
 
 def prepare_pt2e(
-    exported: torch.fx.GraphModule, quantizer: Any, *, qat: bool = False
+    exported: torch.fx.GraphModule, quantizer: Any, *, qat: bool = False, annotates: bool = True
 ) -> torch.fx.GraphModule:
     """
-    Insert a quantizer's observers; `qat` keeps batch norms separate for training.
+    Insert a quantizer's observers, or only rewrite a graph for it, without annotations.
 
-    Its annotations are normalized before, see `normalize_annotations`.
+    Batch norms are folded into convolutions, unless it is for training (`qat`). Annotations are
+    normalized, see `normalize_annotations`.
 
     Nodes without users are eliminated first: strict export keeps them (a transformer's position
     ids), and the converter's annotator for ADD fails on them (`IndexError: list index out of
@@ -94,30 +95,26 @@ def prepare_pt2e(
             return quantizer.transform_for_annotation(model)
 
         def annotate(self, model: Any) -> Any:
-            return annotate(quantizer, model)
+            return annotate(quantizer, model) if annotates else model
 
         def validate(self, model: Any) -> None:
-            quantizer.validate(model)
+            if annotates:
+                quantizer.validate(model)
 
         def prepare_obs_or_fq_callback(self, model: Any, observers: Any) -> None:
             quantizer.prepare_obs_or_fq_callback(model, observers)
 
     prepare = quantize_pt2e.prepare_qat_pt2e if qat else quantize_pt2e.prepare_pt2e
     with quiet():
-        rewrite_exported(exported, qat=qat)
+        exported.graph.eliminate_dead_code()
+        number_paddings(exported)
+        if not qat:
+            # In training, shared weights stay shared, and dropouts are needed.
+            duplicate_shared_weights(exported)
+            drop_dropouts(exported)
+        exported.recompile()
         prepared: torch.fx.GraphModule = prepare(exported, NormalizingQuantizer())
     return prepared
-
-
-def rewrite_exported(exported: torch.fx.GraphModule, *, qat: bool = False) -> None:
-    """Rewrite an exported graph for a quantizer, in place."""
-    exported.graph.eliminate_dead_code()
-    number_paddings(exported)
-    if not qat:
-        # In training, shared weights stay shared, and dropouts are needed.
-        duplicate_shared_weights(exported)
-        drop_dropouts(exported)
-    exported.recompile()
 
 
 def annotate(quantizer: Any, model: Any) -> Any:
