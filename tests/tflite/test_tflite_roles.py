@@ -16,15 +16,13 @@ from pytest_edgeq.tflite.roles import roles_of
 Given = dict[str, Any]
 
 
-def _x(dtype: str = "int8") -> Given:
-    return {"dtype": dtype, "scales": (0.5,) if dtype.startswith(("int8", "int16")) else ()}
-
-
 def _constant(dtype: str, scales: int = 0) -> Given:
     bits = int("".join(filter(str.isdigit, dtype)))
     return {"dtype": dtype, "shape": (4, 1), "data": b"\1" * (bits // 2), "scales": (0.5,) * scales}
 
 
+X: Given = {"dtype": "float32"}
+WEIGHT = _constant("int8", 1)
 SHAPE: Given = {"dtype": "int32", "shape": (4,), "data": np.ones(4, np.int32)}
 IDS: Given = {"dtype": "int32", "shape": (1,)}
 
@@ -32,56 +30,31 @@ IDS: Given = {"dtype": "int32", "shape": (1,)}
 @pytest.mark.parametrize(
     ("op", "operands", "inputs", "weight", "bias"),
     [
-        ("CONV_2D", (_x(), _constant("int8", 4), _constant("int32", 4)), 1, "int8", "int32"),
-        ("CONV_2D", (_x(), _constant("int8", 4)), 1, "int8", None),
-        ("DEPTHWISE_CONV_2D", (_x(), _constant("int8", 4), None), 1, "int8", None),
-        ("CONV_3D", (_x(), _constant("int8", 1), _constant("int32", 1)), 1, "int8", "int32"),
-        ("TRANSPOSE_CONV", (SHAPE, _constant("int8", 1), _x()), 1, "int8", None),
-        (
-            "TRANSPOSE_CONV",
-            (SHAPE, _constant("int8", 1), _x("int16"), _constant("int64", 1)),
-            1,
-            "int8",
-            "int64",
-        ),
-        ("FULLY_CONNECTED", (_x(), _constant("int4", 1), None), 1, "int4", None),
-        ("FULLY_CONNECTED", (_x(), _x(), None), 2, None, None),
-        ("BATCH_MATMUL", (_x(), _constant("int8", 1)), 1, "int8", None),
-        ("BATCH_MATMUL", (_constant("int8", 1), _x()), 1, "int8", None),
-        ("BATCH_MATMUL", (_x(), _x()), 2, None, None),
-        ("BATCH_MATMUL", (_constant("int8", 1), _constant("int8", 1)), 2, None, None),
-        ("EMBEDDING_LOOKUP", (IDS, _constant("int8", 1)), 1, "int8", None),
-        ("GATHER", (_constant("int8", 1), IDS), 1, "int8", None),
-        ("GATHER", (_x(), IDS), 1, None, None),
-        ("GATHER", (_x(), SHAPE), 1, None, None),
-        ("PRELU", (_x(), _constant("int8", 1)), 1, "int8", None),
-        ("ADD", (_x(), _constant("int8", 1)), 2, None, None),
-        ("RESHAPE", (_x(), SHAPE), 1, None, None),
-        ("PAD", (_x(), SHAPE), 1, None, None),
-        (
-            "SVDF",
-            (_x(), _constant("int8", 1), _constant("int16", 1), None, _x()),
-            1,
-            "int16+int8",
-            None,
-        ),
+        ("CONV_2D", (X, _constant("int4", 4), _constant("int32", 4)), "float32", "int4", "int32"),
+        ("CONV_2D", (X, _constant("int8", 4)), "float32", "int8", None),
+        ("DEPTHWISE_CONV_2D", (X, _constant("int8", 4), None), "float32", "int8", None),
+        # Its input is the third operand.
+        ("TRANSPOSE_CONV", (SHAPE, WEIGHT, X, _constant("int64", 1)), "float32", "int8", "int64"),
+        ("FULLY_CONNECTED", (X, X, None), "float32 float32", None, None),
+        ("BATCH_MATMUL", (X, WEIGHT), "float32", "int8", None),
+        ("BATCH_MATMUL", (WEIGHT, X), "float32", "int8", None),
+        ("BATCH_MATMUL", (X, X), "float32 float32", None, None),
+        ("BATCH_MATMUL", (WEIGHT, WEIGHT), "int8 int8", None, None),
+        ("EMBEDDING_LOOKUP", (IDS, WEIGHT), "int32", "int8", None),
+        ("GATHER", (WEIGHT, IDS), "int32", "int8", None),
+        ("GATHER", (X, IDS), "float32", None, None),
+        ("ADD", (X, WEIGHT), "float32 int8", None, None),
+        ("RESHAPE", (X, SHAPE), "float32", None, None),
+        ("SVDF", (X, WEIGHT, _constant("int4", 1), None, X), "float32", "int4+int8", None),
     ],
 )
 def test_operands_have_the_kernels_roles(
-    op: str, operands: Sequence[Given | None], inputs: int, weight: str | None, bias: str | None
+    op: str, operands: Sequence[Given | None], inputs: str, weight: str | None, bias: str | None
 ) -> None:
     """By position where the op has weights by nature, by being constant where it may have."""
-    content = one_op(op, operands, [_x()])
-    (entry,) = OpDtypeMap(OpGraph.read(content))
-    assert (len(entry.inputs), entry.weight, entry.bias) == (inputs, weight, bias)
-    assert entry.outputs == ("int8",)
-
-
-def test_the_input_is_the_input_not_the_weight() -> None:
-    """TRANSPOSE_CONV has its input third: the dtypes differ, so swapped roles would show."""
-    operands = (SHAPE, _constant("int8", 1), _x("int16"))
-    (entry,) = OpDtypeMap(OpGraph.read(one_op("TRANSPOSE_CONV", operands, [_x("int16")])))
-    assert (entry.inputs, entry.weight, entry.scheme) == (("int16",), "int8", "int16x8")
+    (entry,) = OpDtypeMap(OpGraph.read(one_op(op, operands, [X])))
+    assert (" ".join(entry.inputs), entry.weight, entry.bias) == (inputs, weight, bias)
+    assert entry.outputs == ("float32",)
 
 
 def _behind(
