@@ -7,7 +7,6 @@ import os
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -135,32 +134,6 @@ def test_a_truncated_file_is_refused(tmp_path: Path, share: float, as_path: bool
     path.write_bytes(cut)
     with pytest.raises(ValueError, match=r"not a whole flatbuffer\. It was truncated"):
         open_tflite(path if as_path else cut)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        *(("operators[0].inputs", [i]) for i in (-2, 99, 2**30)),
-        *(("operators[0].outputs", [i]) for i in (-2, 99)),
-        *((field, [i]) for field in ("inputs", "outputs") for i in (-1, 99)),
-        *(("operators[0].opcodeIndex", i) for i in (1, 99)),
-        *(("tensors[0].buffer", i) for i in (5, 99)),
-        *(("signature.outputs[0].tensorIndex", i) for i in (50, 99)),
-        *(("signature.subgraphIndex", i) for i in (1, 99)),
-    ],
-)
-def test_indices_that_point_at_nothing_are_refused(field: str, value: Any) -> None:
-    """The flatbuffer's verifier does not look at them, and Python's −1 is the last of a list."""
-    model = unpack(chain(("NEG", "x", "y"), inputs="x", outputs="y", key="main"))
-    assert OpGraph.read(pack(model)).ops[0].name == "NEG"
-    path = field.removeprefix("signature.")
-    holder = model.signatureDefs[0] if "signature" in field else model.subgraphs[0]
-    *parts, name = path.replace("[0]", ".0").split(".")
-    for part in parts:
-        holder = holder[0] if part == "0" else getattr(holder, part)
-    setattr(holder, name, np.array(value, np.int32) if isinstance(value, list) else value)
-    with pytest.raises(ValueError, match=r"does not exist|out of range|opcode_index"):
-        OpGraph.read(pack(model))
 
 
 def test_a_file_without_a_subgraph_is_refused() -> None:

@@ -96,6 +96,14 @@ def _twice(model: Any) -> None:
     model.subgraphs[0].operators.append(_op(model))
 
 
+def _no_output(model: Any) -> None:
+    model.signatureDefs[0].outputs[0].tensorIndex = 50
+
+
+def _no_subgraph(model: Any) -> None:
+    model.signatureDefs[0].subgraphIndex = 1
+
+
 def _chain() -> bytes:
     """Return NEG and ABS, one behind the other."""
     return chain(("NEG", "x", "y"), ("ABS", "y", "z"), inputs="x", outputs="z", key="main")
@@ -168,6 +176,15 @@ CASES: list[tuple[str, Damage, str]] = [
         "its output, tensor 1, is b",
     ),
     ("STABLEHLO_COMPOSITE", _set("operators[0].inputs", _vector(-1)), "its input 0 is left out"),
+    # Indices, of which Python's −1 is the last of a list.
+    ("chain", _set("operators[0].inputs", _vector(-2)), "tensor -2 does not exist (there are 3)"),
+    ("chain", _set("operators[0].outputs", _vector(99)), "tensor 99 does not exist"),
+    ("chain", _set("inputs", _vector(-1)), "tensor -1 does not exist"),
+    ("chain", _set("outputs", _vector(3)), "tensor 3 does not exist"),
+    ("chain", _set("operators[0].opcodeIndex", 9), "operator code 9 does not exist"),
+    ("chain", _set("tensors[0].buffer", 5), "buffer 5 does not exist"),
+    ("chain", _no_output, "tensor 50 does not exist"),
+    ("chain", _no_subgraph, "subgraph 1 does not exist"),
 ]
 
 
