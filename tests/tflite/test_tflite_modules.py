@@ -16,10 +16,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from fixtures.models import ResidualNet, SmallModel, TwinLists, Under_Scored_Net_1, seeded
 from fixtures.tflite import make, stacks
 from fixtures.tflite.writer import FileWriter, chain, constant
-from pytest_edgeq import litert
 from pytest_edgeq.compare.reference import module_tree
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.modules import ExportedModules, ModuleNode, ModuleTree, exported_modules
@@ -238,27 +236,6 @@ def test_names_of_a_layer_are_weighed(
     )
     [entry] = OpDtypeMap(OpGraph.read(content), ModuleTree(_NET))
     assert entry.module == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("factory", "expected"),
-    [
-        (ResidualNet, {"stem", "layer1.0.conv_a", "layer1.0", "layer1.1", "fc"}),
-        (TwinLists, set()),
-        (Under_Scored_Net_1, {"conv", "conv_1", "_conv_1_1", "block_1.conv_1", "block_1._"}),
-    ],
-)
-def test_a_model_converted_now_is_told(factory: type[SmallModel], expected: set[str]) -> None:
-    """The names are still written as the files in `converted` have them."""
-    model = seeded(factory)
-    inputs = factory.sample_inputs()
-    graph = OpGraph.read(litert.convert({litert.SIGNATURE: litert.Traced(model, inputs)}))
-    entries = OpDtypeMap(graph, module_tree(model))
-    told = {e.module for e in entries if e.op in ("CONV_2D", "FULLY_CONNECTED", "ADD")}
-    assert expected <= told
-    if not expected:
-        assert {e.module for e in entries.ops("CONV_2D")} == {None}
 
 
 @pytest.mark.sweep(0, slow=12)
