@@ -7,15 +7,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from fixtures.models import CausalMask, samples, seeded
 from fixtures.tflite.writer import one_op
 from pytest_edgeq import Edgeq
 from pytest_edgeq.runtimes.edge import EdgeFile
+from tests.tflite.one_op_files import RESOLVERS, run
 
 CHANNELS = 64
-RESOLVERS = ("BUILTIN", "BUILTIN_WITHOUT_DEFAULT_DELEGATES", "BUILTIN_REF")
 
 
 def _refusal(content: bytes) -> str:
@@ -75,29 +74,21 @@ def _depthwise(n_scales: int, *, axis: int = 0, dtype: str = "float32") -> bytes
     )
 
 
-def _run(content: bytes, resolver: str) -> npt.NDArray[np.float32]:
+def _run(content: bytes, runtime: str) -> npt.NDArray[np.float32]:
     """Run a file on ones, past our own checks."""
-    interpreter = Interpreter(
-        model_content=content, experimental_op_resolver_type=OpResolverType[resolver]
-    )
-    interpreter.allocate_tensors()
-    image = np.ones((1, 1, 1, CHANNELS), np.float32)
-    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], image)
-    interpreter.invoke()
-    result: npt.NDArray[np.float32] = interpreter.get_tensor(
-        interpreter.get_output_details()[0]["index"]
-    )
-    return result
+    made = run(content, runtime, [np.ones((1, 1, 1, CHANNELS), np.float32)])
+    assert made is not None
+    return made[0]
 
 
-@pytest.mark.parametrize("resolver", RESOLVERS)
-def test_kernels_still_read_past_the_one_scale(resolver: str) -> None:
+@pytest.mark.parametrize("runtime", RESOLVERS)
+def test_kernels_still_read_past_the_one_scale(runtime: str) -> None:
     """ai-edge-litert 2.3.0: what lies behind it is no 2/127, for not one channel of many."""
-    sound, past = _run(_depthwise(CHANNELS, axis=3), resolver), _depthwise(1)
+    sound, past = _run(_depthwise(CHANNELS, axis=3), runtime), _depthwise(1)
 
     # The ones become codes of 8 bits: half a step of 1/127, doubled.
     np.testing.assert_allclose(sound, 2, atol=1 / 127)
-    assert not np.abs(_run(past, resolver) - 2).max() < 0.5
+    assert not np.abs(_run(past, runtime) - 2).max() < 0.5
 
 
 def _two_bits(dtype: str) -> bytes:
@@ -119,40 +110,30 @@ def _two_bits(dtype: str) -> bytes:
     )
 
 
-@pytest.mark.parametrize("resolver", RESOLVERS)
-def test_kernels_still_do_not_unpack_two_bits(resolver: str) -> None:
+@pytest.mark.parametrize("runtime", RESOLVERS)
+def test_kernels_still_do_not_unpack_two_bits(runtime: str) -> None:
     """ai-edge-litert 2.3.0: four weights of 1 in a byte are 85 of 256."""
     # Ones become codes of 8 bits exactly.
-    np.testing.assert_allclose(_run(_two_bits("int4"), resolver), CHANNELS, rtol=1e-5)
-    assert not np.abs(_run(_two_bits("int2"), resolver) - CHANNELS).max() < CHANNELS
+    np.testing.assert_allclose(_run(_two_bits("int4"), runtime), CHANNELS, rtol=1e-5)
+    assert not np.abs(_run(_two_bits("int2"), runtime) - CHANNELS).max() < CHANNELS
 
 
-@pytest.mark.parametrize(
-    "runtime",
-    [
-        *("xnnpack", "builtin", "reference", "compiled"),
-        pytest.param("tensorflow", marks=pytest.mark.slow),
-    ],
-)
-def test_two_bits_that_are_not_unpacked_are_refused(runtime: str) -> None:
-    """Those of a convolution on floats only."""
-    for dtype in ("int4", "int8"):
-        EdgeFile(_two_bits(dtype)).runner(runtime)
-    with pytest.raises(RuntimeError, match=r"(?s)cannot load .*CONV_2D #0.*weights are int2"):
-        EdgeFile(_two_bits("int2")).runner(runtime)
+_TENSORFLOW = pytest.param("tensorflow", marks=pytest.mark.slow)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("runtime", ["xnnpack", "builtin", "reference", "compiled", "tensorflow"])
-def test_a_file_whose_scales_are_read_past_is_refused(runtime: str) -> None:
-    """Only where the kernels would: not a scale for each channel, nor integers throughout."""
-    EdgeFile(_depthwise(CHANNELS, axis=3)).runner(runtime)
-    EdgeFile(_depthwise(1, dtype="int8")).runner(runtime)
-    with pytest.raises(
-        RuntimeError,
-        match=rf"(?s)the {runtime} runtime cannot load .*DEPTHWISE_CONV_2D #0.*one scale for "
-        rf"{CHANNELS} channels",
+@pytest.mark.parametrize("runtime", ["xnnpack", "builtin", "reference", "compiled", _TENSORFLOW])
+def test_such_files_are_refused(runtime: str) -> None:
+    """Only those: not of a scale for each channel, of integers throughout, or of other widths."""
+    for sound in (
+        *(_two_bits("int4"), _two_bits("int8")),
+        *(_depthwise(CHANNELS, axis=3), _depthwise(1, dtype="int8")),
     ):
+        EdgeFile(sound).runner(runtime)
+    place = rf"(?s)the {runtime} runtime cannot load "
+    with pytest.raises(RuntimeError, match=place + ".*CONV_2D #0.*weights are int2"):
+        EdgeFile(_two_bits("int2")).runner(runtime)
+    text = f".*DEPTHWISE_CONV_2D #0.*one scale for {CHANNELS} channels"
+    with pytest.raises(RuntimeError, match=place + text):
         EdgeFile(_depthwise(1)).runner(runtime)
 
 
