@@ -195,14 +195,16 @@ def _softmax(scale: float) -> bytes:
     )
 
 
-def test_a_softmax_with_another_scale_is_refused_with_the_reason() -> None:
+@pytest.mark.parametrize("runtime", ["builtin", "compiled"])
+def test_a_softmax_with_another_scale_is_refused_with_the_reason(runtime: str) -> None:
     """The file converts, and no kernel takes it; we say which op and what to do."""
-    assert EdgeFile(_softmax(1 / 256)).runner("builtin")
+    assert EdgeFile(_softmax(1 / 256)).runner(runtime)
     with pytest.raises(RuntimeError) as caught:
-        EdgeFile(_softmax(1 / 128)).runner("builtin")
+        EdgeFile(_softmax(1 / 128)).runner(runtime)
     lines = str(caught.value).splitlines()
-    assert lines[0] == "the builtin runtime cannot load the .tflite file: SOFTMAX #0"
-    assert "scale=1/256" in lines[2]
+    assert lines[0] == f"the {runtime} runtime cannot load the .tflite file: SOFTMAX #0"
+    assert "expected the kernel's scale 0.00390625, got 0.0078125 (2 ×)" in lines[1]
+    assert "FixedQParamsQuantizationSpec(scale=1/256" in lines[2]
     assert lines[3].startswith("the kernels said: ")
 
 
