@@ -80,7 +80,8 @@ def violations_of(graph: OpGraph, op: Op) -> Iterator[RuleViolation]:
         yield from _dtypes(graph, op, rules)
         yield from _same_scale(graph, op, rules)
         yield from _output_scale(graph, op, rules)
-        yield from _int16(graph, op, rules.symmetric)
+        if rules.symmetric:
+            yield from _int16(graph, op)
         yield from _one_scale(graph, op, rules.one_scale)
     if rules.dynamic and len(op.inputs) > rules.weights[0]:
         found = list(_weighted_dtypes(graph, op, rules))
@@ -88,7 +89,8 @@ def violations_of(graph: OpGraph, op: Op) -> Iterator[RuleViolation]:
         if not found:  # else the other rules are those of another kernel
             yield from _weight(graph, op, rules)
             yield from _bias(graph, op, rules)
-            yield from _int16(graph, op, op.name != "EMBEDDING_LOOKUP")
+            if op.name != "EMBEDDING_LOOKUP":
+                yield from _int16(graph, op)
     yield from _shifts(graph, op)
 
 
@@ -241,9 +243,7 @@ def _output_scale(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleViolat
     )
 
 
-def _int16(graph: OpGraph, op: Op, symmetric: bool) -> Iterator[RuleViolation]:
-    if not symmetric:
-        return
+def _int16(graph: OpGraph, op: Op) -> Iterator[RuleViolation]:
     for name, tensor in _data(graph, op):
         parameters = qparams(tensor)
         if tensor.dtype == "int16" and parameters is not None and parameters[1] != 0:
@@ -333,21 +333,11 @@ def _weighted_dtypes(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleVio
 def _of_constants(graph: OpGraph, op: Op) -> bool:
     """Return whether an operand is computed only from constants."""
     subgraph = graph.subgraphs[op.subgraph]
-
-    def is_fixed(index: int) -> bool:
-        left, seen = [index], {index}
-        while left:
-            each = left.pop()
-            maker = subgraph.producer.get(each)
-            if maker is not None:
-                operands = [i for i in maker.inputs if i >= 0 and i not in seen]
-                left += operands
-                seen.update(operands)
-            elif not subgraph.tensors[each].is_constant:
-                return False
-        return True
-
-    return any(is_fixed(index) for index in op.inputs if index >= 0)
+    fixed = {tensor.index for tensor in subgraph.tensors if tensor.is_constant} | {-1}
+    for each in subgraph.ops[: op.index]:
+        if fixed.issuperset(each.inputs):
+            fixed.update(each.outputs)
+    return any(index in fixed for index in op.inputs if index >= 0)
 
 
 def _bias_dtypes(graph: OpGraph, op: Op, data: Tensor) -> tuple[str, ...]:
@@ -389,8 +379,7 @@ def _weight(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleViolation]:
                 f"its kernels read one scale for each index of axis {read}, or refuse the file",
                 f"quantize the weight along axis {read}, that of its output channels",
             )
-    points = weight.zero_points
-    if not points.any() or (data.dtype == "uint8" and not several):
+    if not weight.zero_points.any() or (data.dtype == "uint8" and not several):
         return
     if op.name == "EMBEDDING_LOOKUP" and not dynamic:
         return  # it copies codes
