@@ -4,16 +4,13 @@ Map tensor names of a converted file to the modules of the torch model.
 litert-torch names a tensor after the stack of modules that its op was called in:
 `pkg.Net/torch.nn.modules.container.Sequential_layer1/pkg.Block_0/…Conv2d_conv;`, one
 `<class>_<last part of the attribute path>` a module, `;` behind each stack and a counter behind
-the last `;` (litert_torch/backend/debuginfo/_build.py, 0.10). Three things make them hard to read:
+the last `;` (litert_torch/backend/debuginfo/_build.py, 0.10).
 
-- Class and attribute names have underscores, and a container whose children are called one by one
-  is not in the stack. So every reading of a stack that the live model allows is tried, and it
-  counts only if one is left.
+- Names have underscores, and a container whose children are called one by one is not in the stack.
+  So every reading that the live model allows is tried, and it counts only if one is left.
 - An op that several torch ops were merged into has all their stacks, in an order that depends on
-  the converter's rewrite: the activation precedes a convolution and follows a linear layer, a
-  bias folded into the next layer leaves its own layer's name there. The order is used
-  for two kinds only: elementwise functions, which precede the ops across which they were moved,
-  and ops that one module's stacks enclose.
+  the converter's rewrite. The order is used for two kinds only: elementwise functions, which
+  precede the ops across which they were moved, and ops that one module's stacks enclose.
 - The result of the graph is named after the output, not after a module.
 
 If several modules are left that may have called the op, the result is None.
