@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TypedDict
 
 from pytest_edgeq.baselines import store
 from pytest_edgeq.baselines.paths import Layout
-from pytest_edgeq.baselines.record import ClaimRecord, Owner, TestRecord
+from pytest_edgeq.baselines.record import ClaimRecord, Owner
 from pytest_edgeq.numerics.findings import counted
 
 
@@ -75,7 +75,7 @@ class _TestRun:
 
     phases: set[str] = dataclasses.field(default_factory=set)
     clean: bool = True
-    record: TestRecord | None = None
+    claims: Sequence[ClaimRecord] = ()
     failed: bool = False
 
 
@@ -90,7 +90,12 @@ class RunLog:
         self._runs: dict[str, dict[str, _TestRun]] = defaultdict(dict)
 
     def add(
-        self, nodeid: str, worker: str, phase: str, outcome: str, record: TestRecord | None
+        self,
+        nodeid: str,
+        worker: str,
+        phase: str,
+        outcome: str,
+        claims: Sequence[ClaimRecord],
     ) -> None:
         """Add one report."""
         runs = self._runs[nodeid]
@@ -101,15 +106,15 @@ class RunLog:
         run.phases.add(phase)
         run.clean &= outcome == "passed" and phase in _PHASES
         run.failed |= outcome == "failed"
-        if record is not None:
-            run.record = record
+        if claims:
+            run.claims = claims
 
     def claims(self, *, of_failed: bool | None = None) -> Iterator[ClaimRecord]:
         """Yield all claims, or only those of tests that failed (or did not)."""
         for runs in self._runs.values():
             for run in runs.values():
-                if run.record is not None and of_failed in (None, run.failed):
-                    yield from run.record["claims"]
+                if of_failed in (None, run.failed):
+                    yield from run.claims
 
     def modules(self) -> set[str]:
         """Return the modules of all tests that a report came from, relative to rootdir."""

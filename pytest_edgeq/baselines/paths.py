@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from pytest_edgeq.baselines.record import Owner, OwnerRecord
+    from pytest_edgeq.baselines.record import Owner
 
 FOLDER = "__edgeq__"
 
@@ -73,10 +73,6 @@ class Layout(NamedTuple):
             return path.relative_to(self.rootdir).as_posix()
         except ValueError:
             return path.as_posix()
-
-    def pack(self, owner: Owner) -> OwnerRecord:
-        """Make an owner plain data."""
-        return {"module": self.shown(owner.module), "test": owner.test}
 
 
 def _test_part(test: str) -> str:

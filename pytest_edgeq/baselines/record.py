@@ -48,20 +48,6 @@ class ClaimRecord(TypedDict):
     remarks: list[str]
 
 
-class OwnerRecord(TypedDict):
-    """An owner, serialized; `module` is relative to rootdir where it can be."""
-
-    module: str
-    test: str
-
-
-class TestRecord(TypedDict):
-    """The claims of one run of one test, if any: the attribute `edgeq` of its call report."""
-
-    owner: OwnerRecord
-    claims: list[ClaimRecord]
-
-
 class Judge(Protocol):
     """Judges data before they are stored."""
 

@@ -20,12 +20,11 @@ from pytest_edgeq.baselines import store
 from pytest_edgeq.baselines.build import UNDO, is_known, option_changes
 from pytest_edgeq.baselines.kinds import KINDS
 from pytest_edgeq.baselines.paths import Layout
-from pytest_edgeq.baselines.record import Claim, Judge, Owner, Phase, RunningTest, TestRecord
+from pytest_edgeq.baselines.record import Claim, ClaimRecord, Judge, Owner, Phase, RunningTest
 from pytest_edgeq.errors import failure
 from pytest_edgeq.numerics.findings import NO_BASELINE, Finding, Place
 from pytest_edgeq.versions import producer, version_changes
 
-Describe = Callable[[dict[str, Any], dict[str, Any]], Finding | None]
 Explain = Callable[[Finding, dict[str, Any]], Iterable[Finding]]
 
 _PHASES: dict[Phase, str] = {
@@ -79,33 +78,29 @@ class SnapshotSession:
             if phase == "teardown":
                 self._test = None
 
-    def record(self, owner: Owner) -> TestRecord:
+    def record(self, owner: Owner) -> list[ClaimRecord]:
         """Return the claims of a test so far, as plain data."""
         claims = self._test.claims if self._test is not None and self._test.owner == owner else {}
-        return {
-            "owner": self.layout.pack(owner),
-            "claims": [
-                {
-                    "path": self.layout.shown(path),
-                    "kind": claim.kind,
-                    "change": None if claim.change is None else claim.change.to_dict(),
-                    "category": claim.category,
-                    "written": claim.written,
-                    "note": claim.note,
-                    "since": claim.since,
-                    "stored": claim.stored,
-                    "remarks": claim.remarks,
-                }
-                for path, claim in claims.items()
-            ],
-        }
+        return [
+            {
+                "path": self.layout.shown(path),
+                "kind": claim.kind,
+                "change": None if claim.change is None else claim.change.to_dict(),
+                "category": claim.category,
+                "written": claim.written,
+                "note": claim.note,
+                "since": claim.since,
+                "stored": claim.stored,
+                "remarks": claim.remarks,
+            }
+            for path, claim in claims.items()
+        ]
 
     def check(
         self,
         kind: str,
         name: str,
         data: dict[str, Any],
-        describe_change: Describe | None = None,
         explain: Explain | None = None,
         judge: Judge | None = None,
         options: Mapping[str, str] | None = None,
@@ -124,11 +119,10 @@ class SnapshotSession:
         if not name:
             raise ValueError("a claim needs a name: what it is remembered as, within its test")
         known = KINDS[kind]
-        describe = known.describe_change if describe_change is None else describe_change
         claim = self._claim(test, kind, name, store.plain(data), options, judge)
         earlier = test.claims.get(claim.path)
         if earlier is not None and self.update & {"new", "changed", "tighten"}:
-            self._refuse_second(earlier, claim, describe)
+            self._refuse_second(earlier, claim)
             if earlier.written:
                 return
         test.claims[claim.path] = claim
@@ -140,7 +134,7 @@ class SnapshotSession:
         if stored is None:
             claim.category = "new"
         else:
-            self._compare(claim, stored, describe)
+            self._compare(claim, stored)
         if claim.category in ("unchanged", "tighten") or claim.written:
             return
         if claim.category in self.update:
@@ -224,9 +218,9 @@ class SnapshotSession:
         suspects = (*left, *known.depends_on)
         return replace(change, suspects=suspects, unchanged=tuple(same) if has_options else ())
 
-    def _compare(self, claim: Claim, stored: store.Document, describe: Describe) -> None:
+    def _compare(self, claim: Claim, stored: store.Document) -> None:
         """Find the change; else tighten or rewrite the baseline, and note a refusal."""
-        claim.change = describe(stored.data, claim.data)
+        claim.change = KINDS[claim.kind].describe_change(stored.data, claim.data)
         is_changed = claim.change or (claim.note and "changed" in self.update)
         claim.category = "changed" if is_changed else "unchanged"
         options = option_changes(stored.options, claim.options)
@@ -286,10 +280,10 @@ class SnapshotSession:
             "because a baseline belongs to one test, and here it cannot be told which"
         )
 
-    def _refuse_second(self, earlier: Claim, claim: Claim, describe: Describe) -> None:
+    def _refuse_second(self, earlier: Claim, claim: Claim) -> None:
         """Raise if the test has claimed another value by this name; restore the earlier file."""
-        is_same_kind = earlier.kind == claim.kind
-        change = describe(earlier.data, claim.data) if is_same_kind else None
+        is_same_kind, known = earlier.kind == claim.kind, KINDS[earlier.kind]
+        change = known.describe_change(earlier.data, claim.data) if is_same_kind else None
         if is_same_kind and change is None:
             return
         if earlier.written:
@@ -298,9 +292,8 @@ class SnapshotSession:
             except OSError as error:
                 raise OSError(_unwritable(self.layout.shown(claim.path), error)) from error
             earlier.written = False
-        title = KINDS[earlier.kind].title
         first = f"its kind, {claim.kind}" if change is None else change.title
-        raise ValueError(_TWICE.format(title=title, name=claim.name, change=first))
+        raise ValueError(_TWICE.format(title=known.title, name=claim.name, change=first))
 
     def _read(self, claim: Claim) -> store.Document:
         """Read the file of a claim, and check that it is one."""

@@ -429,10 +429,8 @@ def pytest_runtest_makereport(
     if machines := config.stash[runtimes_key].machines:
         report.__dict__["edgeq_targets"] = [machine.to_dict() for machine in machines]
     if call.when == "call":
-        if memory_key in config.stash:
-            record = memory_of(config).record(owner_of(item))
-            if record["claims"]:
-                report.__dict__["edgeq"] = record
+        if memory_key in config.stash and (claims := memory_of(config).record(owner_of(item))):
+            report.__dict__["edgeq"] = claims
         if used := fixture_values(item, "compare.quantized", "QuantizedModel"):
             journal = journal_of(config)
             report.__dict__["edgeq_uses"] = [journal.add_model(model) for model in used]

@@ -102,8 +102,8 @@ class Controller:
 
         log = RunLog()
         for each in self._reports:
-            worker, record = getattr(each, "worker_id", ""), getattr(each, "edgeq", None)
-            log.add(each.nodeid, worker, each.when or "", each.outcome, record)
+            worker, claims = getattr(each, "worker_id", ""), getattr(each, "edgeq", ())
+            log.add(each.nodeid, worker, each.when or "", each.outcome, claims)
         return log
 
     def _judge_baselines(self, log: RunLog) -> Outcome:

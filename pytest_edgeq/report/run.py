@@ -101,8 +101,8 @@ class _Test:
         else:
             self.events += events
         self.uses |= dict.fromkeys(getattr(report, "edgeq_uses", ()))
-        if (record := getattr(report, "edgeq", None)) is not None:
-            self.claims = record["claims"]
+        if claims := getattr(report, "edgeq", None):
+            self.claims = claims
         self.failure = self.failure or failure
         if report.outcome == "failed":
             self.outcome = "failed"

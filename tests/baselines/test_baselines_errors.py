@@ -65,7 +65,7 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
         memory = SnapshotSession(Layout(tmp_path), update=[u for u in update.split(",") if u])
         with memory.running(owner, "call"):
             memory.check("errors", "errors", value, **more)
-        return [(c["category"], c["written"], c["note"]) for c in memory.record(owner)["claims"]]
+        return [(c["category"], c["written"], c["note"]) for c in memory.record(owner)]
 
     return run
 
@@ -140,7 +140,7 @@ def test_what_changed_is_known_where_errors_cannot_be_compared(
         assert known[:2] == ("strict_export: True → False", "calibration: other samples")
         same = memory.changes("errors", "errors", build | {"calibration": "c"}, OPTIONS)
         assert not any("calibration" in each for each in same)
-        assert memory.record(owner)["claims"] == []
+        assert memory.record(owner) == []
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def logged(layout: Layout, owner: Owner, *runs: tuple[str, str]) -> RunLog:
     log = RunLog()
     record = SnapshotSession(layout).record(owner)
     for phase, outcome in runs:
-        log.add("test_x.py::test_y", "", phase, outcome, record if phase == "call" else None)
+        log.add("test_x.py::test_y", "", phase, outcome, record if phase == "call" else ())
     return log
 
 
