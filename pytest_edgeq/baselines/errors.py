@@ -8,7 +8,7 @@ with narrower ones derived from the paired samples of both builds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from pytest_edgeq.baselines.build import (
@@ -119,7 +119,8 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> Finding |
     before = _limits(old, new)
     rank = _rank(before, after)
     worse = _worse(before, after)
-    gone, came = (sorted(_unpaired(*each), key=rank) for each in ((before, after), (after, before)))
+    gone = sorted(before.keys() - after.keys(), key=rank)
+    came = sorted(after.keys() - before.keys(), key=rank)
     built, fewer = describe_build(old, new), fewer_samples(old, new)
     if not (worse or gone or came or built or fewer):
         return None
@@ -190,19 +191,6 @@ def _harm(
     values = ((float(was["value"]), float(now["value"])) for was, now in pairs)
     lost = (Harm.decibels(min(was, _EXACT_DB) - now) for was, now in values)
     return max(lost, default=NO_HARM)
-
-
-# Metrics that baselines of other releases hold of more outputs, or of fewer: some measured the
-# top-1 class over the last axis of any rank, and no LSB behind a DEQUANTIZE.
-_OF_RELEASES: Final = {"top1_agreement", "max_lsb_error"}
-
-
-def _unpaired(rows: Iterable[_RowKey], others: Iterable[_RowKey]) -> list[_RowKey]:
-    """Return the rows that the other side lacks, except metrics that depend on the release."""
-    known = set(others)
-    outputs = {key[:2] for key in known}
-    left = (key for key in rows if key not in known)
-    return [key for key in left if not (key[2] in _OF_RELEASES and key[:2] in outputs)]
 
 
 def loose(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
