@@ -33,28 +33,24 @@ def test_a_sound_record_is_read(tmp_path: Path) -> None:
     assert read_run(path).data == full_run().data
 
 
-WHOLE = "the record is not whole ("
-
-
 @pytest.mark.parametrize(
-    ("damage", "problem"),
+    "damage",
     [
-        (lambda d: d["models"]["bad-1"].pop("ops"), WHOLE),
-        (lambda d: d["tests"][0].update(seconds="x"), WHOLE),
-        (lambda d: d["tests"][0].update(seconds=10**400), WHOLE),
-        (lambda d: _comparison(d)["stages"].pop("total"), WHOLE),
-        (lambda d: _comparison(d)["points"]["boxes"]["edge"].pop(), WHOLE),
-        (lambda d: _picture(d).update(pixels="?"), WHOLE),
-        (lambda d: d["models"].pop("bad-1"), WHOLE),
-        # Views would show fewer tests than there are.
-        (lambda d: d["tests"].insert(0, []), "the record.tests[0] is not an object\n"),
-        (lambda d: d.update(tests=""), "the record.tests is not a list\n"),
-        (lambda d: d.pop("baselines"), "the record lacks baselines\n"),
-        (lambda d: d["tests"][0].pop("failure"), "the record.tests[0] lacks failure\n"),
+        lambda d: d["models"]["bad-1"].pop("ops"),
+        lambda d: d["tests"][0].update(seconds="x"),
+        lambda d: d["tests"][0].update(seconds=10**400),
+        lambda d: _comparison(d)["stages"].pop("total"),
+        lambda d: _comparison(d)["points"]["boxes"]["edge"].pop(),
+        lambda d: _picture(d).update(pixels="?"),
+        lambda d: d["models"].pop("bad-1"),
+        lambda d: d["tests"].insert(0, []),
+        lambda d: d.pop("tests"),
+        lambda d: d.pop("baselines"),
+        lambda d: d["tests"][0].pop("failure"),
     ],
     ids=[*"abcdefghijk"],
 )
-def test_a_damaged_record_is_refused(tmp_path: Path, damage: Damage, problem: str) -> None:
+def test_a_damaged_record_is_refused(tmp_path: Path, damage: Damage) -> None:
     """By one sentence, whatever reads it first."""
     data = copy.deepcopy(dict(full_run().data))
     damage(data)
@@ -64,22 +60,5 @@ def test_a_damaged_record_is_refused(tmp_path: Path, damage: Damage, problem: st
     done = CliRunner().invoke(edgeq, ["report", str(path), "--html", str(tmp_path / "run.html")])
 
     assert done.exit_code == 2
-    assert done.stderr.startswith(f"Error: {path}: {problem}")
+    assert done.stderr.startswith(f"Error: {path}: the record is not whole (")
     assert "fix: write it anew (pytest --edgeq-json)" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ('{"seconds": NaN}', "got NaN, which is no number of JSON"),
-        ("[" * 100_000, "nested too deeply"),
-        ('{"seconds": ' + "9" * 5000 + "}", "expected the JSON of --edgeq-json, got Exceeds"),
-    ],
-)
-def test_json_that_python_alone_reads_is_refused(tmp_path: Path, text: str, told: str) -> None:
-    """Or that it cannot read."""
-    path = tmp_path / "run.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match="expected the JSON of --edgeq-json") as caught:
-        read_run(path)
-    assert told in str(caught.value)

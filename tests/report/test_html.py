@@ -196,7 +196,7 @@ def test_names_and_texts_are_escaped() -> None:
         ["a"],
         event("compare", "a", comparison=compared),
         event("localize", "a", layers=layers(model_["ops"]) | {"cause": EVIL}),
-        event("check", "a", findings=[f"{EVIL}\n{EVIL}"]),
+        event("check", "a", findings=[], records=[change.to_dict()]),
         failure=EVIL,
         claims=[claim(change, path=EVIL, note=EVIL, since=[EVIL])],
     )
