@@ -7,11 +7,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from .metrics import json_number, sqnr_db
-
-Array = npt.NDArray[Any]
+from .metrics import Array, json_number, sqnr_db
 
 
 class CacheError(NamedTuple):
@@ -68,14 +65,6 @@ class CacheErrors:
             sums = known + sums
         self._sums[name] = sums
 
-    def by_position(self) -> dict[str, Array]:
-        """Return the SQNR in dB of each position, by tensor."""
-        return {
-            # Zero on both sides, as no token was read there, is no error.
-            name: np.array([sqnr_db(*pair) if pair.any() else math.inf for pair in sums.T])
-            for name, sums in self._sums.items()
-        }
-
     @property
     def worst(self) -> CacheError:
         """The position with the least SQNR; NaN is less than any."""
@@ -87,10 +76,12 @@ class CacheErrors:
         return min(bad, key=lambda each: (each.position, _layer(each.tensor)), default=None)
 
     def _all(self) -> list[CacheError]:
+        """Return the SQNR of each position of each tensor."""
         return [
-            CacheError(name, position, float(value))
-            for name, values in self.by_position().items()
-            for position, value in enumerate(values)
+            # Zero on both sides, as no token was read there, is no error.
+            CacheError(name, position, sqnr_db(*pair) if pair.any() else math.inf)
+            for name, sums in self._sums.items()
+            for position, pair in enumerate(sums.T)
         ]
 
     def to_dict(self) -> dict[str, Any]:

@@ -229,14 +229,7 @@ class TokenAccumulator:
         return StageErrors({name: _pooled(name, self._of(name)) for name in names})
 
     def positions(self) -> PositionErrors:
-        """
-        Return the errors of the logits by position.
-
-        Raises:
-            ValueError: No sequence was measured at every position.
-        """
-        if LOGITS not in self._sequences:
-            raise ValueError("no sequence was measured position by position")
+        """Return the errors of the logits by position."""
         return _by_position(self._of(LOGITS))
 
     def _of(self, name: str) -> list[TokenErrors]:
