@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_edgeq.baselines.paths import Layout
 from pytest_edgeq.plugin.state import fixture_values, journal_of, owner_of
 
 if TYPE_CHECKING:
@@ -51,10 +52,9 @@ class Artifacts:
 
     def _folder(self, item: pytest.Item) -> Path:
         from pytest_edgeq.report.bundle import bundle_name
-        from pytest_edgeq.report.run import shown_path
 
         owner = owner_of(item)
-        module = shown_path(owner.module, self._rootdir)
+        module = Layout(self._rootdir).shown(owner.module)
         return self._directory / bundle_name(f"{module}::{owner.test}", self._rootdir)
 
     def _keep(
@@ -68,10 +68,9 @@ class Artifacts:
         if evidence.is_empty:
             return
         from pytest_edgeq.report.bundle import write_bundle
-        from pytest_edgeq.report.run import shown_path
 
         folder = self._folder(item)
-        shown = shown_path(folder, self._rootdir)
+        shown = Layout(self._rootdir).shown(folder)
         try:
             text = "\n\n".join(self._failures)
             write_bundle(folder, evidence, recorder.run(), text, self._rootdir)

@@ -133,8 +133,7 @@ def bundle_name(test: str, rootdir: Path) -> str:
 def remove_bundle(folder: Path) -> None:
     """Remove the bundle of an earlier run, if there is one."""
     if (folder / "bundle.json").is_file():
-        with contextlib.suppress(FileNotFoundError):  # another worker removed it meanwhile
-            shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_bundle(folder: Path, evidence: Evidence, run: Run, failure: str, rootdir: Path) -> None:
@@ -162,16 +161,8 @@ def _replaced(folder: Path) -> Iterator[Path]:
     new.mkdir()
     try:
         yield new
-        while True:
-            remove_bundle(folder)
-            try:
-                new.rename(folder)
-            except OSError:
-                # Another worker may have written that test's bundle meanwhile.
-                if not (folder / "bundle.json").is_file():
-                    raise
-                continue
-            return
+        remove_bundle(folder)
+        new.rename(folder)
     finally:
         shutil.rmtree(new, ignore_errors=True)
 

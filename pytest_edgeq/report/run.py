@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from pytest_edgeq.baselines.paths import Layout
 from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.report.whole_files import write_whole
 from pytest_edgeq.versions import producer
@@ -52,14 +53,9 @@ def failure_of(report: Any, rootdir: Path) -> TestFailure | None:
     if crash is not None:
         # The text of the report is folded to the width of a terminal.
         message = getattr(report, "edgeq_message", crash.message)
-        path = shown_path(Path(crash.path), rootdir)
+        path = Layout(rootdir).shown(Path(crash.path))
         failure |= {"message": message, "path": path, "line": crash.lineno}
     return failure
-
-
-def shown_path(path: Path, rootdir: Path) -> str:
-    """Return a path with slashes, relative to rootdir if possible."""
-    return (path.relative_to(rootdir) if path.is_relative_to(rootdir) else path).as_posix()
 
 
 @dataclasses.dataclass
