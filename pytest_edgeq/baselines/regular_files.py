@@ -13,13 +13,7 @@ class NotRegularError(Exception):
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """
-    Open a file for reading; unlike `open` alone, never wait for the writer of a pipe.
-
-    Raises:
-        OSError: It cannot be opened; a folder is none.
-        NotRegularError: It is of another kind, which may wait for ever or have no end.
-    """
+    """Open a file for reading; unlike `open` alone, never wait for the writer of a pipe."""
     file = open(path, "rb", opener=open_at_once)  # noqa: SIM115 # Path.open has no opener
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()

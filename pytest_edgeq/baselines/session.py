@@ -102,12 +102,8 @@ class SnapshotSession:
         """
         Compare a measurement with its baseline, or store it if asked to.
 
-        Raises:
-            AssertionError: Nothing is remembered yet, or something else, or the data must not be
-                stored; it carries the finding (`errors.findings_of`).
-            ValueError: The file cannot be read, or this test claims two values under one name.
-            RuntimeError: No test body is running, so that the file would have no owner.
-            OSError: The file cannot be written; what was stored before is as it was.
+        An AssertionError carries the finding (`errors.findings_of`). If the file cannot be written,
+        what was stored before is as it was.
         """
         test = self._body(kind, name)
         if not name:
@@ -167,13 +163,7 @@ class SnapshotSession:
     def changes(
         self, kind: str, name: str, data: dict[str, Any], options: Mapping[str, str]
     ) -> tuple[str, ...]:
-        """
-        Return the changes since a baseline that is not comparable with the measurement.
-
-        Raises:
-            ValueError: The file cannot be read.
-            RuntimeError: No test body is running.
-        """
+        """Return the changes since a baseline that is not comparable with the measurement."""
         claim = self._claim(self._body(kind, name), kind, name, data, options)
         try:
             return self._since(self._read(claim), claim)

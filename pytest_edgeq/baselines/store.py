@@ -47,13 +47,7 @@ class Document(NamedTuple):
 
 
 def plain(data: dict[str, Any]) -> dict[str, Any]:
-    """
-    Return data as they are after a round trip through a file.
-
-    Raises:
-        TypeError: It holds something that JSON does not have.
-        ValueError: It holds NaN or an infinity.
-    """
+    """Return data as they are after a round trip through a file; refuse NaN and infinity."""
     made: dict[str, Any] = json.loads(json.dumps(data, allow_nan=False))
     return made
 
@@ -87,12 +81,7 @@ def _line(value: Any) -> str:
 
 
 def write(path: Path, content: bytes) -> None:
-    """
-    Write a file atomically, by a temporary file in the same folder.
-
-    Raises:
-        OSError: It cannot be written; what was there is as it was.
-    """
+    """Write a file atomically: an error leaves the old content."""
     sweep(path.parent)
     # Not tempfile: its files are the user's own, but what is committed is for all to read.
     temporary = path.parent / f".edgeq-{uuid.uuid4().hex}.tmp"
@@ -140,13 +129,7 @@ def delete(path: Path) -> None:
 
 
 def read(path: Path, shown: str) -> Document:
-    """
-    Read a file.
-
-    Raises:
-        FileNotFoundError: There is none.
-        ValueError: It is no baseline that this version reads, or it cannot be read.
-    """
+    """Read a file; a ValueError says why it is no baseline."""
     try:
         content = json.loads(
             path.read_text("utf-8-sig"),

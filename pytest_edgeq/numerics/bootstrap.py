@@ -55,12 +55,7 @@ class Limit(NamedTuple):
 def limits(
     errors: OutputErrors, times: int = 1, metrics: Collection[str] | None = None
 ) -> dict[str, Limit]:
-    """
-    Return every metric that this output has, with its margin.
-
-    Raises:
-        ValueError: The output is not finite, or nothing was tested.
-    """
+    """Return every metric that this output has, with its margin."""
     if errors.nonfinite or errors.degenerate or not errors.samples:
         raise ValueError(f"output {errors.name!r} has no errors that a margin could be derived for")
     draws = _Draws(errors, times)

@@ -33,13 +33,7 @@ class CacheErrors:
         return bool(self._sums)
 
     def add(self, reference: Mapping[str, Array], actual: Mapping[str, Array]) -> None:
-        """
-        Add one sequence.
-
-        Args:
-            reference: By tensor, [positions, values].
-            actual: The same; tensors without a counterpart of that shape are left out.
-        """
+        """Add one sequence, [positions, values] by tensor, where both sides have that shape."""
         for name, expected in reference.items():
             got = actual.get(name)
             if got is None or got.shape != expected.shape:

@@ -243,19 +243,13 @@ def _element(reference: Side, actual: Side, at: int, sample: int) -> ElementErro
 
 
 class StageAccumulator:
-    """
-    Collects the errors of one stage, sample by sample.
-
-    Raises:
-        ValueError: there is no output, or two have the same name, as they may in a file without
-            signatures.
-    """
+    """Collects the errors of one stage, sample by sample."""
 
     def __init__(self, outputs: Sequence[IOSpec]) -> None:
         names = [spec.name for spec in outputs]
         if not names:
             raise ValueError("no outputs: there is nothing to measure")
-        if len(set(names)) < len(names):
+        if len(set(names)) < len(names):  # as in a file without signatures
             raise ValueError(f"output names must differ, got {', '.join(map(repr, names))}")
         self.n_samples = 0
         self._accumulators = [OutputAccumulator(spec) for spec in outputs]
@@ -271,10 +265,6 @@ class StageAccumulator:
         Add one sample, and return its least SQNR in dB over the outputs, to pick the worst by.
 
         It is NaN with anything non-finite, +inf without any error.
-
-        Raises:
-            ValueError: a shape or a kind of dtype does not match; nothing was
-                added.
         """
         sample = self.n_samples if index is None else index
         pairs = self._checked(reference, actual, sample)
@@ -308,12 +298,7 @@ class StageAccumulator:
             mine.merge(theirs)
 
     def result(self) -> StageErrors:
-        """
-        Return the errors measured so far.
-
-        Raises:
-            ValueError: there was no sample.
-        """
+        """Return the errors measured so far."""
         if not self.n_samples:
             raise ValueError("no sample was measured: the inputs are empty")
         results = [accumulator.result() for accumulator in self._accumulators]

@@ -65,17 +65,10 @@ class TokenErrors:
         cls, sample: int, reference: Array, actual: Array, tokens: Array, *, start: int = 0
     ) -> TokenErrors:
         """
-        Measure logits against those of the reference, in blocks of positions.
+        Measure logits [n, vocab] against those of the reference, in blocks of positions.
 
-        Args:
-            sample: Index of the sequence.
-            reference: Logits [n, vocab]; row i is that of position `start` + i.
-            actual: The same of the file.
-            tokens: The token that follows each row, −1 where it is not known, as after the last.
-            start: Position of the first row.
-
-        Raises:
-            ValueError: The shapes do not match.
+        Row i is that of position `start` + i, and `tokens` are those that follow each row: −1 where
+        it is not known, as after the last.
         """
         if reference.shape != actual.shape:
             raise ValueError(
@@ -217,12 +210,7 @@ class TokenAccumulator:
             self._sequences.setdefault(name, {}).update(sequences)
 
     def stage(self) -> StageErrors:
-        """
-        Return the errors by output, pooled over all sequences and positions.
-
-        Raises:
-            ValueError: There was no sequence.
-        """
+        """Return the errors by output, pooled over all sequences and positions."""
         if not self._sequences:
             raise ValueError("no sequence was measured: the inputs are empty")
         names = sorted(self._sequences, key=lambda name: (name != LOGITS, name))

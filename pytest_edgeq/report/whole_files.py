@@ -9,12 +9,7 @@ from pytest_edgeq.baselines.regular_files import open_at_once
 
 
 def check_folder(path: Path) -> None:
-    """
-    Check that folders may be created for a file, or a folder, to write.
-
-    Raises:
-        ValueError: None of those above it exists but the root: the path has a slip.
-    """
+    """Refuse a path of which no folder but the root exists."""
     above = path.absolute().parents[:-1]
     if above and not any(folder.exists() for folder in above):
         raise ValueError(f"{path}: there is no folder {path.parent}")
@@ -25,9 +20,6 @@ def write_whole(path: Path, text: str) -> None:
     Write a text atomically; missing folders are created.
 
     A link stays one. A device and a pipe, such as `/dev/stdout`, are written to where they stand.
-
-    Raises:
-        OSError: It cannot be written; nobody reads a pipe.
     """
     if path.exists() and not path.is_file():
         with open(path, "w", encoding="utf-8", newline="\n", opener=open_at_once) as file:
