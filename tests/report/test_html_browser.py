@@ -365,39 +365,13 @@ def test_light_and_dark_follow_the_browser(open_page: Open) -> None:
     """Also when it changes while the page is open: charts are painted anew."""
     page = open_page(full_run(), color_scheme="light")
     chart = chart_of(page, "Local and cumulative SQNR")
+    canvases, pixels = chart.locator("canvas"), "all => all.map(each => each.toDataURL()).join()"
     background = "getComputedStyle(document.body).backgroundColor"
-    light, before = page.evaluate(background), pixels(chart)
+    light, before = page.evaluate(background), canvases.evaluate_all(pixels)
     page.emulate_media(color_scheme="dark")
     assert page.evaluate(background) != light
-    page.wait_for_function(
-        f"""(plot) => {{
-            const {{ width, height, data }} = ({_PIXELS})(plot);
-            return width > 0 && height > 0 && data !== {before["data"]};
-        }}""",
-        arg=chart.element_handle(),
-    )
-    assert before["data"] > 0
-
-
-# The sum over the canvases of a chart; axes are painted in colours of the scheme.
-_PIXELS = """(plot) => {
-    const found = { width: 0, height: 0, data: 0 };
-    const visit = (node) => {
-        for (const el of node.querySelectorAll("*")) {
-            if (el.shadowRoot) visit(el.shadowRoot);
-            if (el instanceof HTMLCanvasElement && el.width > 0 && el.height > 0) {
-                const { data } = el.getContext("2d").getImageData(0, 0, el.width, el.height);
-                found.width = el.width;
-                found.height = el.height;
-                for (let i = 0; i < data.length; i++) found.data += data[i];
-            }
-        }
-    };
-    visit(plot);
-    return found;
-}"""
-
-
-def pixels(chart: Locator) -> dict[str, int]:
-    """Return size and sum of the pixels of a chart."""
-    return dict(chart.evaluate(_PIXELS))
+    for _ in range(100):
+        if (painted := canvases.evaluate_all(pixels)) not in ("", before):
+            break
+        page.wait_for_timeout(50)
+    assert painted not in ("", before)
