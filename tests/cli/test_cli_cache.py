@@ -48,15 +48,6 @@ def test_where_it_is_and_how_large(
     assert (document["entries"], document["exists"]) == (2, True)
 
 
-def test_no_cache_yet(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit code 0: before the first conversion there is none."""
-    monkeypatch.chdir(tmp_path)
-
-    done = run("cache")
-
-    assert (done.exit_code, done.stdout) == (0, ".pytest_cache/d/edgeq: no cache yet\n")
-
-
 def test_clear_asks(store: Store, run: Run) -> None:
     """Only a yes deletes; entries go, lock files stay, and the plugin goes on with an empty one."""
     with store.lock("convert", "a1"):

@@ -74,17 +74,6 @@ def test_the_document_has_the_figures_of_both_files(saved: Callable[..., Path], 
     assert (document["budget"], document["violations"]) == (None, [])
 
 
-def test_a_file_against_itself_has_no_error(saved: Callable[..., Path], run: Run) -> None:
-    """Of int8 against int8 there is an LSB, and nothing is off by one."""
-    path = saved(args_0=values(3, 2, 4))
-    file = CONVERTED / "nested.recipe_static_wi8_ai8.tflite"
-
-    done = run("compare", file, file, "--inputs", path, "--budget", "max_lsb_error=0", "--json")
-
-    document = json.loads(done.stdout)
-    assert (done.exit_code, document["stages"]["total"]["sqnr_db"]) == (0, "inf")
-
-
 def test_a_budget(saved: Callable[..., Path], run: Run) -> None:
     """Exit code 1 where a bound is not kept, with the budget that is; 0 with that one."""
     path = saved(args_0=values(6, *SHAPE))
@@ -177,13 +166,10 @@ def test_two_inputs_by_name(saved: Callable[..., Path], run: Run, tmp_path: Path
     assert json.loads(done.stdout)["stages"]["total"]["max_abs_error"] == 0.0
 
 
-@pytest.mark.parametrize("value", [np.nan, np.float32(3e38)])
-def test_outputs_that_are_not_finite_are_found(
-    value: float, saved: Callable[..., Path], run: Run
-) -> None:
+def test_outputs_that_are_not_finite_are_found(saved: Callable[..., Path], run: Run) -> None:
     """Exit code 1 without a budget."""
     samples = values(4, *SHAPE)
-    samples[2] = value
+    samples[2] = np.nan
 
     done = run("compare", FLOAT, FLOAT, "--inputs", saved(args_0=samples))
 

@@ -187,11 +187,3 @@ def test_the_document(tmp_path: Path, run: Run) -> None:
     assert all(each["codes"] == each["equal"] for each in whole["weights"])
     assert whole["ops"]["changed"][0]["old"]["scheme"] == "float"
     assert (done.exit_code, ops.exit_code) == (1, 1)
-
-
-def test_a_file_that_cannot_be_read(tmp_path: Path, run: Run) -> None:
-    """Exit code 2, which no difference has."""
-    done = run("diff", OLD, tmp_path / "gone.tflite")
-
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr == f"Error: no .tflite file at {tmp_path / 'gone.tflite'}\n"

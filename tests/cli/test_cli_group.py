@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 
 import click
@@ -21,19 +20,6 @@ SOUND = str(CONVERTED / "nested.int8.tflite")
 ATTENTION = str(CONVERTED / "attention.int8.tflite")
 Patch = pytest.MonkeyPatch
 COMMANDS = edgeq.list_commands(click.Context(edgeq))
-
-
-def test_the_entry_point_is_the_function_behind_python_m() -> None:
-    """`edgeq` and `python -m pytest_edgeq` are the same command."""
-    project = (ROOT / "pyproject.toml").read_text("utf-8")
-    found = re.search(r'^\[project.scripts\]\nedgeq = "(\S+):(\w+)"$', project, re.M)
-    assert found is not None
-    where, name = found.groups()
-    main = getattr(import_module(where), name)
-    source = (ROOT / "pytest_edgeq" / "__main__.py").read_text("utf-8")
-
-    assert main.__module__ == "pytest_edgeq.cli"
-    assert f"from {where} import {name}" in source
 
 
 def test_python_m_shows_the_commands_and_the_exit_codes() -> None:

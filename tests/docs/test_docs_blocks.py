@@ -20,27 +20,6 @@ def do(tmp_path: Path) -> Do:
     return lambda language, text, note="": session.do(Block(language, text, note, 1))
 
 
-@pytest.mark.parametrize(
-    ("language", "text", "note", "said"),
-    [
-        ("python", "x = 1\n", "", "says no file name"),
-        ("python", "# b.py, continued\nx = 1\n", "", "no b.py yet"),
-        ("diff", "--- a.py\n-y = 1\n", "", "0 places of a.py"),
-        ("console", "pytest\n", "", r"no line begins with '\$ '"),
-        ("console", "$ python missing.py\n", "", "expected exit status 0, got 2"),
-        ("console", "$ python a.py\n", "fails", "expected a failure, got 0"),
-        ("text", "1\n", "", "no command has printed it"),
-        ("rust", "fn main() {}\n", "", "'rust' are not run"),
-    ],
-)
-def test_what_cannot_be_done_fails(do: Do, language: str, text: str, note: str, said: str) -> None:
-    """Each with the line of the page."""
-    do("python", "# a.py\nx = 1\n")
-
-    with pytest.raises(AssertionError, match=f"line 1: .*{said}"):
-        do(language, text, note)
-
-
 def test_output_that_is_not_as_shown_fails(do: Do) -> None:
     """A word, a count, an order: not a fraction, and not the width of a column."""
     do("python", "# a.py\nprint('== 2 failed in 3.21s ==')\nprint('sqnr   36.5 dB,  9 ops')\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import html
 import json
 import math
 import re
@@ -277,13 +276,6 @@ def test_errors_that_cancel_or_agree_are_told(total: float, said: str) -> None:
     assert said in figures.stage_sentence(figures.noise_by_output(stages)[0])
 
 
-@pytest.mark.parametrize("rmse", [0.0, math.nan, math.inf])
-def test_an_output_without_noise_to_share_out_has_no_bar(rmse: float) -> None:
-    """No error, or none that is a number."""
-    stages = dict.fromkeys(("quantization", "lowering", "total"), rmse)
-    assert figures.noise_by_output(_stages(stages)) == []
-
-
 def _stages(rmse: dict[str, float]) -> Record:
     return {
         stage: {"outputs": {"y": {"rmse": value, "sqnr_db": 20.0}}} for stage, value in rmse.items()
@@ -424,13 +416,6 @@ def test_a_failure_without_a_model_and_baselines_without_a_test_are_shown() -> N
     assert "Failed without a model test_x.py::test_crash" in text
     assert "__edgeq__/a.json is obsolete: delete it with --edgeq-update=prune" in text
     assert "__edgeq__/b.json was deleted" in text
-
-
-def test_the_title_counts_what_failed() -> None:
-    """So a tab says it."""
-    assert "<title>1 of 2 models failed – pytest-edgeq</title>" in html.unescape(
-        html_page(full_run())
-    )
 
 
 @pytest.mark.parametrize(

@@ -225,12 +225,3 @@ def test_numbers_that_json_lacks_are_text(tmp_path: Path) -> None:
     good, bad = (figures["local_sqnr_db"][key]["bgColor"] for key in "01")
     assert good == figures["verdict"]["0"]["bgColor"]
     assert bad == figures["verdict"]["1"]["bgColor"] == figures["local_lsb_error"]["1"]["bgColor"]
-
-
-def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
-    """The error is Python's own."""
-    (tmp_path / "file").touch()
-    file = FileWriter()
-    _chain(file, "main", ("RELU",), ("a", "b"))
-    with pytest.raises(OSError, match="file"):
-        write_node_data(EdgeFile(file.content()), tmp_path / "file" / "sub")
