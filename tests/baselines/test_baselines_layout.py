@@ -52,11 +52,8 @@ def test_a_module_outside_rootdir_stays_in_the_folder() -> None:
     [
         (("test_y[A]", "n"), ("test_y[a]", "n")),
         (("test_y[a:b]", "n"), ("test_y[a_b]", "n")),
-        (("test_y[a/b]", "n"), ("test_y[a\\b]", "n")),
         (("test_y[a::b]", "n"), ("test_y[a.b]", "n")),
-        (("test_y[é]", "n"), ("test_y[è]", "n")),
         (("test_y", "N"), ("test_y", "n")),
-        (("test_y", "a.b"), ("test_y", "a_b")),
         (("test_y[x]", "b].c"), ("test_y[x].b]", "c")),
         (("test_Y", "n"), ("test_y", "n")),
         (("test_" + "y" * 300, "n"), ("test_" + "y" * 301, "n")),

@@ -113,11 +113,9 @@ def test_the_margin_is_that_of_a_paired_bootstrap(metric: str) -> None:
         ([1.0] * (FEWEST_SAMPLES - 1), [1.0] * (FEWEST_SAMPLES - 1)),
         ([1.0] * 8, [1.0] * 9),
         ([0.0] * 8, [1.0] * 8),
-        ([1.0] * 8, [0.0] * 8),
-        ([], []),
         ([1.0] + [0.0] * 31, [2.0] + [0.0] * 31),
     ],
-    ids=["few", "other", "none-before", "none-now", "without", "one-flip"],
+    ids=["few", "other", "none", "one-flip"],
 )
 def test_samples_that_cannot_tell_leave_the_limits(before: Sums, now: Sums) -> None:
     """There is no margin, and the row stays."""
@@ -150,8 +148,7 @@ def test_the_floor_is_of_the_flow_and_in_the_sense_of_the_metric(
 
 
 @pytest.mark.parametrize(
-    ("sqnr_db", "floor"),
-    [(40.0, 1.5), (100.0, 1.5), (101.0, 1.5), (130.0, 30.0), (math.inf, 1.5), (-math.inf, 1.5)],
+    ("sqnr_db", "floor"), [(40.0, 1.5), (101.0, 1.5), (130.0, 30.0), (math.inf, 1.5)]
 )
 def test_what_float32_rounds_may_be_anything_up_to_100_db(sqnr_db: float, floor: float) -> None:
     """Above it an error says how sums were ordered, and nothing of the model."""
@@ -162,10 +159,8 @@ def test_what_float32_rounds_may_be_anything_up_to_100_db(sqnr_db: float, floor:
     ("metric", "value", "worst"),
     [
         ("sqnr_db", 30.0, 20.0),
-        ("worst_sample_sqnr_db", 30.0, 20.0),
         ("cosine_similarity", 0.99, 0.9),
         ("rmse", 1.0, 10**0.5),
-        ("max_lsb_error", 1.0, 10**0.5),
         ("top1_agreement", 0.9, 0.9),
         ("sqnr_db", "inf", 52.0),
     ],
