@@ -213,6 +213,11 @@ def json_number(value: float | None) -> float | str | None:
     return value if value is None or math.isfinite(value) else str(value)
 
 
+def short_numbers(values: Array) -> list[float | str | None]:
+    """Return numbers as JSON can hold them, to five digits: there are thousands."""
+    return [json_number(float(f"{each:.5g}")) for each in values.tolist()]
+
+
 class Distances:
     """Keeps the greatest distance of each output over the samples."""
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from .error_sums import IOSpec, OutputAccumulator
 from .findings import aligned
-from .metrics import Array, dot, json_number, sqnr_db
+from .metrics import Array, dot, short_numbers, sqnr_db
 from .results import ElementError, OutputErrors, SampleErrors, StageErrors, metric_cell
 
 LOGITS: Final = "logits"
@@ -235,11 +235,6 @@ def _pooled(
     return output.result()
 
 
-def _plain(values: Array) -> list[float | str | None]:
-    """Return numbers as JSON can hold them, to five digits: there are thousands of positions."""
-    return [json_number(float(f"{each:.5g}")) for each in values.tolist()]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class PositionErrors:
     """
@@ -310,12 +305,12 @@ class PositionErrors:
     def to_dict(self) -> dict[str, Any]:
         """Return plain, JSON-able data with sorted keys; NaN and infinity as text."""
         return {
-            "agreement": _plain(self.agreement),
+            "agreement": short_numbers(self.agreement),
             "first": self.first,
-            "kl": _plain(self.kl),
+            "kl": short_numbers(self.kl),
             "n": self.n.tolist(),
             "outputs": {name: self.outputs[name].to_dict() for name in sorted(self.outputs)},
-            "sqnr_db": _plain(self.sqnr_db),
+            "sqnr_db": short_numbers(self.sqnr_db),
         }
 
     def __str__(self) -> str:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.numerics.metrics import short_numbers
+
 if TYPE_CHECKING:
     from pytest_edgeq.compare.quantized import Border, QuantizedModel
     from pytest_edgeq.numerics.comparison import Comparison
@@ -70,7 +72,7 @@ def comparison_facts(comparison: Comparison) -> dict[str, Any]:
     target = comparison.target
     facts["target"] = None if target is None else target.to_dict()
     facts["points"] = {
-        output: {side: _short(values) for side, values in sides.items()}
+        output: {side: short_numbers(values) for side, values in sides.items()}
         for output, sides in comparison.points.items()
     }
     facts["worst_samples"] = [
@@ -78,13 +80,6 @@ def comparison_facts(comparison: Comparison) -> dict[str, Any]:
         for each in comparison.worst_samples
     ]
     return facts
-
-
-def _short(values: npt.NDArray[np.float64]) -> list[float | str]:
-    # Five digits are finer than any chart, and a third of the file's size.
-    return [
-        float(f"{value:.5g}") if np.isfinite(value) else str(value) for value in values.tolist()
-    ]
 
 
 def _pictures(sample: Any) -> dict[str, dict[str, Any]]:
