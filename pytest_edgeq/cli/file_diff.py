@@ -15,10 +15,9 @@ from pytest_edgeq.numerics.metrics import json_number
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.constants import Constant, dequantized, read_constant
 from pytest_edgeq.tflite.differences import pair_of
-from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.roles import role_of, roles_of
-from pytest_edgeq.tflite.same import changed_options, source_of
-from pytest_edgeq.tflite.subgraph import Op, Signature, SignatureTensor, Tensor
+from pytest_edgeq.tflite.same import changed_options, signature_pairs, source_of
+from pytest_edgeq.tflite.subgraph import Op, SignatureTensor, Tensor
 
 Array = npt.NDArray[Any]
 
@@ -101,9 +100,9 @@ class FileDiff:
     def _changes(self, aligned: Sequence[Pair]) -> Iterator[Change]:
         self.n_aligned = len(aligned)
         ops = [(self._old.ops[before], self._new.ops[after]) for before, after in aligned]
-        signatures = _signatures(self._old, self._new)
+        signatures = list(signature_pairs(self._old, self._new))
         for ours, theirs in signatures:
-            for left, right in _signature_pairs(ours.inputs, theirs.inputs):
+            for left, right in _entry_pairs(ours.inputs, theirs.inputs):
                 self._pair(ours.subgraph, left.tensor.index, theirs.subgraph, right.tensor.index)
                 yield from _parameters(f"input {right.name!r}", "", left.tensor, right.tensor)
         for one, two in ops:
@@ -113,7 +112,7 @@ class FileDiff:
         for one, two in ops:
             yield from self._op_changes(one, two)
         for ours, theirs in signatures:
-            for left, right in _signature_pairs(ours.outputs, theirs.outputs):
+            for left, right in _entry_pairs(ours.outputs, theirs.outputs):
                 yield from self._source_change(
                     f"output {right.name!r}",
                     "source",
@@ -252,15 +251,7 @@ def _parameters(where: str, what: str, ours: Tensor, theirs: Tensor) -> Iterator
         yield Change(where, f"{prefix}axis of the scales", *axes)
 
 
-def _signatures(old: OpGraph, new: OpGraph) -> list[tuple[Signature, Signature]]:
-    """Pair signatures by key; those of files with one each, whatever their keys."""
-    if len(old.signatures) == len(new.signatures) == 1:
-        return [(old.signatures[0], new.signatures[0])]
-    by_key = {each.key: each for each in new.signatures}
-    return [(each, by_key[each.key]) for each in old.signatures if each.key in by_key]
-
-
-def _signature_pairs(
+def _entry_pairs(
     old: Sequence[SignatureTensor], new: Sequence[SignatureTensor]
 ) -> list[tuple[SignatureTensor, SignatureTensor]]:
     """Pair inputs or outputs by name; by position where all were renamed."""

@@ -28,7 +28,7 @@ def io_differences(origin: OpGraph, other: OpGraph) -> list[str]:
     Signatures are matched by key, or regardless of it if each file has only one.
     """
     found = []
-    for ours, theirs in _signatures(origin, other):
+    for ours, theirs in signature_pairs(origin, other):
         for side in ("inputs", "outputs"):
             expected, got = (
                 [
@@ -42,7 +42,8 @@ def io_differences(origin: OpGraph, other: OpGraph) -> list[str]:
     return found
 
 
-def _signatures(origin: OpGraph, other: OpGraph) -> Iterator[tuple[Signature, Signature]]:
+def signature_pairs(origin: OpGraph, other: OpGraph) -> Iterator[tuple[Signature, Signature]]:
+    """Pair signatures by key; those of files with one each, whatever their keys."""
     if len(origin.signatures) == len(other.signatures) == 1:
         yield origin.signatures[0], other.signatures[0]
         return
@@ -76,7 +77,7 @@ def op_differences(origin: OpGraph, other: OpGraph, names: OpDtypeMap) -> list[s
                 problem = parameter_difference(origin.tensor(one, ours), other.tensor(two, theirs))
                 wrong += [f"its output: {problem}"] if problem else []
         found += [f"{entry.where}: {each}" for each in wrong]
-    for expected, got in _signatures(origin, other):
+    for expected, got in signature_pairs(origin, other):
         known = places[expected.subgraph]
         for io_tensor, claimed in zip(expected.outputs, got.outputs, strict=False):
             index = io_tensor.tensor.index
