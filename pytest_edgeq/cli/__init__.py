@@ -15,7 +15,6 @@ import click
 from pytest_edgeq.cli import commands
 from pytest_edgeq.cli.trouble import output_lost
 from pytest_edgeq.names import nearest
-from pytest_edgeq.versions import version_of
 
 _EPILOG = """
 \b
@@ -61,27 +60,12 @@ class CommandGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def _show_version(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
-    """Print the version of the installed distribution, and exit."""
-    if asked and not ctx.resilient_parsing:
-        version = version_of("pytest-edgeq") or "unknown: pytest-edgeq is used, not installed"
-        click.echo(f"edgeq, version {version}")
-        ctx.exit()
-
-
 @click.group(
     cls=CommandGroup,
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_show_version,
-    help="Show the version and exit.",
-)
+@click.version_option(package_name="pytest-edgeq", prog_name="edgeq")
 def edgeq() -> None:
     """Inspect and compare quantized .tflite files, and start a test of them."""
 

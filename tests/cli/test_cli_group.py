@@ -68,13 +68,6 @@ def test_the_version(run: Run) -> None:
     assert run("--version").stdout == f"edgeq, version {metadata.version('pytest-edgeq')}\n"
 
 
-def test_the_version_without_a_distribution(run: Run, monkeypatch: Patch) -> None:
-    """As of a checkout on the path."""
-    monkeypatch.setattr("pytest_edgeq.cli.version_of", lambda name: None)
-    told = "edgeq, version unknown: pytest-edgeq is used, not installed\n"
-    assert run("--version").stdout == told
-
-
 def test_an_unknown_command_names_the_nearest(run: Run) -> None:
     """Exit code 2, on stderr."""
     done = run("shwo")
