@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.baselines.op_changes import describe_change
+from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.report.run import Run
 
@@ -143,8 +143,10 @@ def claim(change: Finding | None = None, **changed: Any) -> Record:
 
 def compared(key: str, **sqnr_db: float | str) -> Record:
     """Return a comparison of one output whose stages have these SQNR."""
-    found = errors("y", np.ones(4), np.zeros(4))
-    stages = {stage: worst_of({"y": found | {"sqnr_db": each}}) for stage, each in sqnr_db.items()}
+    stages = {}
+    for stage, each in sqnr_db.items():
+        stages[stage] = errors(y=(np.ones(4), np.zeros(4))) | {"sqnr_db": each}
+        stages[stage]["outputs"]["y"]["sqnr_db"] = each
     return event("compare", key, comparison=comparison() | {"stages": stages, "points": {}})
 
 
@@ -162,20 +164,20 @@ def comparison(
     """
     rng = np.random.default_rng(0)
     points: dict[str, Record] = {}
-    stages: dict[str, Record] = {"quantization": {}, "lowering": {}, "total": {}}
+    sides: dict[str, dict[str, Any]] = {"quantization": {}, "lowering": {}, "total": {}}
     for i, name in enumerate(outputs):
         floats = rng.normal(0, 2, count)
         simulated = quantized(floats)
         edge = quantized(simulated + rng.normal(0, noise * (i + 1), count))
         points[name] = {"float": plain(floats), "simulated": plain(simulated), "edge": plain(edge)}
-        stages["quantization"][name] = errors(name, floats, simulated)
-        stages["lowering"][name] = errors(name, simulated, edge)
-        stages["total"][name] = errors(name, floats, edge)
+        sides["quantization"][name] = floats, simulated
+        sides["lowering"][name] = simulated, edge
+        sides["total"][name] = floats, edge
     return {
         "name": "Net",
         "flow": "pt2e",
         "runtime": "xnnpack",
-        "stages": {stage: worst_of(found) for stage, found in stages.items()},
+        "stages": {stage: errors(**found) for stage, found in sides.items()},
         "health": [],
         "worst_samples": [
             {"index": i, "sqnr_db": 20.0 + i, "pictures": pictures(side, rng)} for i in (7, 3, 5)
@@ -196,33 +198,16 @@ def plain(values: npt.NDArray[np.float64]) -> list[Any]:
     return [float(f"{v:.5g}") if np.isfinite(v) else str(v) for v in values.tolist()]
 
 
-def errors(name: str, want: npt.NDArray[np.float64], got: npt.NDArray[np.float64]) -> Record:
-    """Return the metrics of one output."""
-    difference = got - want
-    rmse = float(np.sqrt((difference**2).mean()))
-    sqnr_db = 10 * math.log10(float((want**2).mean()) / rmse**2) if rmse else "inf"
-    return {
-        "name": name,
-        "scale": SCALE,
-        "max_abs_error": float(abs(difference).max()),
-        "mean_abs_error": float(abs(difference).mean()),
-        "rmse": rmse,
-        "max_lsb_error": float(abs(difference).max()) / SCALE,
-        "sqnr_db": sqnr_db,
-        "worst_sample_sqnr_db": sqnr_db,
-        "cosine_similarity": 0.9987,
-        "top1_agreement": 0.875,
-        "n_samples": 16,
-        "n_elements": len(want),
-        "nonfinite": 0,
-        "degenerate": False,
-    }
-
-
-def worst_of(outputs: dict[str, Record]) -> Record:
-    """Return a stage with the metrics of its worst output."""
-    worst = min(outputs.values(), key=lambda found: float(found["sqnr_db"]))
-    return {**worst, "outputs": outputs}
+def errors(**outputs: tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]) -> Record:
+    """Return the errors of a stage by the reference and the actual values of each output."""
+    stage = StageAccumulator([IOSpec(name, SCALE) for name in outputs])
+    references, actuals = zip(*outputs.values(), strict=True)
+    stage.update(references, actuals)
+    found = stage.result().to_dict()
+    # As of 16 samples with classes.
+    for each in (found, *found["outputs"].values()):
+        each |= {"n_samples": 16, "top1_agreement": 0.875}
+    return found
 
 
 def pictures(side: int, rng: np.random.Generator) -> Record:
