@@ -323,32 +323,28 @@ WIDE = {**OWN, ".weight.dtype": "torch.int16"}
 
 
 @pytest.mark.parametrize(
-    ("key", "name"),
-    [
-        ("quantizer.module_name_config.layer1.0.conv", "'layer1.0.conv'"),
-        ("quantizer.module_type_config.Linear", "Linear"),
-        ("quantizer.quantizers[0].operator_type_config.aten.add.Tensor", "aten.add.Tensor"),
-    ],
-)
-@pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
-        ({}, FLOAT, "{} left in float"),
         (OWN, FLOAT, "{} left in float"),
         (FLOAT, {}, "{} no longer left in float"),
-        (FLOAT, OWN, "{} with settings of its own"),
         ({}, OWN, "{} with settings of its own"),
         (OWN, {}, "{} no longer with settings of its own"),
         (OWN, WIDE, "{}: weight.dtype: torch.int8 → torch.int16"),
     ],
 )
 def test_an_option_of_a_module_says_what_becomes_of_it(
-    key: str, name: str, before: dict[str, str], after: dict[str, str], expected: str
+    before: dict[str, str], after: dict[str, str], expected: str
 ) -> None:
     """Not each setting that it has by itself, and no `None`."""
-    rest = {"quantizer": "PT2EQuantizer", f"{key}_2": "None"}
-    old, new = ({**rest, **{key + end: v for end, v in each.items()}} for each in (before, after))
-    assert option_changes(old, new) == [f"quantizer: {expected.format(name)}"]
+    for key, name in (
+        ("quantizer.module_name_config.layer1.0.conv", "'layer1.0.conv'"),
+        ("quantizer.quantizers[0].operator_type_config.aten.add.Tensor", "aten.add.Tensor"),
+    ):
+        rest = {"quantizer": "PT2EQuantizer", f"{key}_2": "None"}
+        old, new = (
+            {**rest, **{key + end: v for end, v in each.items()}} for each in (before, after)
+        )
+        assert option_changes(old, new) == [f"quantizer: {expected.format(name)}"]
 
 
 def test_a_rule_of_a_recipe_comes_or_goes_as_a_whole() -> None:

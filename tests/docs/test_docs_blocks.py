@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,18 +9,14 @@ import pytest
 from tests.docs.blocks import Block
 from tests.docs.session import Session, environment
 
-Do = Callable[..., None]
 
-
-@pytest.fixture
-def do(tmp_path: Path) -> Do:
-    """Do one block after another in a folder; the first line of a page is the fence's."""
-    session = Session(tmp_path, environment())
-    return lambda language, text, note="": session.do(Block(language, text, note, 1))
-
-
-def test_output_that_is_not_as_shown_fails(do: Do) -> None:
+def test_output_that_is_not_as_shown_fails(tmp_path: Path) -> None:
     """A word, a count, an order: not a fraction, and not the width of a column."""
+    session = Session(tmp_path, environment())
+
+    def do(language: str, text: str, note: str = "") -> None:
+        session.do(Block(language, text, note, 1))
+
     do("python", "# a.py\nprint('== 2 failed in 3.21s ==')\nprint('sqnr   36.5 dB,  9 ops')\n")
     do("console", "$ python a.py\n")
 

@@ -37,6 +37,7 @@ from tests.report.runs import (
     layers,
     model,
     outcome,
+    plan,
     run_of,
 )
 
@@ -196,6 +197,7 @@ def test_names_and_texts_are_escaped() -> None:
         event("compare", "a", comparison=compared),
         event("localize", "a", layers=layers(model_["ops"]) | {"cause": EVIL}),
         event("check", "a", findings=[], records=[change.to_dict()]),
+        event("suggest", "a", plan=plan(EVIL, f"$${EVIL}")),
         failure=EVIL,
         claims=[claim(change, path=EVIL, note=EVIL, since=[EVIL])],
     )
