@@ -78,6 +78,7 @@ class WorstSample:
         return {"index": self.index, "sqnr_db": json_number(self.sqnr_db)}
 
 
+_WORST = 3  # how many samples are kept
 _Badness: TypeAlias = "tuple[float, bool, float, int]"
 
 
@@ -89,8 +90,7 @@ class WorstSamples:
     order they come.
     """
 
-    def __init__(self, limit: int = 3) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._kept: list[tuple[_Badness, WorstSample]] = []
 
     def offer(
@@ -103,7 +103,7 @@ class WorstSamples:
         """
         ordered = not math.isnan(sqnr_db)
         badness = (-lost, ordered, sqnr_db if ordered else 0.0, index)
-        if len(self._kept) < self._limit or badness < self._kept[-1][0]:
+        if len(self._kept) < _WORST or badness < self._kept[-1][0]:
             self._keep([(badness, WorstSample(index, sqnr_db, make_inputs()))])
 
     def merge(self, other: WorstSamples) -> None:
@@ -115,7 +115,7 @@ class WorstSamples:
         return tuple(sample for _, sample in self._kept)
 
     def _keep(self, samples: list[tuple[_Badness, WorstSample]]) -> None:
-        self._kept = sorted([*self._kept, *samples], key=itemgetter(0))[: self._limit]
+        self._kept = sorted([*self._kept, *samples], key=itemgetter(0))[:_WORST]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,12 +41,7 @@ def dot(left: Array, right: Array) -> float:
 
 
 class Side:
-    """
-    An array with cached statistics, which all metrics and checks share.
-
-    In a comparison the reference is part of two stages and of the health checks, and so is the
-    output of the file.
-    """
+    """An array with cached statistics, which the stages and checks of a comparison share."""
 
     def __init__(self, array: Array) -> None:
         self.array = np.asarray(array)
@@ -175,7 +170,7 @@ def lsb_error(difference: float, scale: float, magnitude: float) -> float:
     return whole if abs(steps - whole) <= _FLOAT32_SLACK * magnitude / scale else steps
 
 
-def top1_counts(reference: Array | Side, actual: Array | Side) -> tuple[int, int]:
+def top1_counts(reference: Side, actual: Side) -> tuple[int, int]:
     """
     Count rows where the top-1 class agrees, and all rows; of rank 2 with several classes alone.
 
@@ -183,29 +178,11 @@ def top1_counts(reference: Array | Side, actual: Array | Side) -> tuple[int, int
     among the maxima of `reference`. So of two classes that tie in the reference either is right;
     of two that tie in `actual`, as int8 codes often do, the first decides.
     """
-    reference, actual = Side.of(reference), Side.of(actual)
     if not reference.has_classes:
         return 0, 0
     rows = reference.array
     agree = rows[np.arange(len(rows)), actual.first_maxima] == reference.maxima
     return int(np.count_nonzero(agree)), len(rows)
-
-
-def differences(reference: Side, actual: Side) -> Array:
-    """
-    Return reference − actual as a flat float64 array.
-
-    float64 holds every bool, float32 and integer up to 2**53, so nothing wraps (uint8 3 − 5 is −2).
-    Between integers beyond that the difference is taken exactly first: 2**60 and 2**60 + 1 differ
-    by 1. The sums of squares are of float64 all the same.
-    """
-    sides = (reference, actual)
-    is_whole = all(side.array.dtype.kind in "iub" for side in sides)
-    if is_whole and any(max(map(abs, side.ends)) >= 2**53 for side in sides):
-        left, right = (side.array.ravel().astype(object) for side in sides)
-        return np.asarray((left - right).astype(np.float64))
-    difference: Array = reference.flat - actual.flat
-    return difference
 
 
 def json_number(value: float | None) -> float | str | None:

@@ -125,11 +125,11 @@ def number(value: int) -> Callable[[], int]:
 def test_worst_samples_clones_only_what_it_keeps() -> None:
     """Inputs are made when a sample is kept and not otherwise."""
     made = []
-    keeper = WorstSamples(limit=2)
-    for index, sqnr in enumerate([30.0, 20.0, 40.0, 10.0, 20.0]):
+    keeper = WorstSamples()
+    for index, sqnr in enumerate([30.0, 20.0, 40.0, 10.0, 50.0]):
         keeper.offer(index, sqnr, lambda index=index: made.append(index))  # type: ignore[misc]
-    assert made == [0, 1, 3]
-    assert [(sample.index, sample.sqnr_db) for sample in keeper.result()] == [(3, 10.0), (1, 20.0)]
+    assert made == [0, 1, 2, 3]
+    assert [sample.index for sample in keeper.result()] == [3, 1, 0]
 
 
 def test_nan_is_the_worst_sample_then_minus_infinity() -> None:

@@ -53,6 +53,11 @@ def test_metrics_of_a_known_case() -> None:
     assert (errors.degenerate, errors.dtype) == (False, "float32")
 
 
+def test_unsigned_integers_do_not_wrap() -> None:
+    """3 − 5 is −2."""
+    assert measure(([3], [5]), dtype=np.uint8).max_abs_error == 2.0
+
+
 def test_zero_on_both_sides_is_degenerate() -> None:
     """Zeros that agree test nothing: similarities are NaN and the output is marked."""
     errors = measure(([0.0, 0.0], [0.0, 0.0]))
