@@ -88,11 +88,7 @@ def summarize(data: Mapping[str, Any]) -> str:
 
 
 def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> Finding | None:
-    """
-    Return the regressions, or why nothing can be compared.
-
-    None if all is within its margin or better.
-    """
+    """Return the regressions, or why nothing can be compared; None if all is within its margin."""
     if old["fingerprint"] != new["fingerprint"]:
         by_sample = [str(side["fingerprint"]).startswith(BY_SAMPLE) for side in (old, new)]
         if by_sample[0] != by_sample[1]:

@@ -1,9 +1,4 @@
-"""
-The kinds of baselines, with the functions that validate, summarize and compare each.
-
-A new kind is one more entry of KINDS: its title, a check of its shape, a summary for the first
-time that it is seen, and the text of a change.
-"""
+"""The kinds of baselines, with the functions that validate, summarize and compare each."""
 
 from __future__ import annotations
 

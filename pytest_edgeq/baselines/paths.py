@@ -5,8 +5,8 @@ Where baselines live.
 of the option `edgeq_snapshot_dir`, by the module's path from rootdir.
 
 A file name must stand on every file system, Windows' and macOS's included, where upper case is no
-difference and some characters and names are not allowed.
-Where that asks for a change, a short hash of the exact text keeps two names apart.
+difference and some characters are not allowed. Where that asks for a change, a short hash of the
+exact text keeps two names apart.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ FOLDER = "__edgeq__"
 
 _LONGEST_TEST = 120
 _LONGEST_NAME = 60
-# Windows reserves these, with any extension, too.
-_RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(?=\.|$)")
 
 
 class Layout(NamedTuple):
@@ -99,8 +97,6 @@ def _has_upper_case(text: str) -> bool:
 
 
 def _finish(plain: str, exact: str, longest: int, *, unsafe: bool) -> str:
-    if _RESERVED.match(plain):
-        plain, unsafe = f"_{plain}", True
     if len(plain) > longest:
         plain, unsafe = plain[:longest], True
     if not unsafe:

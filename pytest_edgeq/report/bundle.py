@@ -1,10 +1,8 @@
 """
 Write the bundle of a failed test: the files, the worst samples, the outputs, and a script.
 
-Its texts are portable: without absolute paths and values of environment variables.
-
-The script is `reproduce.py` beside this module, copied as it is; `bundle.json` tells it which files
-there are.
+Its texts are portable: without absolute paths and values of environment variables. The script is
+`reproduce.py` beside this module, copied as it is; `bundle.json` lists the files for it.
 """
 
 from __future__ import annotations

@@ -132,12 +132,7 @@ _LIMIT = 4_000  # characters of a message: GitHub shows a few lines, and the log
 
 
 def annotation_lines(run: Run, rootdir: Path, workspace: Path | None) -> list[str]:
-    """
-    Return one command a failed test.
-
-    The form is that of
-    https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands.
-    """
+    """Return one workflow command of GitHub Actions a failed test."""
     lines = []
     for test in run.tests:
         if (failure := test["failure"]) is None:
