@@ -139,18 +139,8 @@ def test_the_document(run: Run) -> None:
             "zero_points": [21],
         }
     ]
-    assert document["ops"][2] == {
-        "bias": None,
-        "granularity": None,
-        "index": 2,
-        "inputs": ["int8", "int8"],
-        "module": None,
-        "op": "ADD",
-        "outputs": ["int8"],
-        "scheme": "int8",
-        "subgraph": 0,
-        "weight": None,
-    }
+    op = {"index": 2, "inputs": ["int8", "int8"], "op": "ADD", "scheme": "int8", "weight": None}
+    assert op.items() <= document["ops"][2].items()
     assert {each["dtype"]: each["bytes"] for each in document["constants"]} == {
         "int8": 140,
         "int32": 128,

@@ -31,20 +31,12 @@ _FILE = re.compile(r"# ([\w./-]+\.\w+)(, continued)?")
 
 
 class Block(NamedTuple):
-    """
-    A fenced block.
+    """A fenced block."""
 
-    Attributes:
-        language: What stands behind the fence.
-        text: All lines between the fences.
-        note: The HTML comment above, or nothing.
-        line: Where it stands, from 1.
-    """
-
-    language: str
-    text: str
-    note: str
-    line: int
+    language: str  # what stands behind the fence
+    text: str  # all lines between the fences
+    note: str  # the HTML comment above, or nothing
+    line: int  # where it stands, from 1
 
     @property
     def file(self) -> tuple[str, bool] | None:

@@ -52,13 +52,7 @@ _GIT = ("NAME", "EMAIL")
 
 
 class Session:
-    """
-    A folder in which the blocks of a page are done, one after another.
-
-    Args:
-        folder: Empty, or with the files that the page goes on with.
-        variables: Of the shell.
-    """
+    """A folder in which the blocks of a page are done, one after another."""
 
     def __init__(self, folder: Path, variables: Mapping[str, str]) -> None:
         self._folder = folder
@@ -66,12 +60,7 @@ class Session:
         self._output: str | None = None
 
     def do(self, block: Block) -> None:
-        """
-        Write the file, change it, run the commands, or hold the text against what was printed.
-
-        Raises:
-            AssertionError: Says in which line of the page what is wrong.
-        """
+        """Write the file, change it, run the commands, or compare the text with the output."""
         where = f"line {block.line}"
         if block.why_not_run or block.language.startswith("{"):
             return
@@ -131,16 +120,8 @@ def compare(shown: str, printed: str, where: str, *, loosely: bool) -> None:
     """
     Assert that each line shown was printed, in this order.
 
-    Decimal fractions and the widths of columns differ from machine to machine and are not compared.
-
-    Args:
-        shown: The text on the page; `…` stands for what is left out, of a line or of several.
-        printed: By the command.
-        where: The text stands on the page.
-        loosely: Compare no numbers that stand alone, of whatever form.
-
-    Raises:
-        AssertionError: A line was not printed behind the one before it.
+    Decimal fractions and the widths of columns differ from machine to machine and are not compared;
+    `loosely`, no numbers that stand alone. `…` stands for what is left out.
     """
     left = iter([_plain(line, loosely) for line in printed.splitlines()])
     for line in shown.splitlines():

@@ -154,13 +154,9 @@ def comparison(
     outputs: Sequence[str] = ("logits",), *, count: int = 2048, noise: float = 0.1, side: int = 0
 ) -> Record:
     """
-    Return a comparison of a PT2E model.
+    Return a comparison of a PT2E model, whose lowering is noisier from output to output.
 
-    Args:
-        outputs: Names; each is noisier than the one before.
-        count: Points of each.
-        noise: Standard deviation of the lowering's error of the first.
-        side: Height and width of the pictures of samples; 0 for samples that are no pictures.
+    `side` is the height and width of the pictures of samples; 0 for samples that are none.
     """
     rng = np.random.default_rng(0)
     points: dict[str, Record] = {}
@@ -299,12 +295,7 @@ def plan(*modules: str, **changed: Any) -> Record:
 
 
 def full_run(**names: str) -> Run:
-    """
-    Return a run of two models with everything there is to show; `bad` is the worse one.
-
-    Args:
-        **names: Names of the models in the place of `bad` and `good`.
-    """
+    """Return a run of two models, `bad` and `good` or so named, with everything to show."""
     bad, good = (
         model(names.get("bad", "bad"), outputs=("scores", "boxes")),
         model(names.get("good", "good")),

@@ -173,23 +173,12 @@ def test_several_models_and_signatures(tmp_path: Path) -> None:
     ]
     errors = [line for line in text.splitlines() if "max abs error" in line]
     assert [line.split()[3] for line in errors] == ["1", "2", "3"]
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "bundle.json",
-        "expected.npz",
-        "expected_2.npz",
-        "expected_3.npz",
-        "failure.txt",
-        "got.npz",
-        "got_2.npz",
-        "got_3.npz",
-        "model.tflite",
-        "model_2.tflite",
-        "record.json",
-        "reproduce.py",
-        "samples.npz",
-        "samples_2.npz",
-        "samples_3.npz",
+    arrays = [
+        f"{side}{at}.npz" for side in ("expected", "got", "samples") for at in ("", "_2", "_3")
     ]
+    others = ["bundle.json", "failure.txt", "model.tflite", "model_2.tflite", "record.json"]
+    found = {path.name for path in folder.iterdir()}
+    assert found == {*arrays, *others, "reproduce.py"}
 
 
 def test_a_float_file_is_kept_beside_the_other(tmp_path: Path) -> None:

@@ -38,17 +38,13 @@ def test_a_sound_record_is_read(tmp_path: Path) -> None:
     [
         lambda d: d["models"]["bad-1"].pop("ops"),
         lambda d: d["tests"][0].update(seconds="x"),
-        lambda d: d["tests"][0].update(seconds=10**400),
         lambda d: _comparison(d)["stages"].pop("total"),
-        lambda d: _comparison(d)["points"]["boxes"]["edge"].pop(),
         lambda d: _picture(d).update(pixels="?"),
         lambda d: d["models"].pop("bad-1"),
         lambda d: d["tests"].insert(0, []),
-        lambda d: d.pop("tests"),
         lambda d: d.pop("baselines"),
-        lambda d: d["tests"][0].pop("failure"),
     ],
-    ids=[*"abcdefghijk"],
+    ids=[*"abcdefg"],
 )
 def test_a_damaged_record_is_refused(tmp_path: Path, damage: Damage) -> None:
     """By one sentence, whatever reads it first."""
