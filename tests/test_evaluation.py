@@ -74,7 +74,7 @@ def remember(tmp_path: Path) -> Remember:
         memory = SnapshotSession(Layout(tmp_path), update=update)
         with memory.running(owner, "call"):
             Edgeq(memory=memory).check_errors(comparison)
-        (claim,) = memory.record(owner)["claims"]
+        (claim,) = memory.record(owner)
         return dict(claim)
 
     return run
