@@ -229,7 +229,6 @@ CASES = {
     "convolutions_dynamic": _dynamic,
     "all_to_float": _all_float,
     "float_output": _float_output,
-    "op_replaced": _other_op,
     "activation_in_float": _another_activation,
     "op_replaced_one_of_two": _one_of_two,
     "op_moved": _moved,

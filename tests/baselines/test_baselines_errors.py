@@ -376,7 +376,6 @@ def test_parameters_that_are_no_longer_shared_are_told(check: Check, data: Data)
     [
         (24.9, 1.3, "quantization"),
         (10.0, 40.0, "lowering"),
-        (25.0, 25.0, "lowering"),
         (16.2, -1.7, "quantization"),
     ],
 )

@@ -22,9 +22,6 @@ import torch
 from torch import nn
 from fixtures.models import EmbeddingMean, ResidualNet, seeded
 
-LEARNING_RATE = 0.1
-
-
 def residual():
     return seeded(ResidualNet), ResidualNet.sample_inputs()
 
@@ -51,10 +48,6 @@ def odd():
 
 def coarse():
     return nn.Linear(4, 2).bfloat16(), torch.zeros(1, 4, dtype=torch.bfloat16)
-
-
-def broken():
-    raise KeyError("weights")
 
 
 class Masked(nn.Module):
@@ -151,12 +144,10 @@ FAILURES = {
     "my_factorys:residual": "there is no module 'my_factorys' (did you mean my_factories?)",
     "fails:model": "fails cannot be imported: there is no module 'no_such_package' in",
     "my_factories:residul": "my_factories has no 'residul' (did you mean residual",
-    "my_factories:LEARNING_RATE": "my_factories:LEARNING_RATE() fails: TypeError: 'float' object",
     "my_factories:sized": "sized() fails: TypeError: sized() missing 1 required",
     "my_factories:path": "my_factories:path gives str: expected a torch nn.Module, or a pair",
     "my_factories:odd": "sample inputs: expected a tensor, a tuple of tensors, or a dict",
     "my_factories:coarse": "sample inputs: expected float16, float32, float64, uint8, int8, int16",
-    "my_factories:broken": "my_factories:broken() fails: KeyError: 'weights'",
     "my_factories:Twice": "name the shape of each by --shape, in the order of Twice.forward(x, y)",
 }
 

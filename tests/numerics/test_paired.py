@@ -90,7 +90,6 @@ def test_coverage_of_right_and_wrong(n: int) -> None:
     ("evidence", "limit", "expected"),
     [
         (RightWrong(10, 0, 0), 0.01, 300),  # 299, rounded up
-        (RightWrong(100, 0, 0), 0.001, 3000),  # 2,995
         (RightWrong(100, 1, 0), 0.01, None),  # as good as the limit
         (Resampled(10, 0.0, Bounds(0.0, 0.0), 1.0), 0.01, 300),
         # Four times as wide as it may be takes sixteen times as many.

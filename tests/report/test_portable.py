@@ -14,7 +14,6 @@ from pytest_edgeq.report.bundle import portable
     ("text", "expected"),
     [
         ("{root}/tests/test_x.py:3: wrong", "tests/test_x.py:3: wrong"),
-        ("run in {root}", "run in ."),
         ("{root}-other is no part of it", "…/{name}-other is no part of it"),
         ("'{home}/models/net.tflite' is gone", "'~/models/net.tflite' is gone"),
         ("see {tmp}/a b/net.tflite", "see …/a b/net.tflite"),
@@ -25,7 +24,6 @@ from pytest_edgeq.report.bundle import portable
         ("x.float() / 255, and/or ./a/b, ../c", "x.float() / 255, and/or ./a/b, ../c"),
         ("/" + 300 * "x" + "/y", "/" + 300 * "x" + "/y"),
         ("op /conv1/Conv_output_0: int8", "op /conv1/Conv_output_0: int8"),
-        ("CONV_2D #0:1 (layer1.0.conv)", "CONV_2D #0:1 (layer1.0.conv)"),
     ],
 )
 def test_paths(tmp_path: Path, text: str, expected: str) -> None:
