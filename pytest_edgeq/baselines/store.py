@@ -166,6 +166,8 @@ def _broken(error: json.JSONDecodeError, shown: str) -> str:
                 f"{shown} holds the marks of an unfinished merge (line {number}: {line[:40]!r}). "
                 "Take either side whole, then run the test with --edgeq-update=changed"
             )
+    if not error.doc.strip():
+        return f"{shown} is empty. {_START_OVER} {_NEW}"
     return (
         f"{shown} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}. "
         f"{_START_OVER} {_NEW}"

@@ -118,7 +118,7 @@ WHOLE = json.loads(store.render(document({})))
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", ["not valid JSON", "--edgeq-update=new"]),
+        ("", ["a.json is empty", "--edgeq-update=new"]),
         ("\udcff", ["not valid JSON", "can't decode byte 0xff"]),
         ('{"a": 1,\n  oops}', ["not valid JSON", "line 2, column 3", "--edgeq-update=new"]),
         (

@@ -46,6 +46,8 @@ def _parse_budget(
                 f"unknown metric {metric!r}{nearest(metric, metrics)}; there are "
                 f"{', '.join(metrics)}"
             )
+        if metric in bounds:
+            raise click.BadParameter(f"{metric} is bounded twice")
         try:
             bounds[metric] = float(text)
         except ValueError:
