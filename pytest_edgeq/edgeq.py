@@ -686,8 +686,8 @@ class Edgeq:
         with. Op dtypes and errors are those of the baselines. A file of `with_tflite` has the ops,
         wiring, options, inputs, outputs and scales of the one that the flow made.
 
-        Checks that are skipped are reported as warnings (baselines outside the body of a test,
-        kernels that lack an op), and so are differences of the reference kernels alone.
+        Checks that are skipped are reported as warnings: baselines outside the body of a test,
+        kernels that lack an op. The reference kernels, which no device runs, are not run.
 
         Of a language model, `decode` and every `prefill_N` of the file and of its float file
         compute the same cache (on the first 2 sequences): padded, behind another sequence, and up

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter
 
 from fixtures.models import ResidualNet, SelfAttention, SmallModel, samples, seeded
-from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
+from fixtures.tflite.writer import FileWriter, one_op
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.check.agreement import (
     SAMPLES,
@@ -28,7 +25,9 @@ from pytest_edgeq.check.agreement import (
 from pytest_edgeq.check.runtime_results import RuntimeDistance
 from pytest_edgeq.compare.reference import call_reference
 from pytest_edgeq.compare.samples import read_samples
+from pytest_edgeq.errors import UnrunnableError
 from pytest_edgeq.numerics.findings import text_of
+from pytest_edgeq.runtimes.edge import EdgeFile
 
 Arrays = dict[str, npt.NDArray[Any]]
 Spoil = Callable[[Arrays, Sequence[Arrays]], Arrays]
@@ -163,7 +162,7 @@ def test_sound_runtimes_agree(made: Any, cls: type[SmallModel], quantizer: str) 
     """Every built-in one that is installed, and one of one's own that runs the same kernels."""
     quantized, _ = _on_bridge(made(cls, quantizer), _sound)
 
-    assert {"xnnpack", "builtin", "reference", "bridge"} <= set(compared_runtimes(quantized))
+    assert {"xnnpack", "builtin", "bridge"} <= set(compared_runtimes(quantized))
     found = _agreement(quantized, samples(cls, 6, seed=3))
     assert (found.unable, found.differences, found.notes) == ((), (), ())
     assert {"xnnpack", "builtin"} <= set(found.ran)
@@ -316,35 +315,23 @@ def test_it_looks_at_few_samples_and_closes_what_it_opened(made: Any) -> None:
     assert (whole.is_closed, alone.is_closed) == (False, True)
 
 
-def _softmax(width: int) -> bytes:
-    return one_op(
-        "SOFTMAX",
-        [{"dtype": "int8", "shape": (1, width), "scales": [0.1]}],
-        [{"dtype": "int8", "shape": (1, width), "scales": [1 / 256], "zero_points": [-128]}],
-        "SoftmaxOptions",
-        beta=1.0,
-    )
+def test_a_runtime_that_lacks_an_op_is_told_not_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that the device does not run need not have it."""
+    side = [{"dtype": "float32", "shape": (1, 4)}]
+    quantized = Edgeq().load(one_op("ABS", side, side), reference=np.abs)
+    open_runner = EdgeFile.runner
 
+    def lacks(edge: EdgeFile, name: str) -> Any:
+        if name == "builtin":
+            raise UnrunnableError(name, "cannot load the .tflite file: ABS #0", is_lacking=True)
+        return open_runner(edge, name)
 
-def test_a_runtime_that_lacks_an_op_is_told_not_blamed() -> None:
-    """The reference kernels have no ABS of version 5; the others do."""
-    content = one_op(
-        "ABS",
-        [{"dtype": "int16", "shape": (1, 4), "scales": [0.1]}],
-        [{"dtype": "int16", "shape": (1, 4), "scales": [0.1]}],
-    )
-    model = unpack(content)
-    model.operatorCodes[0].version = 5
-    quantized = Edgeq().load(pack(model), reference=np.abs)
-
+    monkeypatch.setattr(EdgeFile, "runner", lacks)
     found = _agreement(quantized, [np.array([[1, -2, 3, -4]], np.float32)])
 
     assert (found.unable, found.differences) == ((), ())
     [note] = found.notes
-    assert note.startswith(
-        "not compared, as no device needs it or kernels lack an op: the reference runtime cannot "
-    )
-    assert "Didn't find op" in note
+    assert note.startswith("not compared, as kernels lack an op: the builtin runtime cannot load")
 
 
 def test_infinity_is_where_float32_ends(tmp_path: Path) -> None:
@@ -367,10 +354,10 @@ def test_infinity_is_where_float32_ends(tmp_path: Path) -> None:
     assert (found.unable, found.differences, found.notes) == ((), (), ())
 
 
-def test_what_only_the_reference_kernels_do_is_no_defect_of_the_file(
+def test_a_kernel_that_is_known_to_be_wrong_is_no_defect_of_the_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They read what SUM takes as uint8: known, and else it would be told in one line."""
+    """The reference kernels read what SUM takes as uint8; they run where the session does."""
     content = one_op(
         "SUM",
         [
@@ -380,18 +367,15 @@ def test_what_only_the_reference_kernels_do_is_no_defect_of_the_file(
         [{"dtype": "int8", "shape": (1,), "scales": [0.7]}],
         "ReducerOptions",
     )
-    quantized = Edgeq().load(content, reference=lambda x: x.sum(1))
+    quantized = Edgeq(runtime="reference").load(content, reference=lambda x: x.sum(1))
     inputs = [np.linspace(-1, 0, 64, dtype=np.float32)[None] * k for k in (1, 0.5)]
 
     found = _agreement(quantized, inputs)
     assert (found.unable, found.differences, found.notes) == ((), (), ())
 
     monkeypatch.setattr("pytest_edgeq.check.runtime_results.KNOWN_WRONG", frozenset())
-    found = _agreement(quantized, inputs)
-    assert (found.unable, found.differences) == ((), ())
-    [note] = found.notes
-    assert note.startswith("runtimes 'reference' and 'builtin': SUM #0: expected ")
-    assert len(note.splitlines()) == 1
+    [difference] = _agreement(quantized, inputs).differences
+    assert difference.title.startswith("runtimes 'reference' and 'builtin': SUM #0: expected ")
 
 
 def test_a_runtime_of_ones_own_that_cannot_run_the_file_is_blamed(made: Any) -> None:
@@ -408,48 +392,6 @@ def test_a_runtime_of_ones_own_that_cannot_run_the_file_is_blamed(made: Any) -> 
 
     assert len(found.unable) == 1
     assert "the board runtime cannot load the .tflite file" in str(found.unable[0])
-
-
-@pytest.mark.parametrize(("width", "runs"), [(511, True), (512, False)])
-def test_kernels_that_would_end_the_process_are_not_run(width: int, runs: bool) -> None:
-    """SOFTMAX of the reference kernels over 512 equal scores or more aborts."""
-    quantized = Edgeq().load(_softmax(width), reference=lambda x: np.full_like(x, 1 / width))
-
-    found = _agreement(quantized, [np.zeros((1, width), np.float32)])
-
-    assert (found.unable, found.differences) == ((), ())
-    assert bool(found.notes) != runs
-
-
-def test_the_reference_kernels_still_abort(tmp_path: Path) -> None:
-    """ai-edge-litert 2.3.0: 512 equal scores end the process, 511 do not."""
-    codes = []
-    for width in (511, 512):
-        path = tmp_path / "file.tflite"
-        path.write_bytes(_softmax(width))
-        done = subprocess.run(
-            [sys.executable, "-c", _INVOKE, str(path)],
-            capture_output=True,
-            check=False,
-            timeout=100,
-        )
-        codes.append(done.returncode)
-
-    assert codes == [0, -signal.SIGABRT]
-
-
-_INVOKE = """
-import sys
-import numpy as np
-from ai_edge_litert.interpreter import Interpreter, OpResolverType
-interpreter = Interpreter(
-    model_path=sys.argv[1], experimental_op_resolver_type=OpResolverType.BUILTIN_REF
-)
-interpreter.allocate_tensors()
-[tensor] = interpreter.get_input_details()
-interpreter.set_tensor(tensor["index"], np.zeros(tensor["shape"], np.int8))
-interpreter.invoke()
-"""
 
 
 @pytest.mark.parametrize("count", [3, 100])

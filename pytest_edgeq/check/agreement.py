@@ -29,29 +29,21 @@ from pytest_edgeq.names import GPU_KERNELS
 from pytest_edgeq.numerics.arrays import contiguous
 from pytest_edgeq.numerics.findings import RUNTIMES_DIFFER, Finding, Place, text_of
 from pytest_edgeq.runtimes.runner import KEEPING
-from pytest_edgeq.tflite.graph import OpGraph
 
 Array = npt.NDArray[Any]
 
 SAMPLES = 4  # number of samples that the runtimes are compared on, to bound the cost
 _MUST_RUN = "xnnpack"
 
-# No device runs these kernels: they run one sample, and their refusals and differences are notes,
-# not findings.
-_UNSHIPPED = "reference"
-# Rows of as many equal scores or more abort the process at a check of `softmax.h` (BUILTIN_REF,
-# ai-edge-litert 2.3.0; 511 do not).
-_SOFTMAX_ABORTS = 512
-
 
 def compared_runtimes(quantized: QuantizedModel) -> tuple[str, ...]:
     """
     Return the runtimes that a model is run on, the session's own first.
 
-    TensorFlow's is included only if it is the session's own: importing it takes longer than most
-    checks, and no device runs its kernels.
+    No device runs TensorFlow's or the reference kernels: they are included only if they are the
+    session's own.
     """
-    found = ["xnnpack", "builtin", "reference"]
+    found = ["xnnpack", "builtin"]
     if importlib.util.find_spec("ai_edge_litert.compiled_model") is not None:
         found.append("compiled")
     found += (*quantized.edge.runtimes.own, *quantized.edge.runtimes.check_targets)
@@ -121,22 +113,17 @@ class Agreement:
                     differences += runtime_findings(self._edge, results.name)
         self._note_kernels()
         for results in self._opened.values():
-            found = results.findings()
-            if self._is_extra(results.name):
-                self._notes += [each.title for each in found]
-            else:
-                differences += found
-                self._notes += results.not_compared()
-            self._notes += results.notes
+            differences += results.findings()
+            self._notes += [*results.not_compared(), *results.notes]
         if self._ops is not None:
             self._ops.close()
         same = {each.text for each in self._unable}
         unable = [*self._unable, *(each for each in self._lacking if each.text in same)]
         self._notes += [
-            f"not compared, as no device needs it or kernels lack an op: {text_of([each])}"
+            f"not compared, as kernels lack an op: {text_of([each])}"
             for each in grouped(each for each in self._lacking if each.text not in same)
         ]
-        ran = tuple(name for name in self._opened if not self._is_extra(name) and self._count)
+        ran = tuple(self._opened) if self._count else ()
         return AgreementResult(tuple(unable), tuple(differences), ran, tuple(self._notes))
 
     def _note_kernels(self) -> None:
@@ -150,23 +137,15 @@ class Agreement:
                 text = first_differing_op(ops, twin.name, name, self._first)
                 self._notes += [f"{twin.name} and {name}: {text}"] if text else []
 
-    def _is_extra(self, name: str) -> bool:
-        """Whether no device runs these kernels, and neither session nor comparison need them."""
-        return name == _UNSHIPPED and name not in (self._quantized.runtime, self._base)
-
     def _compare_ops_again(self, results: RuntimeResults) -> None:
         """Compare the ops of a runtime on a second sample, which reveals stale results."""
-        if results.ops_sample is None or self._ops is None or self._is_extra(results.name):
+        if results.ops_sample is None or self._ops is None:
             return
         is_last = results.ops_sample == self._count - 1
         inputs, index = (self._first, 0) if is_last else (self._last, self._count - 1)
         results.compare_ops(self._ops, inputs, index)
 
     def _can_open(self, name: str) -> bool:
-        is_reference = self._edge.runtimes.kernels_of(name) == "reference"
-        if is_reference and (cause := _aborts(self._edge.graph)):
-            self._notes.append(f"runtime {name!r} was not run: {cause}")
-            return False
         try:
             self._edge.runner(name)
         except UnrunnableError as error:
@@ -178,15 +157,13 @@ class Agreement:
         runtimes = self._edge.runtimes
         must_run = (self._quantized.runtime, _MUST_RUN, *runtimes.own, *runtimes.check_targets)
         is_fault = error.runtime in must_run or isinstance(error, CrashedError)
-        is_minor = not is_fault and (error.runtime == _UNSHIPPED or error.is_lacking)
+        is_minor = error.is_lacking and not is_fault
         (self._lacking if is_minor else self._unable).append(error)
 
     def _run_sample(self, inputs: Mapping[str, Array], reference: Sequence[Array] | None) -> None:
         """Run one sample on every runtime; errors are measured only with a reference."""
         codes: dict[str, Sequence[Array]] = {}
         for name in list(self._opened):
-            if self._count and self._is_extra(name):
-                continue
             try:
                 codes[name] = self._edge.runner(name).run(inputs)
             except UnrunnableError as error:
@@ -213,10 +190,7 @@ class Agreement:
             # Of runtimes with equal results, the ops of one are compared.
             is_new = not any(_equal(each, made) for each in known)
             known.append(made)
-            if self._ops is None or not is_new or results.ops_sample is not None:
-                continue
-            # Ops of kernels that no device runs are compared only if outputs are far off.
-            if not self._is_extra(name) or results.findings():
+            if self._ops is not None and is_new and results.ops_sample is None:
                 results.ops_sample = index
                 results.compare_ops(self._ops, inputs, index)
 
@@ -225,7 +199,7 @@ class Agreement:
         self._edge.restart()
         found = []
         for name, results in self._opened.items():
-            if not results.first or self._is_extra(name):
+            if not results.first:
                 continue  # it did not run the first sample, as reported
             try:
                 again = self._edge.runner(name).run(self._first)
@@ -258,19 +232,6 @@ def _equal(one: Sequence[Array], two: Sequence[Array]) -> bool:
     return len(one) == len(two) and all(
         np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in zip(one, two, strict=True)
     )
-
-
-def _aborts(graph: OpGraph) -> str:
-    """Return why the reference kernels may abort this process; empty if they do not."""
-    for op in graph.ops:
-        if op.name == "SOFTMAX":
-            tensor = graph.tensor(op, op.inputs[0])
-            if tensor.dtype in ("int8", "uint8") and tensor.shape[-1] >= _SOFTMAX_ABORTS:
-                return (
-                    f"its kernels end the process at a SOFTMAX of {tensor.dtype} over "
-                    f"{tensor.shape[-1]} values, should they be equal"
-                )
-    return ""
 
 
 def _unrepeated(one: Array, two: Array) -> str:
