@@ -393,20 +393,12 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Attach the test's records to its report; shorten tracebacks of our errors."""
     config = item.config
-    hidden = False
-    message = None
+    is_own = hidden = False
     if call.excinfo is not None:
-        from pytest_edgeq.plugin.tracebacks import (
-            fold,
-            hide_library_frames,
-            is_own_error,
-            shows_all,
-        )
+        from pytest_edgeq.plugin.tracebacks import hide_library_frames, is_own_error, shows_all
 
-        if is_own_error(call.excinfo):
-            message = call.excinfo.exconly()
-            fold(call.excinfo.value)
-            hidden = not shows_all(config) and hide_library_frames(call.excinfo)
+        is_own = is_own_error(call.excinfo)
+        hidden = is_own and not shows_all(config) and hide_library_frames(call.excinfo)
     report = yield
     if report.sections:
         from pytest_edgeq.plugin.library_output import separated
@@ -415,10 +407,9 @@ def pytest_runtest_makereport(
         is_refused = call.excinfo is not None and issubclass(call.excinfo.type, RuntimeError)
         is_shown = is_refused or config.option.verbose > 0
         report.sections = separated(report.sections, is_shown=is_shown)
-    if call.excinfo is not None and message is not None:
+    if call.excinfo is not None and is_own:
         from pytest_edgeq.errors import findings_of
 
-        report.__dict__["edgeq_message"] = message
         found = findings_of(call.excinfo.value)
         report.__dict__["edgeq_findings"] = [each.to_dict() for each in found]
     if hidden:

@@ -1,8 +1,7 @@
-"""Shorten tracebacks of pytest-edgeq's errors to the user's line; fold their messages."""
+"""Shorten tracebacks of pytest-edgeq's errors to the user's line."""
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 from types import TracebackType
 
@@ -50,34 +49,3 @@ def _entries(traceback: TracebackType | None) -> list[TracebackType]:
 
 def _is_own(path: Path) -> bool:
     return path.is_relative_to(_PACKAGE) and not path.is_relative_to(_PLUGIN)
-
-
-WIDTH = 160  # characters of a line
-
-_PASTED = ("update:", "file:")  # lines that hold a command or a path are never folded
-
-
-def fold(error: BaseException) -> None:
-    """Fold the message of an error in place."""
-    if len(error.args) == 1 and isinstance(error.args[0], str):
-        error.args = (folded(error.args[0]),)
-
-
-def folded(text: str) -> str:
-    """Fold lines of more than 160 characters at blanks."""
-    return "\n".join(_folded_line(line) for line in text.split("\n"))
-
-
-def _folded_line(line: str) -> str:
-    stripped = line.lstrip()
-    if len(line) <= WIDTH or stripped.startswith(_PASTED):
-        return line
-    indent = line[: len(line) - len(stripped)]
-    return textwrap.fill(
-        stripped,
-        WIDTH,
-        initial_indent=indent,
-        subsequent_indent=f"{indent}  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -50,10 +50,8 @@ def failure_of(report: Any, rootdir: Path) -> TestFailure | None:
         "bundle": getattr(report, "edgeq_bundle", None),
     }
     if crash is not None:
-        # The text of the report is folded to the width of a terminal.
-        message = getattr(report, "edgeq_message", crash.message)
         path = Layout(rootdir).shown(Path(crash.path))
-        failure |= {"message": message, "path": path, "line": crash.lineno}
+        failure |= {"message": crash.message, "path": path, "line": crash.lineno}
     return failure
 
 
