@@ -117,7 +117,7 @@ def position_findings(model: LanguageModel, comparison: Comparison) -> Iterator[
             headline=f"{stage}, {_OUTPUT}: expected {least:g} dB SQNR or more at every position, "
             f"got {decibels:.3g} dB at position {position}; the first below it is {at}",
             harm=Harm.decibels(least - decibels) if is_float else USELESS,
-            causes=tuple(_causes(model, layout, comparison, stage, at, least)),
+            causes=tuple(_causes(model, comparison, stage, at, least)),
             evidence=tuple(str(positions).splitlines()),
             fix=_fix(model, stage, at),
         )
@@ -156,12 +156,7 @@ def _drift(stage: str, positions: PositionErrors) -> Iterator[Finding]:
 
 
 def _causes(
-    model: LanguageModel,
-    layout: CacheLayout,
-    comparison: Comparison,
-    stage: str,
-    position: int,
-    least: float,
+    model: LanguageModel, comparison: Comparison, stage: str, position: int, least: float
 ) -> Iterator[str]:
     caches = comparison.caches.get(stage)
     bad = None if caches is None else caches.first_below(least)
@@ -273,24 +268,17 @@ def _full_cache(
         )
         return
     whole = f"a prompt of {room} tokens"
-    found = (
-        _differing(session, where, expected, filled)
-        or _differing(session, whole, f"what {len(tokens)} × decode leave first", filled, alone)
-        or _differing(_shifted(session, prompt), whole, _SHIFTED, filled)
+    found = _differing(session, where, expected, filled) or _differing(
+        session, whole, f"what {len(tokens)} × decode leave first", filled, alone
     )
-    if found:
+    if found is None:
+        session.reset()
+        session.feed(layout.decode, prompt[:1])
+        session.prefill(prompt[1:])
+        shifted = "the cache of chunks that begin behind one decoded token"
+        found = _differing(session, whole, shifted, filled)
+    if found is not None:
         yield found
-
-
-_SHIFTED = "the cache of chunks that begin behind one decoded token"
-
-
-def _shifted(session: CacheSession, prompt: Array) -> CacheSession:
-    """Read one token by `decode` and what fits of the others by prefill signatures."""
-    session.reset()
-    session.feed(session.layout.decode, prompt[:1])
-    session.prefill(prompt[1:])
-    return session
 
 
 def _cache(session: CacheSession) -> dict[str, Array]:
@@ -323,19 +311,19 @@ def _differing(
 
 def _missing(model: LanguageModel) -> Iterator[Finding]:
     """Find signatures of the float file that the file lacks."""
-    if model.float_steps is None:
-        return
-    known = {each.edge.key for layout in model.layouts.values() for each in layout.steps}
-    for layout in model.float_layouts.values():
-        for step in layout.steps:
-            if step.edge.key not in known:
-                yield Finding(
-                    kind=MISSING_SIGNATURE,
-                    place=Place("file", model.name),
-                    expected=f"the signature {step.edge.key!r} of the float file",
-                    got=f"{sorted(filter(None, known))}",
-                    fix="quantize the file that export_hf wrote as a whole",
-                )
+    known, of_float = (
+        sorted({str(step.edge.key) for layout in layouts.values() for step in layout.steps})
+        for layouts in (model.layouts, model.float_layouts)
+    )
+    for key in of_float:
+        if key not in known:
+            yield Finding(
+                kind=MISSING_SIGNATURE,
+                place=Place("file", model.name),
+                expected=f"the signature {key!r} of the float file",
+                got=str(known),
+                fix="quantize the file that export_hf wrote as a whole",
+            )
 
 
 def _start_token(model: LanguageModel) -> Iterator[Finding]:
