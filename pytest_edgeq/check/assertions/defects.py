@@ -7,10 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from pytest_edgeq.check.assertions.expect import Model, edge_of, known_op, require_comparison, table
+from pytest_edgeq.check.assertions.expect import (
+    Model,
+    edge_of,
+    known_op,
+    require_comparison,
+    require_names,
+    require_needed,
+    table,
+)
 from pytest_edgeq.compare.file_health import conformance_findings
-from pytest_edgeq.errors import UnmatchedError, failure, grouped, warn_user
-from pytest_edgeq.names import nearest
+from pytest_edgeq.errors import failure, grouped, warn_user
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import PARTLY_ON_CPU, Finding, ordered
 from pytest_edgeq.runtimes.delegation import SUPPORTED, delegation_of
@@ -34,9 +41,9 @@ def assert_healthy(comparison: Comparison, allow: Sequence[str] = ()) -> None:
         TypeError: Not a comparison, or `allow` is no sequence.
     """
     require_comparison(comparison)
-    _require_names(allow)
+    require_names(allow)
     kinds = sorted({each.kind for each in comparison.health})
-    _require_needed(allow, kinds, "finding")
+    require_needed(allow, kinds, "finding")
     wrong = [each for each in ordered(comparison.health) if each.kind not in allow]
     if not wrong:
         return
@@ -74,13 +81,13 @@ def assert_conforms(model: Model, allow: Sequence[str] = ()) -> None:
         AssertionError: An op does not conform, or an entry of `allow` was not needed.
         ValueError, TypeError: Neither an operator of TFLite nor a rule.
     """
-    _require_names(allow)
+    require_names(allow)
     allowed = {each if each in RULE_NAMES else known_op(each) for each in allow}
     edge = edge_of(model)
     warnings = conformance_findings(edge, warnings=True)
     findings = (*conformance_findings(edge), *warnings)
     known = sorted({name for each in findings for name in (each.kind, each.place.name)})
-    _require_needed(allow, known, "op that does not conform")
+    require_needed(allow, known, "op that does not conform")
     left = [each for each in findings if not {each.kind, each.place.name} & allowed]
     for each in left:
         if each in warnings:
@@ -113,13 +120,13 @@ def assert_delegated(model: Model, runtime: str = "gpu", allow: Sequence[str] = 
         ValueError, TypeError: No operator of that name in TFLite, or no runtime on a GPU.
         RuntimeError: There is no GPU, or its process ended.
     """
-    _require_names(allow)
+    require_names(allow)
     allowed = {known_op(each) for each in allow}
     found = delegation_of(edge_of(model), runtime)
     if found.refusal is not None:
         raise failure(grouped([found.refusal]))
     kinds = sorted({each.place.name for each in found.not_on_gpu})
-    _require_needed(allow, kinds, "op that runs on the CPU")
+    require_needed(allow, kinds, "op that runs on the CPU")
     wrong = [each for each in found.not_on_gpu if each.place.name not in allowed]
     if not wrong:
         return
@@ -158,17 +165,3 @@ _FIXES: Final = {
     "where it splits off less",
 }
 """How to get an op onto the GPU, by the engine's message."""
-
-
-def _require_names(allow: Sequence[str]) -> None:
-    if isinstance(allow, str):
-        raise TypeError(f"allow: expected a sequence, got {allow!r}; write ({allow!r},)")
-
-
-def _require_needed(allow: Sequence[str], known: Sequence[str], what: str) -> None:
-    for each in allow:
-        if each not in known:
-            raise UnmatchedError(
-                f"allow={each!r} matches no {what}{nearest(each, known)}; take it out, or it will "
-                "hide the next one"
-            )

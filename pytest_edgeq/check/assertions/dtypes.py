@@ -17,6 +17,8 @@ from pytest_edgeq.check.assertions.expect import (
     parse_count,
     parse_dtype,
     parse_granularity,
+    require_names,
+    require_needed,
     select_ops,
     spread,
     table,
@@ -386,8 +388,7 @@ def assert_no_float_ops(model: Model, allow: Sequence[str] = ()) -> None:
         AssertionError: An op has float operands or results, or an entry of `allow` was not needed.
         ValueError, TypeError: No operator of that name in TFLite.
     """
-    if isinstance(allow, str):
-        raise TypeError(f"allow: expected a sequence, got {allow!r}; write ({allow!r},)")
+    require_names(allow)
     allowed = tuple(known_op(op) for op in allow)
     edge = edge_of(model)
     entries = [entry for entry in edge.op_dtypes if entry.op not in QDQ]
@@ -398,16 +399,7 @@ def assert_no_float_ops(model: Model, allow: Sequence[str] = ()) -> None:
         )
     floats = {entry: dtypes for entry in entries if (dtypes := _floats(edge, entry))}
     kinds = sorted({entry.op for entry in floats})
-    unused = [op for op in allowed if op not in kinds]
-    if unused:
-        op = unused[0]
-        there = "is not in float" if edge.op_dtypes.ops(op=op) else "is not in the model"
-        if op in QDQ:
-            there = "is a border of what is in float, and never counted"
-        raise UnmatchedError(
-            f"allow={op!r} matches no float op: it {there}{nearest(op, kinds)}; take it out, or it "
-            "will hide the next one"
-        )
+    require_needed(allowed, kinds, "float op (QUANTIZE and DEQUANTIZE are never counted)")
     wrong = {entry: dtypes for entry, dtypes in floats.items() if entry.op not in allowed}
     if not wrong:
         return

@@ -190,6 +190,22 @@ def known_op(op: Any) -> str:
     return op
 
 
+def require_names(allow: Sequence[str]) -> None:
+    """Raise a TypeError for one name in place of a sequence."""
+    if isinstance(allow, str):
+        raise TypeError(f"allow: expected a sequence, got {allow!r}; write ({allow!r},)")
+
+
+def require_needed(allow: Sequence[str], known: Sequence[str], what: str) -> None:
+    """Raise an error for an entry of `allow` that matches nothing."""
+    for each in allow:
+        if each not in known:
+            raise UnmatchedError(
+                f"allow={each!r} matches no {what}{nearest(each, known)}; take it out, or it will "
+                "hide the next one"
+            )
+
+
 def op_of(edge: EdgeFile, entry: OpDtypes) -> Op:
     """Return the graph's op for an entry of the op-dtype map."""
     return edge.graph.subgraphs[entry.subgraph].ops[entry.index]
