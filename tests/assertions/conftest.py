@@ -191,6 +191,21 @@ def operand() -> Callable[[Any, str, int], Any]:
 
 
 @pytest.fixture(scope="session")
+def spoil(patch: Any, operand: Any) -> Callable[..., QuantizedModel]:
+    """Change the weight of the first op of a name: its tensor and its data, in the file alone."""
+
+    def spoilt(model: QuantizedModel, op: str, change: Callable[[Any, Any], Any]) -> QuantizedModel:
+        def spoil_weight(content: Any) -> None:
+            weight = operand(content, op, 1)
+            buffer = content.buffers[weight.buffer]
+            buffer.data = change(weight, np.array(buffer.data))
+
+        return model.with_tflite(patch(model, spoil_weight))
+
+    return spoilt
+
+
+@pytest.fixture(scope="session")
 def comparison() -> Callable[..., Comparison]:
     """Make a comparison of two outputs by hand: `scores` with a scale of 0.5, `boxes` float."""
 

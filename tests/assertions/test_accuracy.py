@@ -15,7 +15,6 @@ from torch import Tensor
 from fixtures.models import (
     DictOutput,
     NestedOutput,
-    ResidualNet,
     TwelveOutputs,
     TwoInputs,
     samples,
@@ -57,25 +56,6 @@ def _filters_reversed(weight: Any, data: Any) -> Any:
     return data.reshape(weight.shape)[::-1].reshape(-1)
 
 
-@pytest.fixture(params=["dead class", "scale of a channel", "filters reversed"])
-def spoilt(
-    reader: QuantizedModel, patch: Any, operand: Any, request: pytest.FixtureRequest
-) -> QuantizedModel:
-    """The same with a defect in the file: constants of one layer that are not the model's."""
-    op, change = {
-        "dead class": ("FULLY_CONNECTED", _dead_class),
-        "scale of a channel": ("FULLY_CONNECTED", _scale_of_a_channel),
-        "filters reversed": ("CONV_2D", _filters_reversed),
-    }[request.param]
-
-    def spoil(content: Any) -> None:
-        weight = operand(content, op, 1)
-        buffer = content.buffers[weight.buffer]
-        buffer.data = change(weight, np.array(buffer.data))
-
-    return reader.with_tflite(patch(reader, spoil))
-
-
 # The network is trained where the test runs: on twelve trainings int8 changed 1 digit of 500 at
 # most. With 5 of 500 lost the bound is 0.021, so 0.03 has room.
 @pytest.mark.parametrize("metric", [top1, sureness])
@@ -85,29 +65,30 @@ def test_a_sound_file_passes(reader: QuantizedModel, metric: Any) -> None:
 
 
 # Measured: 48, 53 and 326 of 500 lost; with half of 48 the lower bound is still 0.03.
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("metric", [top1, sureness])
-def test_a_spoilt_file_fails(spoilt: QuantizedModel, metric: Any) -> None:
+@pytest.mark.parametrize(
+    ("op", "change", "metric"),
+    [
+        ("FULLY_CONNECTED", _dead_class, top1),
+        ("FULLY_CONNECTED", _scale_of_a_channel, sureness),
+        ("CONV_2D", _filters_reversed, top1),
+    ],
+)
+def test_a_spoilt_file_fails(
+    reader: QuantizedModel, spoil: Any, op: str, change: Any, metric: Any
+) -> None:
     """By what the defect of one layer costs; the same samples without it pass above."""
     with pytest.raises(
         AssertionError, match=r": expected at most 0\.03, got 0\.\d+ \(500 samples\)"
     ):
-        assert_accuracy_drop(spoilt, labelled(), metric, max_drop=0.03)
+        assert_accuracy_drop(spoil(reader, op, change), labelled(), metric, max_drop=0.03)
 
 
-def test_a_failure_carries_samples_that_lost(
-    reader: QuantizedModel, patch: Any, operand: Any
-) -> None:
+def test_a_failure_carries_samples_that_lost(reader: QuantizedModel, spoil: Any) -> None:
     """For the bundle of its test; a class that is dead loses the digits of it."""
-
-    def kill(content: Any) -> None:
-        weight = operand(content, "FULLY_CONNECTED", 1)
-        buffer = content.buffers[weight.buffer]
-        buffer.data = _dead_class(weight, np.array(buffer.data))
-
     given = list(labelled(100))
+    dead = spoil(reader, "FULLY_CONNECTED", _dead_class)
     with pytest.raises(AssertionError) as caught:
-        assert_accuracy_drop(reader.with_tflite(patch(reader, kill)), iter(given), top1, 0.01)
+        assert_accuracy_drop(dead, iter(given), top1, 0.01)
     shown = attached_samples(caught.value)
     assert shown is not None
     assert (shown.n_samples, len(shown.worst)) == (100, 3)
@@ -343,24 +324,13 @@ def test_another_shape_is_not_scored(doubled: QuantizedModel) -> None:
         assert_accuracy_drop(loaded, [(sample, 0)], lambda outputs, label: 1.0)
 
 
-def test_a_reference_in_train_mode(static: QuantizedModel) -> None:
-    """As compare says it."""
-    model = seeded(ResidualNet)
-    loaded = Edgeq().load(static.path, reference=model)
-    model.train()
-    with pytest.raises(ValueError, match="train mode"):
-        assert_accuracy_drop(loaded, [(sample, 0) for sample in samples(ResidualNet, 1)], top1)
-
-
 @pytest.mark.parametrize(
     ("score", "error", "text"),
     [
         (math.nan, ValueError, "top1, sample 0, float: expected a finite score, got"),
         (torch.tensor(math.nan), ValueError, "expected a finite score"),
-        (None, TypeError, "expected a bool or a number, or a tensor .*got None"),
         ([1, 0], TypeError, r"got \[1, 0\]"),
         (torch.zeros(1, 10), ValueError, r"got shape \[1, 10\]"),
-        (torch.zeros(0), ValueError, r"got shape \[0\]"),
         (np.array("x"), TypeError, "expected a bool or a number"),
         (False, ValueError, "the float model has none of 1 samples right"),
         (0.25, ValueError, "gives 0.25 for every sample of both models"),
@@ -378,10 +348,8 @@ def test_scores_that_say_nothing(
     ("arguments", "error", "text"),
     [
         ({"max_drop": 0}, ValueError, "no number of samples shows that a drop is exactly zero"),
-        ({"max_drop": -0.1}, ValueError, "expected more than 0, and finite"),
         ({"max_drop": math.inf}, ValueError, "expected more than 0, and finite"),
         ({"max_drop": "1 %"}, TypeError, "expected a number"),
-        ({"metric": None}, TypeError, "expected a callable .* got a NoneType None"),
         ({"metric": "accuracy"}, TypeError, "got a str 'accuracy'"),
         ({"metric": OrderedDict}, TypeError, r"got a type: make one, OrderedDict\(…\)"),
         ({"labelled_inputs": []}, ValueError, "there is no sample in the list$"),
