@@ -210,26 +210,6 @@ def test_a_crashed_worker_loses_nothing(remembering: Project, stored: dict[str, 
 
 
 @pytest.mark.slow
-def test_a_crashed_worker_among_two(remembering: Project, stored: dict[str, Path]) -> None:
-    """The module whose test was lost is not judged, another one is."""
-    remembering.run("test_y.py", "--edgeq-update", files={"test_y": BOTH}, passed=2)
-    crashes = "import os\ndef test_a(): pass\ndef test_b(): os._exit(1)\n"
-    remembering.run(
-        *("-n", "2", "--max-worker-restart=0", ERROR, "--dist=loadfile"),
-        files={"test_x": crashes, "test_y": "def test_a(): pass\n"},
-        passed=2,
-        failed=1,
-        shows=[
-            "Error: 2 baselines are obsolete; *",
-            PASSED.replace("_x", "_y").format("a"),
-            NO_TEST.replace("_x", "_y").format("b"),
-            IN_PART,
-            "  test_x.py: test_b did not run to the end",
-        ],
-    )
-
-
-@pytest.mark.slow
 def test_a_test_that_ran_twice_must_have_passed_twice(
     remembering: Project, stored: dict[str, Path]
 ) -> None:

@@ -144,44 +144,6 @@ def test_a_second_process_runs_the_file(
     assert 2 <= len(started) <= most
 
 
-@pytest.mark.slow
-def test_a_marker_alone_names_it(simulated: Project) -> None:
-    """Tried in the child process, then here; a test that names none starts no process."""
-    options = ("-p", "no:xdist", "-k", "marked or compare")
-    shows = "E *'xnnpack' == 'simulator'"
-    simulated.run(*options, process=True, passed=1, failed=1, deselected=1, shows=shows)
-    assert len(_wait_for_end(simulated)[0]) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("result", "said"),
-    [
-        (
-            "sys.exit(3)",
-            "E *the simulator runtime cannot run the .tflite file: the runner raised EOFError: "
-            "Ran out of input",
-        ),
-        (
-            "pickle.dump({k: v.astype('f4') for k, v in run(**inputs).items()}, sys.stdout.buffer)",
-            "E *simulator runtime * output 'output_0': expected int8 ?2, 2?, the runner gave "
-            "float32*",
-        ),
-    ],
-    ids=["dies", "floats"],
-)
-def test_a_process_that_fails_is_an_error_that_names_it(
-    simulated: Project, result: str, said: str
-) -> None:
-    """Not a hang, and not a pass."""
-    simulator = SIMULATOR.replace("pickle.dump(run(**inputs), sys.stdout.buffer)", result)
-    assert simulator != SIMULATOR
-    options = ("-p", "no:xdist", "-k", "agrees")
-    files = {"simulator": simulator}
-    simulated.run(*options, files=files, process=True, failed=1, deselected=2, shows=said)
-    assert _wait_for_end(simulated)[0]
-
-
 # --- registering ------------------------------------------------------------------------------
 
 HOOK = "the hook pytest_edgeq_runtimes: runtime"
