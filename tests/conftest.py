@@ -190,9 +190,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     once. Tests of the cache, and tests that change the libraries, turn it off.
     """
     from pytest_edgeq import Edgeq
-    from pytest_edgeq.plugin.state import cache_dir_key
+    from pytest_edgeq.plugin.state import state_key
 
-    directory = session.config.stash[cache_dir_key]
+    directory = session.config.stash[state_key].cache_dir
     defaults = Edgeq.__init__.__kwdefaults__
     assert defaults is not None, "unreachable because it has keyword arguments"
     defaults["cache_dir"] = directory

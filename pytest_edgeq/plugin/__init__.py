@@ -28,23 +28,13 @@ from pytest_edgeq.plugin.html_extras import add_extras, writes_html
 from pytest_edgeq.plugin.markers import MARKER, Marks, check_quantizers_are_used, resolve_marks
 from pytest_edgeq.plugin.options.declared import Settings, add_options, resolve, target_options
 from pytest_edgeq.plugin.state import (
-    absent_key,
-    artifacts_key,
-    cache_dir_key,
-    cache_messages_key,
-    collected_key,
+    PluginState,
     fixture_values,
-    isolate_memory_key,
-    journal_key,
     journal_of,
-    memory_key,
     memory_of,
     owner_of,
-    progress_key,
     running,
-    running_key,
-    runtimes_key,
-    settings_key,
+    state_key,
 )
 from pytest_edgeq.plugin.terminal_progress import progress_of
 from pytest_edgeq.runtimes.registry import Runtimes
@@ -94,28 +84,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Resolve the options, to refuse invalid ones at once, and register the marker."""
     config.addinivalue_line("markers", MARKER)
-    runtimes = config.stash[runtimes_key] = _registered(config)
-    settings = config.stash[settings_key] = resolve(config, runtimes)
+    runtimes = _registered(config)
+    settings = resolve(config, runtimes)
     runtimes.check_targets = settings.check_targets
     config.add_cleanup(runtimes.close)
-    config.stash[running_key] = None
-    cache_dir = config.stash[cache_dir_key] = _cache_dir(config, settings)
+    cache_dir = _cache_dir(config, settings)
     memory = settings.isolate_memory
     memory = default_memory(_workers(config)) if memory is None else memory
-    config.stash[isolate_memory_key] = memory
     is_worker = hasattr(config, "workerinput")
     controller = os.getppid() if is_worker else None
     isolation = settings.isolate, settings.isolate_timeout, memory, cache_dir
     config.add_cleanup(begin_isolation(IsolationSettings(*isolation, controller=controller)))
-    config.stash[progress_key] = progress_of(config)
-    config.stash[cache_messages_key] = []
-    config.stash[artifacts_key] = None
+    progress = progress_of(config)
+    state = config.stash[state_key] = PluginState(settings, runtimes, cache_dir, memory, progress)
     if settings.artifacts is not None:
         from pytest_edgeq.plugin.artifacts import Artifacts
 
-        config.stash[artifacts_key] = Artifacts(config, settings.artifacts)
-    config.stash[collected_key] = []
-    config.stash[absent_key] = {}
+        state.artifacts = Artifacts(config, settings.artifacts)
     if not is_worker:
         config.pluginmanager.register(Controller(config), "edgeq-controller")
 
@@ -164,11 +149,12 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     """Return the effective settings and the versions, without importing libraries."""
     from pytest_edgeq.versions import library_versions, untried
 
-    settings = config.stash[settings_key]
+    state = config.stash[state_key]
+    settings = state.settings
     words = [f"runtime={settings.runtime}", f"threads={_cores(config)}", f"seed={settings.seed}"]
     if settings.executor is not None:
         words.append(f"executor={settings.executor}")
-    if own := config.stash[runtimes_key].own:
+    if own := state.runtimes.own:
         words.append(f"runtimes={','.join(own)}")
     if settings.update:
         words.append(f"update={','.join(sorted(settings.update))}")
@@ -185,7 +171,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 def _target_headers(config: pytest.Config) -> list[str]:
     """Describe the targets; start the one that all tests run on."""
-    runtimes, settings = config.stash[runtimes_key], config.stash[settings_key]
+    runtimes, settings = config.stash[state_key].runtimes, config.stash[state_key].settings
     states = {name: shlex.join(target.command) for name, target in runtimes.targets.items()}
     used = runtimes.target_of(settings.runtime)
     if used is not None and not config.option.collectonly:
@@ -198,7 +184,7 @@ def _target_headers(config: pytest.Config) -> list[str]:
 
 def _cores(config: pytest.Config) -> int:
     """Return the number of cores that this process may use."""
-    return config.stash[settings_key].threads or max(1, available_cores() // _workers(config))
+    return config.stash[state_key].settings.threads or max(1, available_cores() // _workers(config))
 
 
 def _workers(config: pytest.Config) -> int:
@@ -208,7 +194,7 @@ def _workers(config: pytest.Config) -> int:
 
 
 def _cache_header(config: pytest.Config) -> str:
-    directory, mode = config.stash[cache_dir_key], config.stash[settings_key].cache
+    directory, mode = config.stash[state_key].cache_dir, config.stash[state_key].settings.cache
     if directory is None:
         why = "" if mode == "off" else " (pytest's cache directory is turned off)"
         return f"conversion cache: off{why}"
@@ -236,28 +222,28 @@ def edgeq(
     # Otherwise Python scans all objects of the libraries at exit, for 2 to 3 s.
     atexit.register(gc.freeze)
     config = request.config
-    settings = config.stash[settings_key]
-    messages = config.stash[cache_messages_key]
+    state = config.stash[state_key]
+    settings, messages = state.settings, state.cache_messages
     session = Edgeq(
         runtime=lambda: _runtime(config),
         threads=_cores(config),
         seed=settings.seed,
         directory=tmp_path_factory.mktemp("edgeq"),
         memory=memory_of(config),
-        runtimes=config.stash[runtimes_key],
+        runtimes=state.runtimes,
         localize_timeout=settings.localize_timeout if settings.localize == "auto" else 0,
         suggest_timeout=settings.suggest,
-        cache_dir=config.stash[cache_dir_key],
+        cache_dir=state.cache_dir,
         cache=settings.cache,
         cache_log=CacheLog(
             warn=lambda text: messages.append(("warning", text)),
             note=lambda text: messages.append(("info", text)),
         ),
-        progress=config.stash[progress_key],
+        progress=state.progress,
         journal=journal_of(config),
         isolate=settings.isolate,
         isolate_timeout=settings.isolate_timeout,
-        isolate_memory=config.stash[isolate_memory_key],
+        isolate_memory=state.isolate_memory,
         executor=settings.executor,
     )
     yield session
@@ -282,7 +268,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "edgeq_quantizer" in metafunc.fixturenames and not _parametrized(metafunc):
         quantizers = marks.quantizers
         if quantizers is None:
-            quantizers = config.stash[settings_key].quantizers
+            quantizers = config.stash[state_key].settings.quantizers
         metafunc.parametrize(
             "edgeq_quantizer", quantizers, ids=quantizer_ids(quantizers), indirect=True
         )
@@ -309,7 +295,7 @@ def pytest_make_collect_report(
     report = yield
     if isinstance(collector, pytest.File) and not report.passed:
         why = "it was skipped" if report.skipped else "it could not be collected"
-        collector.config.stash[absent_key][collector.path] = why
+        collector.config.stash[state_key].absent[collector.path] = why
     return report
 
 
@@ -318,7 +304,7 @@ def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None]:
     """Record all tests before any are deselected."""
-    config.stash[collected_key] = list(items)
+    config.stash[state_key].collected = list(items)
     return (yield)
 
 
@@ -342,9 +328,8 @@ def _parametrized(metafunc: pytest.Metafunc) -> bool:
 def _marks(item: pytest.Item) -> Marks:
     """Read the test's markers."""
     with _refusing(item):
-        return resolve_marks(
-            item.iter_markers("edgeq"), item.config.rootpath, item.config.stash[runtimes_key]
-        )
+        runtimes = item.config.stash[state_key].runtimes
+        return resolve_marks(item.iter_markers("edgeq"), item.config.rootpath, runtimes)
 
 
 @contextlib.contextmanager
@@ -358,7 +343,7 @@ def _refusing(item: pytest.Item) -> Generator[None]:
 
 def _runtime(config: pytest.Config) -> str:
     """Return the runtime of the running test."""
-    phase, settings = config.stash[running_key], config.stash[settings_key]
+    phase, settings = config.stash[state_key].running, config.stash[state_key].settings
     marked = None if phase is None else _marks(phase.item).runtime
     return settings.runtime if marked is None or "runtime" in settings.on_command_line else marked
 
@@ -366,7 +351,7 @@ def _runtime(config: pytest.Config) -> str:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
     """Record measurements during setup for this test."""
-    if (artifacts := item.config.stash[artifacts_key]) is not None:
+    if (artifacts := item.config.stash[state_key].artifacts) is not None:
         artifacts.begin(item)
     _marks(item)
     with running(item, "setup"):
@@ -392,7 +377,7 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Attach the test's records to its report; shorten tracebacks of our errors."""
-    config = item.config
+    config, state = item.config, item.config.stash[state_key]
     is_own = hidden = False
     if call.excinfo is not None:
         from pytest_edgeq.plugin.tracebacks import hide_library_frames, is_own_error, shows_all
@@ -414,22 +399,22 @@ def pytest_runtest_makereport(
         report.__dict__["edgeq_findings"] = [each.to_dict() for each in found]
     if hidden:
         report.sections.append(("edgeq", "the library's own error is shown by --tb=long"))
-    if messages := config.stash[cache_messages_key]:
+    if messages := state.cache_messages:
         report.__dict__["edgeq_cache"] = list(messages)
         messages.clear()
-    if machines := config.stash[runtimes_key].machines:
+    if machines := state.runtimes.machines:
         report.__dict__["edgeq_targets"] = [machine.to_dict() for machine in machines]
     if call.when == "call":
-        if memory_key in config.stash and (claims := memory_of(config).record(owner_of(item))):
+        if state.memory is not None and (claims := state.memory.record(owner_of(item))):
             report.__dict__["edgeq"] = claims
         if used := fixture_values(item, "compare.quantized", "QuantizedModel"):
             journal = journal_of(config)
             report.__dict__["edgeq_uses"] = [journal.add_model(model) for model in used]
-    if journal_key in config.stash:
+    if state.journal is not None:
         _attach_calls(item, report)
-    if (artifacts := config.stash[artifacts_key]) is not None:
+    if state.artifacts is not None:
         error = None if call.excinfo is None else call.excinfo.value
-        artifacts.take(item, report, error)
+        state.artifacts.take(item, report, error)
     return report
 
 

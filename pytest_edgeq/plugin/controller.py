@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_edgeq.plugin.state import (
-    CacheMessage,
-    absent_key,
-    collected_key,
-    layout_of,
-    owner_of,
-    settings_key,
-)
+from pytest_edgeq.plugin.state import CacheMessage, layout_of, owner_of, state_key
 
 if TYPE_CHECKING:
     from pytest_edgeq.baselines.obsolete import CollectedModule, RunLog
@@ -71,8 +64,9 @@ class Controller:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Find obsolete baselines, delete them if requested, and write the record."""
-        settings = self._config.stash[settings_key]
-        if self._config.stash[collected_key] and self._reports:
+        state = self._config.stash[state_key]
+        settings = state.settings
+        if state.collected and self._reports:
             self._collected.append(collected_in(session))
         is_viewed = any((settings.json, settings.markdown, settings.html))
         if self._reports and (is_viewed or self._is_of_interest()):
@@ -110,7 +104,7 @@ class Controller:
         from pytest_edgeq.baselines.obsolete import prune, survey
         from pytest_edgeq.baselines.summary import Outcome
 
-        settings = self._config.stash[settings_key]
+        settings = self._config.stash[state_key].settings
         found = survey(layout_of(self._config), log, self._collected)
         is_error, prunes = settings.obsolete == "error", "prune" in settings.update
         outcome = Outcome(
@@ -192,12 +186,12 @@ class Controller:
 
 def collected_in(session: pytest.Session) -> list[CollectedModule]:
     """Return the collected tests of this process, for modules with baselines."""
-    config = session.config
+    config, state = session.config, session.config.stash[state_key]
     layout = layout_of(config)
     items: dict[Path, list[pytest.Item]] = {}
-    for item in config.stash[collected_key]:
+    for item in state.collected:
         items.setdefault(item.path, []).append(item)
-    absent = config.stash[absent_key]
+    absent = state.absent
     if not any(map(layout.has_baselines, (*items, *absent))):
         return []
     from pytest_edgeq.baselines.obsolete import collected_modules
@@ -211,7 +205,7 @@ def collected_in(session: pytest.Session) -> list[CollectedModule]:
     narrowed = ""
     if config.getoption("lf", False):
         narrowed = "--last-failed chose its tests"
-    elif "quantizers" in config.stash[settings_key].on_command_line:
+    elif "quantizers" in state.settings.on_command_line:
         narrowed = "--edgeq-quantizers replaced the quantizers of its tests"
     return collected_modules(
         layout,

@@ -1,14 +1,11 @@
-"""
-Keys of `config.stash`, shared by the modules of the plugin.
-
-The snapshot session and the journal are created, and imported, with the first test that needs them.
-"""
+"""What the plugin holds for one run of pytest, in `config.stash`."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import pytest
@@ -38,68 +35,78 @@ class RunningPhase(NamedTuple):
     ends: contextlib.ExitStack  # closed when the phase ends
 
 
-settings_key: pytest.StashKey[Settings] = pytest.StashKey()
-memory_key: pytest.StashKey[SnapshotSession] = pytest.StashKey()
-runtimes_key: pytest.StashKey[Runtimes] = pytest.StashKey()
-cache_dir_key: pytest.StashKey[Path | None] = pytest.StashKey()
-isolate_memory_key = pytest.StashKey[int]()
-progress_key: pytest.StashKey[Progress] = pytest.StashKey()
-cache_messages_key: pytest.StashKey[list[CacheMessage]] = pytest.StashKey()
-collected_key: pytest.StashKey[list[pytest.Item]] = pytest.StashKey()
-absent_key: pytest.StashKey[dict[Path, str]] = pytest.StashKey()
-artifacts_key: pytest.StashKey[Artifacts | None] = pytest.StashKey()
-journal_key: pytest.StashKey[Journal] = pytest.StashKey()
-running_key: pytest.StashKey[RunningPhase | None] = pytest.StashKey()
+@dataclass(eq=False)
+class PluginState:
+    """The state of one run."""
+
+    settings: Settings
+    runtimes: Runtimes
+    cache_dir: Path | None
+    isolate_memory: int
+    progress: Progress
+    artifacts: Artifacts | None = None
+    cache_messages: list[CacheMessage] = field(default_factory=list)
+    collected: list[pytest.Item] = field(default_factory=list)
+    absent: dict[Path, str] = field(default_factory=dict)  # why, by file without collected tests
+    running: RunningPhase | None = None
+    # Created, and imported, with the first test that needs them.
+    memory: SnapshotSession | None = None
+    journal: Journal | None = None
+
+
+state_key = pytest.StashKey[PluginState]()
 
 
 def memory_of(config: pytest.Config) -> SnapshotSession:
     """Return the snapshot session of this run, created at the first call."""
-    if memory_key not in config.stash:
+    state = config.stash[state_key]
+    if state.memory is None:
         from pytest_edgeq.baselines.session import SnapshotSession
 
-        memory = config.stash[memory_key] = SnapshotSession(
+        state.memory = SnapshotSession(
             layout_of(config),
-            update=config.stash[settings_key].update,
+            update=state.settings.update,
             invocation_dir=config.invocation_params.dir,
         )
-        if (current := config.stash[running_key]) is not None:
-            _record_claims(current, memory)
-    return config.stash[memory_key]
+        if state.running is not None:
+            _record_claims(state.running, state.memory)
+    return state.memory
 
 
 def layout_of(config: pytest.Config) -> Layout:
     """Return the places of this run's baselines."""
     from pytest_edgeq.baselines.paths import Layout
 
-    return Layout(config.rootpath, config.stash[settings_key].snapshot_dir)
+    return Layout(config.rootpath, config.stash[state_key].settings.snapshot_dir)
 
 
 def journal_of(config: pytest.Config) -> Journal:
     """Return the journal of this run, created at the first call."""
-    if journal_key not in config.stash:
+    state = config.stash[state_key]
+    if state.journal is None:
         from pytest_edgeq.report.journal import Journal
 
-        settings = config.stash[settings_key]
-        config.stash[journal_key] = Journal(
+        settings = state.settings
+        state.journal = Journal(
             # Views show outputs and samples of comparisons, not their errors alone.
             details=any((settings.json, settings.html, writes_html(config))),
             keeps_calls=settings.artifacts is not None,
         )
-    return config.stash[journal_key]
+    return state.journal
 
 
 @contextlib.contextmanager
 def running(item: pytest.Item, phase: Phase) -> Iterator[None]:
     """Record measurements and claims for this test."""
-    stash = item.config.stash
+    state = item.config.stash[state_key]
     with contextlib.ExitStack() as ends:
-        stash[running_key] = current = RunningPhase(item, phase, ends)
-        if memory_key in stash:
-            _record_claims(current, stash[memory_key])
+        state.running = RunningPhase(item, phase, ends)
+        if state.memory is not None:
+            _record_claims(state.running, state.memory)
         try:
             yield
         finally:
-            stash[running_key] = None
+            state.running = None
 
 
 def _record_claims(current: RunningPhase, memory: SnapshotSession) -> None:

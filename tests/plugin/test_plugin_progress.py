@@ -14,12 +14,12 @@ HEAD = """
 import time
 from pathlib import Path
 import pytest
-from pytest_edgeq.plugin.state import progress_key
+from pytest_edgeq.plugin.state import state_key
 
 
 @pytest.fixture
 def progress(request):
-    return request.config.stash[progress_key]
+    return request.config.stash[state_key].progress
 
 
 def wait():
@@ -53,14 +53,14 @@ def test_after():
 
 QUICK = """
 import time
-from pytest_edgeq.plugin.state import progress_key
+from pytest_edgeq.plugin.state import state_key
 
 def test_a_long_step(request):
-    with request.config.stash[progress_key].step("convert", "Net"):
+    with request.config.stash[state_key].progress.step("convert", "Net"):
         time.sleep(0.3)
 
 def test_of_a_debugger(request, capfd):
-    with capfd.disabled(), request.config.stash[progress_key].step("convert", "Net"):
+    with capfd.disabled(), request.config.stash[state_key].progress.step("convert", "Net"):
         time.sleep(0.3)
 """
 
