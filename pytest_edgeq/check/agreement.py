@@ -1,10 +1,9 @@
 """
 Run every runtime on the same samples and report differences beyond the rounding of kernels.
 
-Kernels round differently, and the difference grows from layer to layer: end to end two sound
-runtimes may differ by tens of LSB. So if outputs differ, each op is run alone on the inputs that it
-has in the builtin kernels, and there a code may differ by one, and only if the real value is near a
-tie (`op_pairs`).
+End to end two sound runtimes may differ by tens of LSB. So if outputs differ, each op is run alone
+on the inputs that it has in the builtin kernels, where a code may differ by one, and only if the
+real value is near a tie (`op_pairs`).
 """
 
 from __future__ import annotations

@@ -47,16 +47,12 @@ def clipping_findings(
     """
     Return a finding if ranges of intermediate tensors make most of the file's loss.
 
-    This is measured: the float form runs on the worst samples with the values of each exceeded
-    range clamped to it. If this leaves less than half of the power of the file's error, clipping
-    has made the rest. Values that a consumer clips as well, such as those below 0 in front of a
-    ReLU, change nothing there.
+    The float form runs on the worst samples with the values of each exceeded range clamped to it.
+    Clipping makes what this explains of the file's error.
 
-    The calibration samples must have lost less, by a bit (6.02 dB SQNR): a few of them are kept and
-    run, and the worst counts. If chance explains how many values lie beyond, as with 128 samples
-    some exceed the largest of 32, it must be two bits, and a range must be exceeded by half of its
-    width. If calibration samples are unknown, as for a loaded file, values must exceed an eighth of
-    all ranges by a tenth of their width, or one by half of it, and more often than chance explains.
+    The worst calibration sample must have lost less, by a bit (6.02 dB SQNR), or by two if chance
+    explains how many values lie beyond: of 128 samples some exceed the largest of 32. If no
+    calibration samples are known, many ranges or one must be exceeded far.
     """
     ranges = localizer.clipped_ranges()
     clipping = [each for each in ranges if each.is_clipped]

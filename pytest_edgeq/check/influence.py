@@ -74,18 +74,15 @@ class Influence:
     For two samples a and b, input i of a is replaced by that of b. The change of the output in the
     file, q(a′) − q(a), is compared with that in the reference, r(a′) − r(a): errors of the file
     that do not depend on input i cancel. A change of which less than one bit (6.02 dB SQNR) is left
-    is lost if it exceeds what the output's own rounding (S²/12 on either side) and float32 make,
-    and
+    is lost if rounding of the output does not explain it, and
 
-    - a tensor between input and output rounds it away in most channels, of which each uses 4 codes
-      at most (`resolution.first_coarse`), or
+    - a tensor between input and output has too few codes for it (`resolution.first_coarse`), or
     - its power is 10 × the errors that swapping any other input causes. All ops behind the inputs
       round anew in both swaps, so a sound file has no more noise in the change by i than in a
       larger one by j: noise(i) ≤ noise(j) < power(i) / 10 leaves 10 dB.
 
-    Inputs are not swapped if the samples have other shapes or the same values, nor are masks. A
-    pair that the reference or the file refuses, or with a non-finite output, is skipped. The first
-    pair that keeps a bit ends the measurement of an input.
+    Pairs that cannot be compared are skipped. The first pair that keeps a bit ends the measurement
+    of an input.
     """
 
     def __init__(self, quantized: QuantizedModel, runtime: str) -> None:

@@ -23,10 +23,9 @@ def judge_choices(
     """
     Return findings and notes on outputs of a selection with rows unlike the reference's.
 
-    A selection differs only if two scores are closer than the error of the file's scores: the
-    reference's choice is greater there, and the file's choice in the file. So such an output is as
-    good as its scores: less than one bit of them (4.4 dB SQNR) is a finding, else a note reports
-    near ties. If the scores are unknown, half of the rows must match.
+    A selection differs only if two scores are closer than their error, so it is as good as its
+    scores: less than one bit of them (4.4 dB SQNR) is a finding, else a note reports near ties. If
+    the scores are unknown, half of the rows must match.
     """
     findings: list[Finding] = []
     notes: list[str] = []

@@ -1,9 +1,8 @@
 """
 Separate the libraries' log from a test's own output to stderr.
 
-They write from native code, to the descriptor, so pytest has captured it together with the test's
-own output. Nothing is redirected meanwhile: the lines are recognized in the finished report, so
-that no output of the test can be lost, and `-s` shows all of it.
+Nothing is redirected: the lines are recognized in the finished report, so that no output of the
+test can be lost, and `-s` shows all of it.
 """
 
 from __future__ import annotations
