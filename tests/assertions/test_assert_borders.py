@@ -22,7 +22,6 @@ from pytest_edgeq.errors import UnmatchedError
         pytest.param(np.dtype("int8"), id="numpy_dtype"),
         pytest.param(torch.int8, id="torch"),
         pytest.param(["int8"], id="list"),
-        pytest.param((np.int8,), id="tuple"),
         pytest.param({"output_0": "int8"}, id="dict"),
     ],
 )
@@ -111,7 +110,6 @@ def test_a_model_without_inputs_passes_nothing(static: QuantizedModel, patch: An
         ({"output_1": "int8"}, "no output is named 'output_1' .did you mean output_0"),
         ({}, "output 'output_0' is left out"),
         (["int8", "int8"], "expected 2 outputs"),
-        ([], "expected 0 outputs"),
     ],
 )
 def test_names_and_numbers_must_match(static: QuantizedModel, expected: Any, text: str) -> None:
@@ -135,7 +133,6 @@ def test_nothing_expected_is_an_error(static: QuantizedModel, expected: Any) -> 
         (torch.qint8, ValueError, "'qint8'; give 'int8', as which TFLite stores it"),
         ("torch.quint8", ValueError, "give 'uint8'"),
         (int, TypeError, "expected a dtype"),
-        (8, TypeError, "expected a dtype"),
         (torch.zeros(1), TypeError, "expected a dtype"),
     ],
 )
@@ -147,10 +144,7 @@ def test_what_is_no_dtype_is_refused(
         assert_output_dtypes(static, dtype)
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [np.dtype("int64"), np.bool_, torch.bfloat16, "int4"],
-)
+@pytest.mark.parametrize("dtype", [np.dtype("int64"), "int4"])
 def test_dtypes_that_equal_python_types_are_dtypes(static: QuantizedModel, dtype: Any) -> None:
     """np.dtype('int64') == int, and it is still a dtype: here one that the model has not."""
     with pytest.raises(AssertionError, match="got int8") as caught:

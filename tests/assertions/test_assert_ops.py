@@ -120,13 +120,10 @@ def test_a_file_alone_knows_no_modules(pt2e: QuantizedModel) -> None:
     ("op", "arguments", "error", "text"),
     [
         ("CONV_2D", {}, ValueError, "expects nothing: give input="),
-        ("CONV_2D", {"module": "stem"}, ValueError, "expects nothing"),
         ("CONV2D", {"output": "int8"}, ValueError, "no operator 'CONV2D' .did you mean CONV_2D"),
-        ("LINEAR", {"output": "int8"}, ValueError, r"'LINEAR' \(did you mean FULLY_CONNECTED\?\)"),
         (None, {"output": "int8"}, TypeError, "op: expected a name"),
         ("CONV_2D", {"scheme": "int7"}, ValueError, "unknown scheme 'int7' .did you mean int8"),
         ("CONV_2D", {"granularity": "channel"}, ValueError, "did you mean per_channel"),
-        ("CONV_2D", {"granularity": "blockwise_"}, ValueError, "unknown granularity"),
         ("CONV_2D", {"input": ()}, ValueError, "input: an empty sequence"),
         ("CONV_2D", {"count": 0}, ValueError, "write assert_op_counts"),
         ("CONV_2D", {"count": -1}, ValueError, "count: expected 0 or more"),
@@ -168,9 +165,7 @@ def test_custom_ops_are_counted_together(static: QuantizedModel, patch: Any) -> 
         ({}, ValueError, "expects nothing"),
         (["CONV_2D"], TypeError, "expected a dict"),
         ({"conv_2d": 1}, ValueError, "did you mean CONV_2D"),
-        ({3: 1}, TypeError, "expected a name"),
         ({"CONV_2D": True}, TypeError, "expected an integer"),
-        ({"CONV_2D": -1}, ValueError, "expected 0 or more"),
     ],
 )
 def test_misuse_of_counts(
@@ -260,7 +255,6 @@ def test_a_file_without_ops_passes_nothing(static: QuantizedModel, patch: Any) -
         (("RELU", "CONV_2D"), UnmatchedError, "allow='CONV_2D' matches no float op"),
         (("DEQUANTIZE",), UnmatchedError, "never counted"),
         (("relu",), ValueError, "did you mean RELU"),
-        ((None,), TypeError, "expected a name"),
     ],
 )
 def test_misuse_of_allow(

@@ -113,16 +113,12 @@ def test_a_float_output_has_no_step(dynamic: QuantizedModel) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        ({"max_lsb_error": -1}, ValueError, "expected 0 or more, and finite"),
         ({"max_lsb_error": math.nan}, ValueError, "expected 0 or more, and finite"),
         ({"max_lsb_error": True}, TypeError, "expected a number"),
-        ({"runtimes": ("builtin",)}, ValueError, "two or more different ones"),
         ({"runtimes": "builtin"}, ValueError, "two or more different ones"),
         ({"runtimes": ("builtin", "builtin")}, ValueError, "two or more different ones"),
         ({"runtimes": ("builtin", "xnpack")}, ValueError, "did you mean xnnpack"),
         ({"inputs": []}, ValueError, "there is no sample"),
-        ({"inputs": iter(())}, ValueError, "A generator gives its samples once"),
-        ({"inputs": torch.zeros(1, 3, 16, 16)}, TypeError, "expected an iterable of samples"),
         ({"inputs": [torch.zeros(2, 3, 16, 16)]}, ValueError, "expected shape"),
     ],
 )
