@@ -165,7 +165,6 @@ def test_sound_runtimes_agree(made: Any, cls: type[SmallModel], quantizer: str) 
     assert {"xnnpack", "builtin", "bridge"} <= set(compared_runtimes(quantized))
     found = _agreement(quantized, samples(cls, 6, seed=3))
     assert (found.unable, found.differences, found.notes) == ((), (), ())
-    assert {"xnnpack", "builtin"} <= set(found.ran)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,6 @@ class AgreementResult:
 
     unable: tuple[UnrunnableError, ...]  # runtimes that cannot allocate or run the file, and why
     differences: tuple[Finding, ...]
-    ran: tuple[str, ...]
     notes: tuple[str, ...]  # what could not be compared, and why
 
 
@@ -122,8 +121,7 @@ class Agreement:
             f"not compared, as kernels lack an op: {text_of([each])}"
             for each in grouped(each for each in self._lacking if each.text not in same)
         ]
-        ran = tuple(self._opened) if self._count else ()
-        return AgreementResult(tuple(unable), tuple(differences), ran, tuple(self._notes))
+        return AgreementResult(tuple(unable), tuple(differences), tuple(self._notes))
 
     def _note_kernels(self) -> None:
         """Note each target whose outputs differ from the same kernels' on this machine."""

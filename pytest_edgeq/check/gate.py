@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.baselines.op_changes import describe_change
-from pytest_edgeq.check.agreement import AgreementResult
 from pytest_edgeq.check.language import check_language
 from pytest_edgeq.check.measuring import Measuring
 from pytest_edgeq.check.remember import notes_on
@@ -27,10 +26,8 @@ from pytest_edgeq.numerics.findings import (
     FILE,
     LOST_OUTPUT,
     OTHER_FILE,
-    RUNTIMES_DIFFER,
     USELESS,
     WRONG_OUTPUT,
-    WRONG_RESULT,
     ZERO_OUTPUT,
     Finding,
     Harm,
@@ -162,7 +159,7 @@ class _Gate:
                 self._check_float(total)
         self._verdict.add(*measured.findings)
         if measured.layers is not None:
-            self._check_layers(measured.layers, measured.agreed)
+            self._check_layers(measured.layers)
         elif not measured.fits:
             self._check_constants()
         known = self._quantized.ledger
@@ -286,12 +283,12 @@ class _Gate:
                     )
                 )
 
-    def _check_layers(self, layers: LayerErrors, agreed: AgreementResult) -> None:
+    def _check_layers(self, layers: LayerErrors) -> None:
         self._verdict.layers = None if self._is_torch_nonfinite else layers
         # An op that returns NaN as torch does is not to blame.
         blamed = [row for row in layers.rows if row.verdict == LOWERING]
         if any(row.records or not self._is_torch_nonfinite for row in blamed):
-            first, *others = (self._explained(each, layers, agreed) for each in layers.wrong)
+            first, *others = (self._explained(each, layers) for each in layers.wrong)
             first = layers.with_source(first)
             evidence = (*first.evidence, *layers.overview.splitlines())
             self._verdict.add(replace(first, evidence=evidence))
@@ -322,13 +319,12 @@ class _Gate:
                 f"the float model and {were} not checked: {_names(unmatched)}"
             )
 
-    def _explained(self, found: Finding, layers: LayerErrors, agreed: AgreementResult) -> Finding:
+    def _explained(self, found: Finding, layers: LayerErrors) -> Finding:
         """Add which tool wrote the wrong op, and how to fix it."""
         if self._quantized.origin is not None:
             return found if self._verdict.has([OTHER_FILE]) else replace(found, fix=_SHIP)
         if found.fix:
             return found
-        causes = (*found.causes, *by_runtimes(found, agreed))
         if self._quantized.flow != "prebuilt":
             by_quantizer = self._quantized.flow == "recipe" and found.place.op != layers.differing
             fix = (
@@ -337,12 +333,13 @@ class _Gate:
                 "op alone"
             )
         elif other := layers.of_another_model:
-            causes, fix = (*causes, other), "give the reference that it was made from"
+            fix = "give the reference that it was made from"
+            return replace(found, causes=(*found.causes, other), fix=fix)
         else:
             fix = (
                 "correct the tool that wrote the file, or pass the reference that it was made from"
             )
-        return replace(found, causes=causes, fix=fix)
+        return replace(found, fix=fix)
 
     def _check_constants(self) -> None:
         """Compare constants with the flow's own if outputs cannot be compared."""
@@ -362,17 +359,6 @@ class _Gate:
                     kind=OTHER_FILE, place=FILE, headline=headline, evidence=evidence, fix=_SHIP
                 )
             )
-
-
-def by_runtimes(found: Finding, agreed: AgreementResult) -> list[str]:
-    """Return which runtimes agree on a wrong op, if several ran it."""
-    if found.kind != WRONG_RESULT or len(agreed.ran) < 2:
-        return []
-    differences = [each for each in agreed.differences if each.kind == RUNTIMES_DIFFER]
-    if not differences:
-        *first, last = agreed.ran
-        return [f"no kernel of one runtime alone: {', '.join(first)} and {last} agree"]
-    return [each.title for each in differences if each.place.op == found.place.op]
 
 
 def _names(rows: Sequence[LayerError]) -> str:
