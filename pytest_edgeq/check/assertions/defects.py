@@ -16,6 +16,7 @@ from pytest_edgeq.check.assertions.expect import (
     require_needed,
     table,
 )
+from pytest_edgeq.check.verdict import Verdict
 from pytest_edgeq.compare.file_health import conformance_findings
 from pytest_edgeq.errors import failure, grouped, warn_user
 from pytest_edgeq.numerics.comparison import Comparison
@@ -47,19 +48,9 @@ def assert_healthy(comparison: Comparison, allow: Sequence[str] = ()) -> None:
     wrong = [each for each in ordered(comparison.health) if each.kind not in allow]
     if not wrong:
         return
-    reported: set[str] = set()
-    shown = []
-    for each in wrong:
-        causes = tuple(cause for cause in each.causes if cause not in reported)
-        fix = "" if each.fix in reported else each.fix
-        shown.append(replace(each, headline=f"{each.kind}: {each.title}", causes=causes, fix=fix))
-        reported |= {*each.causes, each.fix}
-    first, *others = shown
-    title, *lines = first.lines
-    if others:
-        title += f" [1 of {len(wrong)} findings on {comparison.name}]"
-    lines = [title, *lines, *(line for each in others for line in ("", *each.lines))]
-    raise failure(wrong, "\n".join([*lines, f"update: allow={tuple(kinds)!r}"]))
+    verdict = Verdict([replace(each, headline=f"{each.kind}: {each.title}") for each in wrong])
+    text = verdict.text(comparison.name, unwritten=False)
+    raise failure(wrong, f"{text}\nupdate: allow={tuple(kinds)!r}")
 
 
 def assert_conforms(model: Model, allow: Sequence[str] = ()) -> None:
