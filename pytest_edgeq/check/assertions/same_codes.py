@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,8 @@ import numpy.typing as npt
 from pytest_edgeq.check.assertions.expect import Model, edge_of, failed, parse_number, table
 from pytest_edgeq.check.op_pairs import first_differing_op
 from pytest_edgeq.compare.failed_samples import FailedSamples, attach_samples
-from pytest_edgeq.compare.parallel import MOST_AHEAD, in_order
 from pytest_edgeq.compare.quantized import QuantizedModel
-from pytest_edgeq.compare.samples import Sample, SampleSpec, read_samples
+from pytest_edgeq.compare.samples import SampleSpec, read_samples
 from pytest_edgeq.errors import UnmatchedError
 from pytest_edgeq.localize.single_ops import SingleOps
 from pytest_edgeq.numerics.comparison import WorstSamples
@@ -26,9 +25,6 @@ from pytest_edgeq.tflite.end_quantization import quantized_output
 from pytest_edgeq.tflite.subgraph import SignatureTensor, Tensor
 
 Array = npt.NDArray[Any]
-
-# A sample, its inputs as codes by name, and the codes of some runtimes.
-_Run = tuple[Sample, Mapping[str, Array], dict[str, Sequence[Array]]]
 
 
 def assert_runtimes_agree(
@@ -86,8 +82,9 @@ def assert_runtimes_agree(
     }
     worst = {other: WorstSamples() for other in others}
     n_samples = 0
-    samples = read_samples(inputs, spec, "evaluation")
-    for index, (sample, codes) in enumerate(_run_all(edge, names, input_names, samples)):
+    for index, sample in enumerate(read_samples(inputs, spec, "evaluation")):
+        encoded = edge.encode(input_names, sample.arrays())
+        codes = {name: edge.runner(name).run(encoded) for name in names}
         expected = edge.decode(codes[first])
         for other in others:
             for pair, one, two in zip(pairs[other], codes[first], codes[other], strict=True):
@@ -96,13 +93,8 @@ def assert_runtimes_agree(
             worst[other].offer(index, sqnr_db, sample.clone)
         n_samples += 1
     every = [pair for other in others for pair in pairs[other]]
-    empty = [pair for pair in every if not pair.n_codes]
-    if not every or empty:
-        raise UnmatchedError(
-            f"output {empty[0].border.name!r} had no element in any sample: nothing was compared"
-            if empty
-            else "the model has no outputs: there is nothing to compare"
-        )
+    if not every or not all(pair.n_codes for pair in every):
+        raise UnmatchedError("an output had no element in any sample: nothing was compared")
     wrong = [pair for pair in every if not pair.worst <= (bound if pair.is_scaled else 0)]
     if wrong:
         shown = worst[wrong[0].other].result()
@@ -111,33 +103,6 @@ def assert_runtimes_agree(
         if known is not None:
             attach_samples(error, FailedSamples(known, wrong[0].other, first, shown, n_samples))
         raise error
-
-
-def _run_all(
-    edge: EdgeFile, names: Sequence[str], inputs: Sequence[str], samples: Iterator[Sample]
-) -> Iterator[tuple[Sample, dict[str, Sequence[Array]]]]:
-    """Yield each sample with every runtime's codes; several samples are in flight to targets."""
-    targets = [name for name in names if edge.runtimes.target_of(name) is not None]
-    pooled = [] if edge.is_stateful else targets
-    here = [name for name in names if name not in pooled]
-    for name in pooled:
-        edge.runner(name)  # opened in this thread
-
-    def encode_and_run() -> Iterator[_Run]:
-        for given in samples:
-            sample = given.clone() if pooled else given  # a loader may reuse its memory
-            encoded = edge.encode(inputs, sample.arrays())
-            yield sample, encoded, {name: edge.runner(name).run(encoded) for name in here}
-
-    def complete(edge: EdgeFile, run: _Run) -> tuple[Sample, dict[str, Sequence[Array]]]:
-        sample, encoded, codes = run
-        return sample, codes | {name: edge.runner(name).run(encoded) for name in pooled}
-
-    runs = encode_and_run()  # by `in_order` in this thread
-    if pooled:
-        yield from in_order(runs, lambda: edge, complete, MOST_AHEAD * len(pooled))
-    else:
-        yield from ((sample, codes) for sample, _, codes in runs)
 
 
 @dataclass(slots=True)
