@@ -1,4 +1,4 @@
-"""`edgeq.check_errors`, `check_op_dtypes` and `suggest_budget` in tests of a user."""
+"""`edgeq.check_errors` and `check_op_dtypes` in tests of a user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import os
 import pytest
 import torch
 from torch import nn
-from pytest_edgeq import assert_within_budget
 
 
 class Sum(nn.Module):
@@ -34,10 +33,6 @@ def comparison(edgeq):
 
 def test_errors(edgeq, comparison):
     edgeq.check_errors(comparison)
-
-
-def test_budget(edgeq, comparison):
-    assert_within_budget(comparison, edgeq.suggest_budget(comparison))
 
 
 def test_dtypes(edgeq):
@@ -74,18 +69,18 @@ def test_op_dtypes_are_remembered(project: Project) -> None:
         'E *no baseline is stored yet: op-dtype map "op_dtypes" (1 op, 0 of them in float)',
         "test_x.py:*: AssertionError",
     ]
-    project.run("-k", "dtypes", failed=1, deselected=2, shows=shows)
-    project.run("-k", "dtypes", "--edgeq-update=new", passed=1, deselected=2)
-    project.run("-k", "dtypes", passed=1, deselected=2)
+    project.run("-k", "dtypes", failed=1, deselected=1, shows=shows)
+    project.run("-k", "dtypes", "--edgeq-update=new", passed=1, deselected=1)
+    project.run("-k", "dtypes", passed=1, deselected=1)
     write_sum(project.path / "model.tflite", None)
     changed = "AssertionError: ADD #0 went from int8 to float32"
     shows = [f"E * {changed}; input *", f"FAILED test_x.py::test_dtypes - {changed[:45]}*"]
-    project.run("-k", "dtypes", failed=1, deselected=2, shows=shows)
+    project.run("-k", "dtypes", failed=1, deselected=1, shows=shows)
 
 
 def test_inputs_calibrated_with_others_are_why_errors_regressed(project: Project) -> None:
     """It stands under the first line, and no layer is blamed for it."""
-    project.run(*ERRORS, "--edgeq-update=new", passed=1, deselected=2)
+    project.run(*ERRORS, "--edgeq-update=new", passed=1, deselected=1)
     write_sum(project.path / "model.tflite", 1 / 128)
     shows = [
         "E *AssertionError: errors regressed: total, output *: sqnr_db: expected *",
@@ -107,21 +102,21 @@ def test_errors_are_remembered_held_and_accepted(
         'E *AssertionError: no baseline is stored yet: errors "errors" (output *',
         "Error: 1 baseline is not stored yet: *--edgeq-update=new",
     ]
-    project.run(*ERRORS, failed=1, deselected=2, shows=shows)
-    project.run(*ERRORS, "--edgeq-update=new", passed=1, deselected=2)
+    project.run(*ERRORS, failed=1, deselected=1, shows=shows)
+    project.run(*ERRORS, "--edgeq-update=new", passed=1, deselected=1)
     bad = file.read_bytes()
-    project.run(*ERRORS, passed=1, deselected=2)
+    project.run(*ERRORS, passed=1, deselected=1)
 
     monkeypatch.setenv("FACTOR", "1.0")
     loose = "Info: *test_errors.errors.json is loose: total, *=tighten *"
-    project.run(*ERRORS, passed=1, deselected=2, shows=loose)
+    project.run(*ERRORS, passed=1, deselected=1, shows=loose)
     assert file.read_bytes() == bad
     shows = ["1 baseline was tightened:", "*.errors.json: output 't2': sqnr * dB, fails below *"]
-    project.run(*ERRORS, "--edgeq-update=tighten", passed=1, deselected=2, shows=shows)
+    project.run(*ERRORS, "--edgeq-update=tighten", passed=1, deselected=1, shows=shows)
     good = file.read_bytes()
     assert good != bad
     # Sound kernels differ by single codes; those of a worse model are told of.
-    project.run(*ERRORS, "--edgeq-runtime=reference", passed=1, deselected=2)
+    project.run(*ERRORS, "--edgeq-runtime=reference", passed=1, deselected=1)
 
     monkeypatch.setenv("FACTOR", "1.01")
     shows = [
@@ -136,14 +131,8 @@ def test_errors_are_remembered_held_and_accepted(
     monkeypatch.setenv("FACTOR", "1.0")
     monkeypatch.setenv("START", "1")
     shows = ["E *AssertionError: the evaluation samples are not the baseline's: expected 32 *"]
-    project.run(*ERRORS, failed=1, deselected=2, shows=shows)
+    project.run(*ERRORS, failed=1, deselected=1, shows=shows)
     assert file.read_bytes() == good
-
-
-def test_a_suggested_budget_is_printed_and_kept(project: Project) -> None:
-    """It is ready to paste, and the measurement that it was made from keeps it."""
-    shows = "*Budget(max_lsb_error=*, sqnr_db=*, cosine_similarity=0.99*)*"
-    project.run("-s", "-k", "budget", passed=1, deselected=2, shows=shows)
 
 
 def test_one_sample_is_told_at_the_end_and_is_no_warning(
@@ -152,10 +141,10 @@ def test_one_sample_is_told_at_the_end_and_is_no_warning(
     """In every run, also where warnings are errors; of enough samples nothing is told."""
     told = "Info: 1 evaluation sample: nothing is known of others; give 5 or more that differ"
     monkeypatch.setenv("COUNT", "1")
-    project.run(*ERRORS, "--edgeq-update", passed=1, deselected=2)
-    project.run(*ERRORS, "-W", "error", passed=1, deselected=2, shows=told)
+    project.run(*ERRORS, "--edgeq-update", passed=1, deselected=1)
+    project.run(*ERRORS, "-W", "error", passed=1, deselected=1, shows=told)
     monkeypatch.setenv("COUNT", "32")
-    project.run(*ERRORS, "--edgeq-update", passed=1, deselected=2, hides="Info: *")
+    project.run(*ERRORS, "--edgeq-update", passed=1, deselected=1, hides="Info: *")
 
 
 def test_a_broken_file_is_not_stored(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,5 +158,5 @@ def test_a_broken_file_is_not_stored(project: Project, monkeypatch: pytest.Monke
     ]
     for update in ((), ("--edgeq-update=new",)):
         hides = ["Error: *", "*update: *"]
-        project.run(*ERRORS, *update, failed=1, deselected=2, shows=shows, hides=hides)
+        project.run(*ERRORS, *update, failed=1, deselected=1, shows=shows, hides=hides)
     assert not (project.path / "__edgeq__").exists()
