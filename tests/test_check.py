@@ -62,21 +62,15 @@ def _images(n: int, seed: int) -> Iterator[torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def edgeq_alone() -> Edgeq:
-    """Without a memory."""
-    return Edgeq()
-
-
-@pytest.fixture(scope="module")
-def heads(edgeq_alone: Edgeq) -> QuantizedModel:
+def heads() -> QuantizedModel:
     """A sound model."""
     model, inputs = seeded(_TwoHeads), (next(_images(1, 0)),)
-    return edgeq_alone.quantize(model, inputs, calibration=_images(32, 1))
+    return Edgeq().quantize(model, inputs, calibration=_images(32, 1))
 
 
-def _findings(edgeq: Edgeq, quantized: QuantizedModel, inputs: Any) -> str:
+def _findings(quantized: QuantizedModel, inputs: Any) -> str:
     """What the gate says; empty where it lets the model through."""
-    text, told = checked(quantized, inputs, edgeq)
+    text, told = checked(quantized, inputs)
     # Where there is a text, it says so itself.
     assert [each for each in told if UNREMEMBERED not in each] == []
     assert len(told) == (not text)
@@ -84,7 +78,7 @@ def _findings(edgeq: Edgeq, quantized: QuantizedModel, inputs: Any) -> str:
     return text
 
 
-def test_a_sound_model_passes(edgeq_alone: Edgeq, heads: QuantizedModel) -> None:
+def test_a_sound_model_passes(heads: QuantizedModel) -> None:
     """Samples are read one at a time, from a buffer that the loader fills anew; torch stays."""
     assert isinstance(heads.float_model, nn.Module)
     before = {key: value.clone() for key, value in heads.float_model.state_dict().items()}
@@ -95,26 +89,26 @@ def test_a_sound_model_passes(edgeq_alone: Edgeq, heads: QuantizedModel) -> None
             buffer.copy_(image)
             yield buffer
 
-    assert _findings(edgeq_alone, heads, loader()) == ""
+    assert _findings(heads, loader()) == ""
     after = heads.float_model.state_dict()
     assert all(torch.equal(before[key], value) for key, value in after.items())
 
 
-def test_the_warning_points_at_the_users_line(edgeq_alone: Edgeq, heads: QuantizedModel) -> None:
+def test_the_warning_points_at_the_users_line(heads: QuantizedModel) -> None:
     """And says what was not done, and what it needs."""
     with pytest.warns(UserWarning, match=UNREMEMBERED) as told:
-        edgeq_alone.check(heads, _images(2, 2))
+        Edgeq().check(heads, _images(2, 2))
 
     assert told[0].filename == __file__
     assert "outside a test nothing is remembered" in str(told[0].message)
 
 
-def test_nan_of_torch_itself_is_the_first_finding(edgeq_alone: Edgeq) -> None:
+def test_nan_of_torch_itself_is_the_first_finding() -> None:
     """No op is blamed for giving what torch gives."""
     x, y = ([{"dtype": "float32", "shape": (1, 8), "name": name}] for name in "xy")
-    model = edgeq_alone.load(one_op("LOG", x, y), reference=torch.log)
+    model = Edgeq().load(one_op("LOG", x, y), reference=torch.log)
     generator = torch.Generator().manual_seed(1)
-    text = _findings(edgeq_alone, model, [torch.randn(1, 8, generator=generator) for _ in range(4)])
+    text = _findings(model, [torch.randn(1, 8, generator=generator) for _ in range(4)])
     assert re.match(
         r"health: nonfinite: output 'y': expected finite values, got \d+ NaN or infinite of "
         r"32 elements, and \d+ in the float reference itself\nfix: look at the model \(log, sqrt, "
@@ -292,16 +286,16 @@ def test_a_cause_is_told_once() -> None:
 
 
 @pytest.mark.slow
-def test_few_samples_are_told(edgeq_alone: Edgeq) -> None:
+def test_few_samples_are_told() -> None:
     """Of a calibration by two a warning, of one that is given again and again a finding."""
     few, more = list(samples(ConvBnRelu, 2)), list(samples(ConvBnRelu, 8))
     new = list(samples(ConvBnRelu, 2, seed=9))
 
     def told(calibration: Any, evaluation: Any) -> list[str]:
-        quantized = edgeq_alone.quantize(
+        quantized = Edgeq().quantize(
             seeded(ConvBnRelu), ConvBnRelu.sample_inputs(), calibration=calibration
         )
-        text, caught = checked(quantized, evaluation, edgeq_alone)
+        text, caught = checked(quantized, evaluation)
         return text.splitlines() or caught
 
     assert any(
@@ -319,9 +313,9 @@ def test_few_samples_are_told(edgeq_alone: Edgeq) -> None:
     )
 
 
-def test_calibration_samples_are_found(edgeq_alone: Edgeq, heads: QuantizedModel) -> None:
+def test_calibration_samples_are_found(heads: QuantizedModel) -> None:
     """Two of those that were calibrated with, among others."""
-    text = _findings(edgeq_alone, heads, [*_images(2, 1), *_images(6, 2)])
+    text = _findings(heads, [*_images(2, 1), *_images(6, 2)])
 
     assert text.startswith(
         "health: calibration_overlap: inputs: 2 of 8 evaluated samples were also used to calibrate"
@@ -386,39 +380,39 @@ def _stride(model: Any) -> None:
     ],
 )
 def test_a_file_that_is_not_the_one_made_is_found(
-    edgeq_alone: Edgeq, heads: QuantizedModel, change: Change, said: str
+    heads: QuantizedModel, change: Change, said: str
 ) -> None:
     """It is not what the flow made; what was put in its place before counts for nothing."""
     model = unpack(heads.tflite)
     change(model)
     other = heads.with_tflite(pack(model)).with_tflite(pack(model))
 
-    text = _findings(edgeq_alone, other, _images(4, 2))
+    text = _findings(other, _images(4, 2))
 
     assert any(re.search(said, line) for line in text.splitlines()), text
 
 
-def test_the_same_file_written_anew_passes(edgeq_alone: Edgeq, heads: QuantizedModel) -> None:
+def test_the_same_file_written_anew_passes(heads: QuantizedModel) -> None:
     """Other bytes, the same model."""
     model = unpack(heads.tflite)
     model.description = "written anew"
     other = heads.with_tflite(pack(model))
 
-    assert _findings(edgeq_alone, other, _images(8, 2)) == ""
+    assert _findings(other, _images(8, 2)) == ""
 
 
-def test_another_quantizers_file_is_found(edgeq_alone: Edgeq, heads: QuantizedModel) -> None:
+def test_another_quantizers_file_is_found(heads: QuantizedModel) -> None:
     """A float file that claims to be the int8 one: which ops computed in what is told."""
-    float_file = edgeq_alone.quantize(heads.float_model, (next(_images(1, 0)),), quantizer=None)  # type: ignore[arg-type] # it is a module
+    float_file = Edgeq().quantize(heads.float_model, (next(_images(1, 0)),), quantizer=None)  # type: ignore[arg-type] # it is a module
 
-    text = _findings(edgeq_alone, heads.with_tflite(float_file.tflite), _images(4, 2))
+    text = _findings(heads.with_tflite(float_file.tflite), _images(4, 2))
 
     assert text.splitlines()[0].startswith("not the file that the ")
     assert "CONV_2D" in text
     assert "int8 → float" in text
 
 
-def test_a_weight_that_is_another_is_found(edgeq_alone: Edgeq, heads: QuantizedModel) -> None:
+def test_a_weight_that_is_another_is_found(heads: QuantizedModel) -> None:
     """One channel's largest weight negated: the layer is named."""
     model = unpack(heads.tflite)
     convolution = [op for op in heads.graph.ops if op.name == "CONV_2D"][-1]
@@ -427,14 +421,12 @@ def test_a_weight_that_is_another_is_found(edgeq_alone: Edgeq, heads: QuantizedM
     data[np.abs(data.astype(int)).argmax()] *= -1
     model.buffers[tensor.buffer].data = data.view(np.uint8)
 
-    text = _findings(edgeq_alone, heads.with_tflite(pack(model)), _images(4, 2))
+    text = _findings(heads.with_tflite(pack(model)), _images(4, 2))
 
     assert text.startswith(f"CONV_2D #{convolution.index} (heads."), text
 
 
-def test_a_file_without_names_is_told_by_torchs_modules(
-    edgeq_alone: Edgeq, heads: QuantizedModel
-) -> None:
+def test_a_file_without_names_is_told_by_torchs_modules(heads: QuantizedModel) -> None:
     """The names of its tensors are gone; what it was matched with has one."""
     model = unpack(heads.tflite)
     for index, tensor in enumerate(model.subgraphs[0].tensors):
@@ -444,30 +436,28 @@ def test_a_file_without_names_is_told_by_torchs_modules(
     with torch.no_grad():
         reference.stem.weight[3] *= -1
 
-    text = _findings(edgeq_alone, edgeq_alone.load(pack(model), reference=reference), _images(4, 2))
+    text = _findings(Edgeq().load(pack(model), reference=reference), _images(4, 2))
 
     assert re.match(r"CONV_2D #\d \(stem\): the weight's codes: ", text), text
 
 
-def test_inputs_that_do_not_fit_the_file_are_told(
-    edgeq_alone: Edgeq, heads: QuantizedModel
-) -> None:
+def test_inputs_that_do_not_fit_the_file_are_told(heads: QuantizedModel) -> None:
     """A file of another model: what it takes is told, with all else that is wrong."""
     sides = [{"dtype": "float32", "shape": (1, 4), "name": name} for name in "abc"]
     other = one_op("ADD", sides[:2], sides[2:], "AddOptions")
 
-    text = _findings(edgeq_alone, heads.with_tflite(other), _images(4, 2))
+    text = _findings(heads.with_tflite(other), _images(4, 2))
 
     assert text.startswith("not the file that the")
     assert "the file takes the inputs ['a', 'b']" in text
 
 
-def test_a_file_that_no_runtime_runs_is_found(edgeq_alone: Edgeq, heads: QuantizedModel) -> None:
+def test_a_file_that_no_runtime_runs_is_found(heads: QuantizedModel) -> None:
     """An output that no op computes: each runtime says so, and nothing else breaks."""
     model = unpack(heads.tflite)
     model.subgraphs[0].operators.pop()
 
-    text = _findings(edgeq_alone, heads.with_tflite(pack(model)), _images(4, 2))
+    text = _findings(heads.with_tflite(pack(model)), _images(4, 2))
 
     assert text.startswith("not the file that the")
     told = [line for line in text.splitlines() if "cannot" in line]
@@ -491,7 +481,7 @@ def test_a_runtime_that_gives_something_else_is_found(heads: QuantizedModel) -> 
     edgeq = Edgeq(runtimes={"board": _one_off})
     model = edgeq.load(heads.tflite, reference=heads.float_model)
 
-    first, why, *_ = _findings(edgeq, model, _images(4, 2)).splitlines()
+    first, why, *_ = _findings(model, _images(4, 2)).splitlines()
 
     count = len(heads.graph.ops)
     assert first.startswith(
@@ -502,12 +492,12 @@ def test_a_runtime_that_gives_something_else_is_found(heads: QuantizedModel) -> 
     )
 
 
-def test_all_is_listed_the_most_telling_first(edgeq_alone: Edgeq, heads: QuantizedModel) -> None:
+def test_all_is_listed_the_most_telling_first(heads: QuantizedModel) -> None:
     """What the file is not, which explains the rest; samples met again do no known harm."""
     model = unpack(heads.tflite)
     _activation(model)
 
-    text = _findings(edgeq_alone, heads.with_tflite(pack(model)), [*_images(2, 1), *_images(6, 2)])
+    text = _findings(heads.with_tflite(pack(model)), [*_images(2, 1), *_images(6, 2)])
 
     first, *lines = text.splitlines()
     numbers = [line[:3] for line in lines if line.startswith("[")]
@@ -523,14 +513,14 @@ def test_all_is_listed_the_most_telling_first(edgeq_alone: Edgeq, heads: Quantiz
 
 
 @pytest.mark.parametrize("inputs", [[], torch.zeros(1, 3, 16, 16), [torch.zeros(1, 3, 8, 8)]])
-def test_bad_samples_are_refused(edgeq_alone: Edgeq, heads: QuantizedModel, inputs: Any) -> None:
+def test_bad_samples_are_refused(heads: QuantizedModel, inputs: Any) -> None:
     """They are no findings about the model."""
     with pytest.raises((ValueError, TypeError), match="evaluation"):
-        edgeq_alone.check(heads, inputs)
+        Edgeq().check(heads, inputs)
 
 
 @pytest.mark.parametrize("level", [293.0, 0.0])
-def test_an_output_that_is_nearly_constant_is_noted(edgeq_alone: Edgeq, level: float) -> None:
+def test_an_output_that_is_nearly_constant_is_noted(level: float) -> None:
     """Its SQNR of 58 dB is that of the constant; without one it is that of the variation."""
     step = (level + 5) / 127
     file = FileWriter()
@@ -540,7 +530,7 @@ def test_an_output_that_is_nearly_constant_is_noted(edgeq_alone: Edgeq, level: f
     graph.op("QUANTIZE", [taken], [given])
     graph.borders([taken], [given])
     file.signature("run", [("taken", taken)], [("given", given)])
-    loaded = edgeq_alone.load(file.content(), reference=lambda x: x, name="level")
+    loaded = Edgeq().load(file.content(), reference=lambda x: x, name="level")
     drawn = np.random.default_rng(0)
     inputs = [(level + drawn.normal(size=(1, 4))).astype(np.float32) for _ in range(16)]
     noted = "output 'given' varies between the samples by 0."
@@ -549,14 +539,14 @@ def test_an_output_that_is_nearly_constant_is_noted(edgeq_alone: Edgeq, level: f
     )
 
 
-def test_a_file_without_a_reference_is_refused(edgeq_alone: Edgeq, heads: QuantizedModel) -> None:
+def test_a_file_without_a_reference_is_refused(heads: QuantizedModel) -> None:
     """There is nothing to hold it against."""
     text = r"no reference to compare with: .*float_tflite=.*assert_conforms, .*edgeq show"
     with pytest.raises(ValueError, match=text):
-        edgeq_alone.check(edgeq_alone.load(heads.tflite), _images(2, 2))
+        Edgeq().check(Edgeq().load(heads.tflite), _images(2, 2))
 
 
-def _sums(count: int, width: int) -> tuple[Edgeq, QuantizedModel]:
+def _sums(count: int, width: int) -> QuantizedModel:
     """Some additions of two inputs, on a runtime that gives codes one too high."""
     file = FileWriter()
     graph = file.graph()
@@ -567,14 +557,14 @@ def _sums(count: int, width: int) -> tuple[Edgeq, QuantizedModel]:
     graph.borders([x, y], made)
     file.signature("add", [("x", x), ("y", y)], [(f"z{i}", each) for i, each in enumerate(made)])
     edgeq = Edgeq(runtimes={"board": _one_off})
-    return edgeq, edgeq.load(file.content(), reference=lambda x, y: [x + y] * count)
+    return edgeq.load(file.content(), reference=lambda x, y: [x + y] * count)
 
 
 def test_codes_of_small_ops_are_counted_together() -> None:
     """Each has too few of them to tell that the runtime moves all by one."""
     steps = torch.arange(8)[None] / 16
 
-    text = _findings(*_sums(4, 8), [(steps, steps), (steps.flip(1), steps)])
+    text = _findings(_sums(4, 8), [(steps, steps), (steps.flip(1), steps)])
 
     assert text.startswith(
         "runtimes 'board' and 'builtin': expected at most 50% of the codes of 4 ops to differ, as "
@@ -588,7 +578,7 @@ def test_the_text_of_runtimes_that_differ() -> None:
     """To the letter: where, on what, expected, got, how many."""
     steps = torch.arange(64)[None] / 16
 
-    text = _findings(*_sums(1, 64), [(steps, steps), (steps.flip(1), steps)])
+    text = _findings(_sums(1, 64), [(steps, steps), (steps.flip(1), steps)])
 
     assert re.fullmatch(
         r"runtimes 'board' and 'builtin': ADD #0: expected at most 50% of the codes to differ, "
@@ -629,7 +619,7 @@ def test_the_text_of_a_file_that_kernels_refuse() -> None:
     samples = [torch.tensor([[0.1, 0.2, 0.3, k / 10]]) for k in range(5)]
 
     # XNNPACK hands the codes on, and is off by the scales: findings of their own.
-    first, *lines = _findings(edgeq, model, samples).splitlines()
+    first, *lines = _findings(model, samples).splitlines()
     assert re.match(
         r"the (xnnpack, )?builtin(, \w+)*( and \w+)? runtimes? cannot run the \.tflite file: "
         r"REDUCE_MAX #0 \[1 of \d findings on _Greatest\]",
@@ -663,15 +653,15 @@ class _Changed(nn.Module):
         return self.change(*self.model(x))
 
 
-def _changed(edgeq: Edgeq, heads: QuantizedModel, change: Callable[..., Any]) -> QuantizedModel:
-    return edgeq.load(heads.tflite, reference=_Changed(heads.float_model, change).eval())
+def _changed(heads: QuantizedModel, change: Callable[..., Any]) -> QuantizedModel:
+    return Edgeq().load(heads.tflite, reference=_Changed(heads.float_model, change).eval())
 
 
-def test_the_text_of_a_reference_that_fails(edgeq_alone: Edgeq, heads: QuantizedModel) -> None:
+def test_the_text_of_a_reference_that_fails(heads: QuantizedModel) -> None:
     """Which model on which sample, what torch said, and what it was given."""
-    loaded = _changed(edgeq_alone, heads, lambda one, two: one + torch.zeros(1, 4, 5, 5))
+    loaded = _changed(heads, lambda one, two: one + torch.zeros(1, 4, 5, 5))
 
-    assert _findings(edgeq_alone, loaded, _images(2, 2)) == (
+    assert _findings(loaded, _images(2, 2)) == (
         "the reference of _Changed fails on evaluation sample 0: expected its outputs, got "
         "RuntimeError: The size of tensor a (7) must match the size of tensor b (5) at "
         "non-singleton dimension 3\n"
@@ -680,11 +670,11 @@ def test_the_text_of_a_reference_that_fails(edgeq_alone: Edgeq, heads: Quantized
     )
 
 
-def test_the_text_of_outputs_of_another_shape(edgeq_alone: Edgeq, heads: QuantizedModel) -> None:
+def test_the_text_of_outputs_of_another_shape(heads: QuantizedModel) -> None:
     """Both shapes, and where to look."""
-    loaded = _changed(edgeq_alone, heads, lambda one, two: (one[:, :, 1:], two))
+    loaded = _changed(heads, lambda one, two: (one[:, :, 1:], two))
 
-    text = _findings(edgeq_alone, loaded, _images(2, 2))
+    text = _findings(loaded, _images(2, 2))
 
     assert text.startswith(
         "_Changed: output 'output_0': the reference gives shape [1, 4, 6, 7], the file [1, 4, 7, "
@@ -693,12 +683,12 @@ def test_the_text_of_outputs_of_another_shape(edgeq_alone: Edgeq, heads: Quantiz
     )
 
 
-def test_another_checkpoint_is_told_as_such(edgeq_alone: Edgeq, heads: QuantizedModel) -> None:
+def test_another_checkpoint_is_told_as_such(heads: QuantizedModel) -> None:
     """Each layer has other weights: the cause is one."""
     torch.manual_seed(1)
-    loaded = edgeq_alone.load(heads.tflite, reference=_TwoHeads().eval())
+    loaded = Edgeq().load(heads.tflite, reference=_TwoHeads().eval())
 
-    lines = _findings(edgeq_alone, loaded, _images(4, 2)).splitlines()
+    lines = _findings(loaded, _images(4, 2)).splitlines()
 
     assert re.match(r"CONV_2D #\d \(stem\): the weight's codes: \d+ of 216 differ", lines[0]), lines
     assert lines[1:3] == [
@@ -706,7 +696,7 @@ def test_another_checkpoint_is_told_as_such(edgeq_alone: Edgeq, heads: Quantized
         "checkpoint than the file was made from",
         "fix: give the reference that it was made from",
     ]
-    explain = edgeq_alone.compare(loaded, _images(4, 2)).explain
+    explain = Edgeq().compare(loaded, _images(4, 2)).explain
     assert explain is not None
     assert explain().causes == (
         "all 3 layers with weights differ from the reference's: it is another model or checkpoint "
@@ -714,13 +704,11 @@ def test_another_checkpoint_is_told_as_such(edgeq_alone: Edgeq, heads: Quantized
     )
 
 
-def test_an_output_that_is_worse_than_zeros_is_found(
-    edgeq_alone: Edgeq, heads: QuantizedModel
-) -> None:
+def test_an_output_that_is_worse_than_zeros_is_found(heads: QuantizedModel) -> None:
     """Of another sign."""
-    loaded = _changed(edgeq_alone, heads, lambda one, two: (-one, -two))
+    loaded = _changed(heads, lambda one, two: (-one, -two))
 
-    text = _findings(edgeq_alone, loaded, _images(4, 2))
+    text = _findings(loaded, _images(4, 2))
 
     assert re.search(
         r"output 'output_0': expected 4.4 dB SQNR or more, which is one bit of it, got "
@@ -744,11 +732,11 @@ class _Normalized(nn.Module):
         return y
 
 
-def test_an_op_that_is_another_is_found_by_torch_alone(edgeq_alone: Edgeq) -> None:
+def test_an_op_that_is_another_is_found_by_torch_alone() -> None:
     """SUB became ADD, in front of ops that no value tells apart from it."""
     torch.manual_seed(0)
     module = _Normalized().eval()
-    quantized = edgeq_alone.quantize(
+    quantized = Edgeq().quantize(
         module,
         (next(_images(1, 0)),),
         quantizer="recipe_static_wi8_ai8",
@@ -767,13 +755,13 @@ def test_an_op_that_is_another_is_found_by_torch_alone(edgeq_alone: Edgeq) -> No
             op.builtinOptions = schema_py_generated.AddOptionsT()
 
     with pytest.raises(AssertionError, match=r"ADD #\d|CONV_2D #\d|MUL #\d"):
-        edgeq_alone.check(edgeq_alone.load(pack(model), reference=module), _images(4, 2))
+        Edgeq().check(Edgeq().load(pack(model), reference=module), _images(4, 2))
 
 
 @pytest.mark.slow
-def test_one_of_several_signatures_of_another_file_is_checked(edgeq_alone: Edgeq) -> None:
+def test_one_of_several_signatures_of_another_file_is_checked() -> None:
     """Against the same one of the flow's own file: sound as it is, and found where it is not."""
-    quantized = edgeq_alone.quantize(
+    quantized = Edgeq().quantize(
         {"small": _Normalized().eval(), "large": _Normalized().eval()},
         {name: (torch.zeros(1, 3, side, side),) for name, side in (("small", 16), ("large", 20))},
         calibration={
@@ -783,10 +771,7 @@ def test_one_of_several_signatures_of_another_file_is_checked(edgeq_alone: Edgeq
     )
 
     assert (
-        _findings(
-            edgeq_alone, quantized.with_tflite(quantized.tflite).signature("small"), _images(4, 2)
-        )
-        == ""
+        _findings(quantized.with_tflite(quantized.tflite).signature("small"), _images(4, 2)) == ""
     )
 
     model = unpack(quantized.tflite)
@@ -796,7 +781,7 @@ def test_one_of_several_signatures_of_another_file_is_checked(edgeq_alone: Edgeq
     output.quantization.scale = np.asarray(output.quantization.scale) * np.float32(1.02)
     other = quantized.with_tflite(pack(model))
 
-    text = _findings(edgeq_alone, other.signature("small"), _images(4, 2))
+    text = _findings(other.signature("small"), _images(4, 2))
     assert "expected the scale" in text.splitlines()[0]
 
 
