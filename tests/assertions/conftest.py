@@ -1,14 +1,15 @@
-"""A few real conversions, made once a session, and the tools to spoil them."""
+"""A few real conversions, made once a session, and functions that spoil and compare them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from ai_edge_litert import schema_py_generated as schema
 
 from fixtures import digits
 from fixtures.models import DepthwiseSeparable, ResidualNet, SmallModel, samples, seeded
@@ -21,13 +22,6 @@ from pytest_edgeq.numerics.findings import Finding
 GOLDEN = Path(__file__).parent / "golden"
 
 
-class Golden(Protocol):
-    """Run what must fail, and hold its text against the golden file of this name."""
-
-    def __call__(self, name: str, check: Callable[[], None]) -> tuple[str, Finding]:
-        """Return the text and its first finding."""
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
     """Keep torch on one thread: networks this small gain nothing from more."""
@@ -37,22 +31,17 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(scope="session")
-def golden() -> Golden:
-    """Compare a failure's text with tests/assertions/golden/<name>.txt, and with its findings."""
-
-    def check_text(name: str, check: Callable[[], None]) -> tuple[str, Finding]:
-        with pytest.raises(AssertionError) as caught:
-            check()
-        text = str(caught.value)
-        assert f"{text}\n" == (GOLDEN / f"{name}.txt").read_text("utf-8")
-        first, *others = findings_of(caught.value)
-        assert all(each.title in text for each in (first, *others))
-        assert {*first.reasons, *first.evidence} - {f"fix: {first.fix}"} <= {*text.splitlines()}
-        assert first.fix in text
-        return text, first
-
-    return check_text
+def golden(name: str, check: Callable[[], None]) -> tuple[str, Finding]:
+    """Compare a failure's text with golden/<name>.txt; return it and its first finding."""
+    with pytest.raises(AssertionError) as caught:
+        check()
+    text = str(caught.value)
+    assert f"{text}\n" == (GOLDEN / f"{name}.txt").read_text("utf-8")
+    first, *others = findings_of(caught.value)
+    assert all(each.title in text for each in (first, *others))
+    assert {*first.reasons, *first.evidence} - {f"fix: {first.fix}"} <= {*text.splitlines()}
+    assert first.fix in text
+    return text, first
 
 
 def _quantize(model: type[SmallModel], quantizer: Any, **options: Any) -> QuantizedModel:
@@ -159,63 +148,43 @@ def plain() -> QuantizedModel:
     return _quantize(ResidualNet, None)
 
 
-@pytest.fixture(scope="session")
-def patch() -> Callable[[QuantizedModel, Callable[[Any], None]], bytes]:
-    """Give a file with something changed in it, by the flatbuffer's object API."""
-
-    def patched(model: QuantizedModel, change: Callable[[Any], None]) -> bytes:
-        content = unpack(model.tflite)
-        change(content)
-        return pack(content)
-
-    return patched
+def patch(model: QuantizedModel, change: Callable[[Any], None]) -> bytes:
+    """Return the file with something changed in it, by the flatbuffer's object API."""
+    content = unpack(model.tflite)
+    change(content)
+    return pack(content)
 
 
-@pytest.fixture(scope="session")
-def operand() -> Callable[[Any, str, int], Any]:
-    """Give an operand of the first op of a name, in the flatbuffer's object API."""
-    from ai_edge_litert import schema_py_generated as schema
-
-    def find(content: Any, op: str, position: int) -> Any:
-        code = getattr(schema.BuiltinOperator, op)
-        codes = [
-            index
-            for index, opcode in enumerate(content.operatorCodes)
-            if max(opcode.builtinCode, opcode.deprecatedBuiltinCode) == code
-        ]
-        graph = content.subgraphs[0]
-        first = next(o for o in graph.operators if o.opcodeIndex in codes)
-        return graph.tensors[first.inputs[position]]
-
-    return find
+def operand(content: Any, op: str, position: int) -> Any:
+    """Return an operand of the first op of a name, in the flatbuffer's object API."""
+    code = getattr(schema.BuiltinOperator, op)
+    codes = [
+        index
+        for index, opcode in enumerate(content.operatorCodes)
+        if max(opcode.builtinCode, opcode.deprecatedBuiltinCode) == code
+    ]
+    graph = content.subgraphs[0]
+    first = next(o for o in graph.operators if o.opcodeIndex in codes)
+    return graph.tensors[first.inputs[position]]
 
 
-@pytest.fixture(scope="session")
-def spoil(patch: Any, operand: Any) -> Callable[..., QuantizedModel]:
+def spoil(model: QuantizedModel, op: str, change: Callable[[Any, Any], Any]) -> QuantizedModel:
     """Change the weight of the first op of a name: its tensor and its data, in the file alone."""
 
-    def spoilt(model: QuantizedModel, op: str, change: Callable[[Any, Any], Any]) -> QuantizedModel:
-        def spoil_weight(content: Any) -> None:
-            weight = operand(content, op, 1)
-            buffer = content.buffers[weight.buffer]
-            buffer.data = change(weight, np.array(buffer.data))
+    def spoil_weight(content: Any) -> None:
+        weight = operand(content, op, 1)
+        buffer = content.buffers[weight.buffer]
+        buffer.data = change(weight, np.array(buffer.data))
 
-        return model.with_tflite(patch(model, spoil_weight))
-
-    return spoilt
+    return model.with_tflite(patch(model, spoil_weight))
 
 
-@pytest.fixture(scope="session")
-def comparison() -> Callable[..., Comparison]:
+def comparison(
+    scores: Any = (1.0, 2.0, 3.5), boxes: Any = (10.0, 20.0), **stages: Any
+) -> Comparison:
     """Make a comparison of two outputs by hand: `scores` with a scale of 0.5, `boxes` float."""
-
-    def make(scores: Any = (1.0, 2.0, 3.5), boxes: Any = (10.0, 20.0), **stages: Any) -> Comparison:
-        specs = [IOSpec("scores", 0.5, 0, -128, 127), IOSpec("boxes")]
-        reference = [np.array([[1.0, 2.0, 3.0]]), np.array([[10.0, 20.0]])]
-        total = StageAccumulator(specs)
-        total.update(reference, [np.array([scores], float), np.array([boxes], float)])
-        return Comparison(
-            name="net", flow="pt2e", runtime="builtin", total=total.result(), **stages
-        )
-
-    return make
+    specs = [IOSpec("scores", 0.5, 0, -128, 127), IOSpec("boxes")]
+    reference = [np.array([[1.0, 2.0, 3.0]]), np.array([[10.0, 20.0]])]
+    total = StageAccumulator(specs)
+    total.update(reference, [np.array([scores], float), np.array([boxes], float)])
+    return Comparison(name="net", flow="pt2e", runtime="builtin", total=total.result(), **stages)

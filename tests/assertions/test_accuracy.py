@@ -27,7 +27,7 @@ from pytest_edgeq.compare.failed_samples import attached_samples
 from pytest_edgeq.errors import findings_of
 from pytest_edgeq.numerics.findings import NONFINITE
 from pytest_edgeq.numerics.paired import Bounds, Resampled
-from tests.assertions.conftest import labelled
+from tests.assertions.conftest import golden, labelled, spoil
 
 
 def top1(logits: Tensor, label: int) -> Tensor:
@@ -73,9 +73,7 @@ def test_a_sound_file_passes(reader: QuantizedModel, metric: Any) -> None:
         ("CONV_2D", _filters_reversed, top1),
     ],
 )
-def test_a_spoilt_file_fails(
-    reader: QuantizedModel, spoil: Any, op: str, change: Any, metric: Any
-) -> None:
+def test_a_spoilt_file_fails(reader: QuantizedModel, op: str, change: Any, metric: Any) -> None:
     """By what the defect of one layer costs; the same samples without it pass above."""
     with pytest.raises(
         AssertionError, match=r": expected at most 0\.03, got 0\.\d+ \(500 samples\)"
@@ -83,7 +81,7 @@ def test_a_spoilt_file_fails(
         assert_accuracy_drop(spoil(reader, op, change), labelled(), metric, max_drop=0.03)
 
 
-def test_a_failure_carries_samples_that_lost(reader: QuantizedModel, spoil: Any) -> None:
+def test_a_failure_carries_samples_that_lost(reader: QuantizedModel) -> None:
     """For the bundle of its test; a class that is dead loses the digits of it."""
     given = list(labelled(100))
     dead = spoil(reader, "FULLY_CONNECTED", _dead_class)
@@ -172,16 +170,14 @@ def test_equal_numbers_on_few_samples(doubled: QuantizedModel) -> None:
         ("accuracy_numbers_unsettled", _NOISY, 0.03),
     ],
 )
-def test_texts(
-    doubled: QuantizedModel, golden: Any, name: str, rows: list[Any], max_drop: float
-) -> None:
+def test_texts(doubled: QuantizedModel, name: str, rows: list[Any], max_drop: float) -> None:
     """The golden texts."""
     golden(
         name, lambda: assert_accuracy_drop(doubled, _inputs(len(rows)), _script(*rows), max_drop)
     )
 
 
-def test_text_of_a_drop_without_an_upper_bound(golden: Any) -> None:
+def test_text_of_a_drop_without_an_upper_bound() -> None:
     """The golden text names no limit: too many resamples have no score."""
     evidence = Resampled(20, 0.3, Bounds(0.2, math.inf), per_sample=0.1)
     scores = Scores("MyMetric", 0.9, 0.6, evidence, True, (), "paired bootstrap, 200 resamples")

@@ -22,7 +22,7 @@ from torchmetrics.regression import PearsonCorrCoef
 from pytest_edgeq import Edgeq, QuantizedModel, assert_accuracy_drop
 from pytest_edgeq.check.assertions.scoring import CallableScorer, MetricScorer
 from pytest_edgeq.numerics.paired import SEED, RightWrong
-from tests.assertions.conftest import labelled
+from tests.assertions.conftest import golden, labelled, spoil
 
 METRICS: dict[str, Callable[[], Metric]] = {
     "accuracy": lambda: MulticlassAccuracy(10, average="micro"),
@@ -35,7 +35,7 @@ METRICS: dict[str, Callable[[], Metric]] = {
 
 
 # Measured: the calibration error becomes 0.34 larger.
-def test_reversed_filters_fail(reader: QuantizedModel, spoil: Any) -> None:
+def test_reversed_filters_fail(reader: QuantizedModel) -> None:
     """The filters of the second convolution in another order, in the file alone."""
 
     def reversed_filters(weight: Any, data: Any) -> Any:
@@ -125,7 +125,7 @@ def test_the_users_metric_is_left_as_it_is(reader: QuantizedModel) -> None:
     assert str(metric.metric_state) == before
 
 
-def test_text_of_a_rise(golden: Any) -> None:
+def test_text_of_a_rise() -> None:
     """The golden text: where less is better the drop is a rise."""
     model = Edgeq().quantize(Scaled().eval(), (torch.zeros(1, 4),), quantizer=None)
     loaded = Edgeq().load(model.tflite, reference=lambda x: x)

@@ -12,6 +12,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from pytest_edgeq import QuantizedModel, assert_input_dtypes, assert_output_dtypes
 from pytest_edgeq.errors import UnmatchedError
+from tests.assertions.conftest import golden, patch
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ def test_inputs_and_outputs_are_looked_at(static: QuantizedModel, plain: Quantiz
     assert_output_dtypes(plain, torch.float32)
 
 
-def test_a_changed_input_fails(static: QuantizedModel, patch: Any, golden: Any) -> None:
+def test_a_changed_input_fails(static: QuantizedModel) -> None:
     """A file whose input was made uint8."""
 
     def unsigned(content: Any) -> None:
@@ -49,7 +50,7 @@ def test_a_changed_input_fails(static: QuantizedModel, patch: Any, golden: Any) 
     golden("input_uint8", lambda: assert_input_dtypes(spoiled, torch.int8))
 
 
-def test_every_signature_is_looked_at(static: QuantizedModel, patch: Any) -> None:
+def test_every_signature_is_looked_at(static: QuantizedModel) -> None:
     """The second entry point of a file does not pass unseen; its names bear the signature's."""
 
     def second(content: Any) -> None:
@@ -69,7 +70,7 @@ def test_every_signature_is_looked_at(static: QuantizedModel, patch: Any) -> Non
     assert_output_dtypes(spoiled, {f"{first}:output_0": "int8", "extra:output_0": "float32"})
 
 
-def test_outputs_of_one_name_are_told_apart(static: QuantizedModel, patch: Any) -> None:
+def test_outputs_of_one_name_are_told_apart(static: QuantizedModel) -> None:
     """Without signatures names may repeat: by position each is still looked at."""
 
     def twice(content: Any) -> None:
@@ -85,7 +86,7 @@ def test_outputs_of_one_name_are_told_apart(static: QuantizedModel, patch: Any) 
         assert_output_dtypes(patch(static, twice), ["int8", "int8"])
 
 
-def test_a_model_without_inputs_passes_nothing(static: QuantizedModel, patch: Any) -> None:
+def test_a_model_without_inputs_passes_nothing(static: QuantizedModel) -> None:
     """What is expected of no input is expected of nothing; no input may be said."""
 
     def closed(content: Any) -> None:

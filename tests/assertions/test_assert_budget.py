@@ -17,6 +17,7 @@ from pytest_edgeq.errors import UnmatchedError
 from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import CLIPPED_INPUT, WRONG_OP, Finding, Place
 from pytest_edgeq.numerics.results import StageErrors
+from tests.assertions.conftest import comparison, golden
 
 pytestmark = pytest.mark.figures
 
@@ -44,19 +45,19 @@ def test_a_real_model_is_within_its_budget(static: QuantizedModel) -> None:
     )
 
 
-def test_one_bound(comparison: Any, golden: Any) -> None:
+def test_one_bound() -> None:
     """The text of the simplest failure."""
     golden("budget", lambda: assert_within_budget(comparison(), Budget(max_abs_error=0.25)))
 
 
-def test_where_a_language_model_breaks(golden: Any) -> None:
+def test_where_a_language_model_breaks() -> None:
     """A budget of logits names the first position below its SQNR."""
     measured = of_tokens(sequences(broken, start=40))
     budget = Budget(sqnr_db=30, top1_agreement=0.95, kl=0.01, perplexity_ratio=1.02)
     golden("budget_positions", lambda: assert_within_budget(measured, budget))
 
 
-def test_the_stage_to_blame(comparison: Any, golden: Any) -> None:
+def test_the_stage_to_blame() -> None:
     """Budgets by stage and output; the stage that loses most is named."""
     measured = comparison(quantization=stage(0.1), lowering=stage(0.4))
     golden(
@@ -69,9 +70,7 @@ def test_the_stage_to_blame(comparison: Any, golden: Any) -> None:
     )
 
 
-def test_inputs_that_were_calibrated_with_others_are_the_cause(
-    comparison: Any, golden: Any
-) -> None:
+def test_inputs_that_were_calibrated_with_others_are_the_cause() -> None:
     """No stage and no layer is blamed for what all of them show."""
 
     def nobody_asks() -> str:
@@ -88,7 +87,7 @@ def test_inputs_that_were_calibrated_with_others_are_the_cause(
     golden("budget_inputs", lambda: assert_within_budget(measured, Budget(max_abs_error=0.25)))
 
 
-def test_the_layer_to_blame_stands_before_the_tables(comparison: Any, golden: Any) -> None:
+def test_the_layer_to_blame_stands_before_the_tables() -> None:
     """Its sentence, that is; its rows are the last."""
     measured = comparison(
         quantization=stage(0.5),
@@ -103,7 +102,7 @@ def test_the_layer_to_blame_stands_before_the_tables(comparison: Any, golden: An
     golden("budget_layer", lambda: assert_within_budget(measured, Budget(max_abs_error=0.25)))
 
 
-def test_nan_of_the_reference_is_no_layers_fault(comparison: Any, golden: Any) -> None:
+def test_nan_of_the_reference_is_no_layers_fault() -> None:
     """The model itself gives it, so that localizing is not asked."""
 
     def nobody_asks() -> str:
@@ -115,7 +114,7 @@ def test_nan_of_the_reference_is_no_layers_fault(comparison: Any, golden: Any) -
     golden("budget_nan_reference", lambda: assert_within_budget(measured, Budget(sqnr_db=9)))
 
 
-def test_nan_fails_whatever_the_budget(comparison: Any, golden: Any) -> None:
+def test_nan_fails_whatever_the_budget() -> None:
     """A generous budget does not forgive it, nor does None for the output that has it."""
     measured = comparison(boxes=(math.nan, math.inf))
     generous = Budget(max_abs_error=1e30)
@@ -125,7 +124,7 @@ def test_nan_fails_whatever_the_budget(comparison: Any, golden: Any) -> None:
         assert_within_budget(measured, {"scores": generous, "boxes": None})
 
 
-def test_nan_in_a_stage_that_was_not_asked_for_fails(comparison: Any) -> None:
+def test_nan_in_a_stage_that_was_not_asked_for_fails() -> None:
     """The total is broken, though the budget is for another stage."""
     measured = comparison(scores=(math.nan, 2, 3), lowering=stage(0.0))
     with pytest.raises(AssertionError, match="total, output 'scores': nonfinite"):
@@ -145,7 +144,7 @@ def test_nan_in_a_stage_that_was_not_asked_for_fails(comparison: Any) -> None:
         ),
     ],
 )
-def test_what_the_comparison_lacks(comparison: Any, arguments: dict[str, Any], text: str) -> None:
+def test_what_the_comparison_lacks(arguments: dict[str, Any], text: str) -> None:
     """A stage, an output or a metric that is not there is an error, never a success."""
     with pytest.raises(UnmatchedError, match=text):
         assert_within_budget(comparison(), **arguments)
@@ -161,21 +160,19 @@ def test_what_the_comparison_lacks(comparison: Any, arguments: dict[str, Any], t
         (({"scores": 0.5, "boxes": None},), {}, TypeError, "output 'scores': expected a Budget"),
     ],
 )
-def test_misuse(
-    comparison: Any, budgets: Any, arguments: Any, error: type[Exception], text: str
-) -> None:
+def test_misuse(budgets: Any, arguments: Any, error: type[Exception], text: str) -> None:
     """No budget, two, or something else."""
     with pytest.raises(error, match=text):
         assert_within_budget(comparison(), *budgets, **arguments)
 
 
-def test_swapped_arguments(comparison: Any) -> None:
+def test_swapped_arguments() -> None:
     """The text has them in the right order."""
     with pytest.raises(TypeError, match=r"got Budget; .*: assert_within_budget\(comparison, budg"):
         assert_within_budget(Budget(rmse=1), comparison())  # type: ignore[arg-type] # the subject
 
 
-def test_no_budget_is_offered_for_a_broken_output(comparison: Any) -> None:
+def test_no_budget_is_offered_for_a_broken_output() -> None:
     """One could be made of 2 dB, and nothing that fails would be told of it."""
     measured = comparison(scores=(1.0, 2.0, 0.0))
     with pytest.raises(AssertionError, match="less than one bit of the output is left") as caught:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fixtures.tflite.writer import FileWriter
 from pytest_edgeq import Edgeq, assert_conforms
 from pytest_edgeq.errors import UnmatchedError
+from tests.assertions.conftest import golden
 from tests.tflite.one_op_files import layer
 
 CONVERTED = Path("fixtures/tflite/converted")
@@ -39,7 +39,7 @@ def test_sound_files_pass(tmp_path: Path) -> None:
         assert_conforms(model)
 
 
-def test_ops_are_named_with_cause_and_fix(golden: Any) -> None:
+def test_ops_are_named_with_cause_and_fix() -> None:
     """The first one, and a table of all."""
     golden("conforms", lambda: assert_conforms(three_ops(1.0, 3)))
 

@@ -13,12 +13,13 @@ from pytest_edgeq import assert_delegated
 from pytest_edgeq.errors import UnmatchedError, UnrunnableError
 from pytest_edgeq.runtimes import delegation
 from pytest_edgeq.runtimes.runner import Runner
+from tests.assertions.conftest import golden
 from tests.runtimes.gpu.delegation_texts import printed, transposed, use_words
 
 FILE = CONVERTED / "transposed.int8.tflite"
 
 
-def test_ops_on_the_cpu_fail(golden: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ops_on_the_cpu_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """The unsupported ones first, with the engine's words."""
     transposed(monkeypatch)
     golden("delegated", lambda: assert_delegated(FILE))

@@ -30,7 +30,7 @@ from pytest_edgeq.numerics.findings import (
     Finding,
     Place,
 )
-from tests.assertions.conftest import Golden
+from tests.assertions.conftest import comparison, golden
 
 
 def failed(check: Callable[[], None]) -> tuple[Finding, ...]:
@@ -115,7 +115,7 @@ CASES: dict[str, tuple[str, Check, str, str, str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_texts_and_fields(request: pytest.FixtureRequest, golden: Golden, name: str) -> None:
+def test_texts_and_fields(request: pytest.FixtureRequest, name: str) -> None:
     """The golden text, rendered from one finding with kind, place, expected and got."""
     model, check, kind, expected, got = CASES[name]
     text, found = golden(name, lambda: check(request.getfixturevalue(model)))
@@ -133,7 +133,7 @@ def test_a_size_is_a_place_of_the_file(static: Any) -> None:
     assert found.title == f"size: expected at most 10 bytes, got {static.size_bytes:,}"
 
 
-def test_each_violated_bound_is_a_finding(comparison: Any) -> None:
+def test_each_violated_bound_is_a_finding() -> None:
     """The first one has the cause and the budget that the measurement needs."""
     made = comparison(boxes=(10.0, float("nan")))
     first, second = failed(lambda: assert_within_budget(made, Budget(max_abs_error=0.25)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -17,6 +16,7 @@ from pytest_edgeq.numerics.findings import (
     Harm,
     Place,
 )
+from tests.assertions.conftest import comparison, golden
 
 CLIPPED = Finding(
     kind=CLIPPED_OUTPUT,
@@ -36,18 +36,18 @@ ZERO = Finding(
 )
 
 
-def test_a_sound_comparison_passes(comparison: Any) -> None:
+def test_a_sound_comparison_passes() -> None:
     """Nothing was found; what may be there need not be."""
     assert_healthy(comparison(health=()))
     assert_healthy(comparison(health=(CLIPPED,)), allow=[CLIPPED_OUTPUT])
 
 
-def test_findings_are_sentences_the_most_harmful_first(comparison: Any, golden: Any) -> None:
+def test_findings_are_sentences_the_most_harmful_first() -> None:
     """The golden text, with the kinds to allow."""
     golden("healthy", lambda: assert_healthy(comparison(health=(CLIPPED, ZERO))))
 
 
-def test_a_fix_is_told_once(comparison: Any) -> None:
+def test_a_fix_is_told_once() -> None:
     """Two outputs that the same calibration clips."""
     other = replace(CLIPPED, place=Place("output", "masks"), harm=Harm.share(1, 10))
     with pytest.raises(AssertionError) as caught:
@@ -56,13 +56,13 @@ def test_a_fix_is_told_once(comparison: Any) -> None:
     assert "output 'masks'" in str(caught.value)
 
 
-def test_an_entry_that_matches_nothing_is_an_error(comparison: Any) -> None:
+def test_an_entry_that_matches_nothing_is_an_error() -> None:
     """It would hide the next finding; the nearest kind is named."""
     with pytest.raises(UnmatchedError, match=r"allow='clipped_input' matches no finding.*clipped"):
         assert_healthy(comparison(health=(CLIPPED,)), allow=["clipped_input"])
 
 
-def test_what_is_no_comparison_is_refused(comparison: Any) -> None:
+def test_what_is_no_comparison_is_refused() -> None:
     """Nor is a text a sequence of kinds."""
     with pytest.raises(TypeError, match=r"expected the result of edgeq\.compare"):
         assert_healthy("a.tflite")  # type: ignore[arg-type]

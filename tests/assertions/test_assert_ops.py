@@ -16,6 +16,7 @@ from pytest_edgeq import (
     assert_op_dtypes,
 )
 from pytest_edgeq.errors import UnmatchedError
+from tests.assertions.conftest import operand, patch
 
 
 def test_the_sound_models_pass(
@@ -42,7 +43,7 @@ def test_the_sound_models_pass(
     assert_op_dtypes(float16, "CONV_2D", weight="float16", scheme="float16")
 
 
-def test_a_single_channel_is_both(static: QuantizedModel, patch: Any, operand: Any) -> None:
+def test_a_single_channel_is_both(static: QuantizedModel) -> None:
     """One scale for one output channel may be called either."""
 
     def one_channel(content: Any) -> None:
@@ -57,7 +58,7 @@ def test_a_single_channel_is_both(static: QuantizedModel, patch: Any, operand: A
     assert_op_dtypes(narrow, "FULLY_CONNECTED", granularity="per_tensor")
 
 
-def test_scales_along_another_axis_are_not_per_channel(static: QuantizedModel, patch: Any) -> None:
+def test_scales_along_another_axis_are_not_per_channel(static: QuantizedModel) -> None:
     """As many as there are output channels, and still not what the kernel takes them for."""
 
     def turned(content: Any) -> None:
@@ -144,7 +145,7 @@ def test_counts(pt2e: QuantizedModel) -> None:
     assert_op_counts(pt2e, {"CONV_2D": 3, "ADD": np.int64(2), "SOFTMAX": 0, "CUSTOM": 0})  # type: ignore[dict-item]
 
 
-def test_custom_ops_are_counted_together(static: QuantizedModel, patch: Any) -> None:
+def test_custom_ops_are_counted_together(static: QuantizedModel) -> None:
     """`CUSTOM: 0` must see CUSTOM:Foo, which bears another name."""
 
     def custom(content: Any) -> None:
@@ -221,7 +222,7 @@ def test_a_float_op_that_no_recipe_quantizes() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["BFLOAT16", "COMPLEX64"])
-def test_every_kind_of_float_is_one(static: QuantizedModel, patch: Any, dtype: str) -> None:
+def test_every_kind_of_float_is_one(static: QuantizedModel, dtype: str) -> None:
     """An operand of any of them counts."""
     from ai_edge_litert import schema_py_generated as schema
 
@@ -233,7 +234,7 @@ def test_every_kind_of_float_is_one(static: QuantizedModel, patch: Any, dtype: s
         assert_no_float_ops(patch(static, widened))
 
 
-def test_a_file_without_ops_passes_nothing(static: QuantizedModel, patch: Any) -> None:
+def test_a_file_without_ops_passes_nothing(static: QuantizedModel) -> None:
     """Nothing to check is not a success."""
 
     def emptied(content: Any) -> None:

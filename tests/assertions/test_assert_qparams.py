@@ -10,6 +10,7 @@ import pytest
 
 from pytest_edgeq import QuantizedModel, assert_qparams
 from pytest_edgeq.errors import UnmatchedError
+from tests.assertions.conftest import golden, operand, patch
 
 
 def test_the_sound_model_passes(static: QuantizedModel, weight_only: QuantizedModel) -> None:
@@ -21,9 +22,7 @@ def test_the_sound_model_passes(static: QuantizedModel, weight_only: QuantizedMo
     assert_qparams(weight_only, "CONV_2D", "layer1.*", zero_point=0, granularity="per_channel")
 
 
-def test_a_zero_point_that_was_changed(
-    static: QuantizedModel, patch: Any, operand: Any, golden: Any
-) -> None:
+def test_a_zero_point_that_was_changed(static: QuantizedModel) -> None:
     """One of many channels is enough."""
 
     def shifted(content: Any) -> None:
@@ -45,9 +44,7 @@ def test_symmetric_false_asks_for_a_zero_point(static: QuantizedModel) -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, 2.0, 1e-9])
-def test_a_scale_out_of_range(
-    static: QuantizedModel, patch: Any, operand: Any, scale: float
-) -> None:
+def test_a_scale_out_of_range(static: QuantizedModel, scale: float) -> None:
     """Zero is never in range, even where the range begins at 0."""
 
     def spoilt(content: Any) -> None:
@@ -67,7 +64,7 @@ def adds(content: Any) -> list[Any]:
     return [graph.tensors[op.outputs[0]].quantization for op in ops]
 
 
-def test_shared_parameters(pt2e: QuantizedModel, patch: Any, golden: Any) -> None:
+def test_shared_parameters(pt2e: QuantizedModel) -> None:
     """Two ADDs with scales of their own; an op with itself is nothing shared."""
 
     def apart(content: Any) -> None:
@@ -84,7 +81,7 @@ def test_shared_parameters(pt2e: QuantizedModel, patch: Any, golden: Any) -> Non
         assert_qparams(spoiled, "ADD", "layer1.0", "output", shared_with="layer1.0")
 
 
-def test_shared_parameters_pass_where_they_are(pt2e: QuantizedModel, patch: Any) -> None:
+def test_shared_parameters_pass_where_they_are(pt2e: QuantizedModel) -> None:
     """The same scale and zero point, written into both."""
 
     def shared(content: Any) -> None:
@@ -96,7 +93,7 @@ def test_shared_parameters_pass_where_they_are(pt2e: QuantizedModel, patch: Any)
     assert_qparams(same, "ADD", "layer1.0", "output", shared_with="layer1.1")
 
 
-def blocks(content: Any, operand: Any, zero_points: list[int] | None) -> None:
+def blocks(content: Any, zero_points: list[int] | None) -> None:
     """Make the scales of the linear layer's weight blocks of 4."""
     from ai_edge_litert import schema_py_generated as schema
 
@@ -124,10 +121,10 @@ def blocks(content: Any, operand: Any, zero_points: list[int] | None) -> None:
     operand(content, "FULLY_CONNECTED", 1).quantization = quantization
 
 
-def test_blocks(static: QuantizedModel, patch: Any, operand: Any) -> None:
+def test_blocks(static: QuantizedModel) -> None:
     """Their scales stand in a tensor of their own, and their zero points, if any, too."""
-    fine = patch(static, lambda content: blocks(content, operand, None))
-    shifted = patch(static, lambda content: blocks(content, operand, [0, 2]))
+    fine = patch(static, lambda content: blocks(content, None))
+    shifted = patch(static, lambda content: blocks(content, [0, 2]))
 
     assert_qparams(
         fine,
@@ -145,7 +142,7 @@ def test_blocks(static: QuantizedModel, patch: Any, operand: Any) -> None:
         assert_qparams(shifted, "FULLY_CONNECTED", symmetric=True)
 
 
-def test_a_weight_computed_at_run_time_is_told(static: QuantizedModel, patch: Any) -> None:
+def test_a_weight_computed_at_run_time_is_told(static: QuantizedModel) -> None:
     """The other convolutions must not pass for it."""
 
     def computed(content: Any) -> None:

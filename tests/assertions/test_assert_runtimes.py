@@ -13,6 +13,7 @@ from fixtures.models import DepthwiseSeparable, ResidualNet, samples
 from pytest_edgeq import QuantizedModel, assert_runtimes_agree
 from pytest_edgeq.errors import UnmatchedError
 from pytest_edgeq.runtimes.edge import EdgeFile
+from tests.assertions.conftest import golden, patch
 
 
 class Spoilt:
@@ -66,7 +67,7 @@ def test_samples_are_read_once(static: QuantizedModel) -> None:
     assert len(read) == 3
 
 
-def test_codes_that_differ(static: QuantizedModel, kernels: Any, golden: Any) -> None:
+def test_codes_that_differ(static: QuantizedModel, kernels: Any) -> None:
     """The golden text; uint8 and int8 codes do not wrap."""
     one = np.zeros((1, 10), np.int8)
     other = one.copy()
@@ -86,9 +87,7 @@ def test_another_shape_is_not_broadcast(static: QuantizedModel, kernels: Any) ->
 
 
 @pytest.mark.parametrize(("one", "two"), [(0, 1), (2**63 - 1, -(2**63))])
-def test_classes_must_be_equal(
-    static: QuantizedModel, patch: Any, kernels: Any, one: int, two: int
-) -> None:
+def test_classes_must_be_equal(static: QuantizedModel, kernels: Any, one: int, two: int) -> None:
     """An integer without a scale has no step to forgive, however far apart the two are."""
 
     def unscaled(content: Any) -> None:
