@@ -32,6 +32,7 @@ from tests.bench.detection.flatfile import FlatFile
 GOLDEN = Path(__file__).parent / "golden"
 
 Array = np.ndarray[Any, Any]
+_EDGEQ = Edgeq(localize_timeout=0)
 Remember = Callable[..., dict[str, Any]]
 
 
@@ -81,15 +82,9 @@ def remember(tmp_path: Path) -> Remember:
 
 
 @pytest.fixture(scope="module")
-def maker() -> Edgeq:
-    """Outside of a test: nothing is remembered."""
-    return Edgeq(localize_timeout=0)
-
-
-@pytest.fixture(scope="module")
-def net(maker: Edgeq) -> QuantizedModel:
+def net() -> QuantizedModel:
     """The sound network that was trained on digits."""
-    return maker.quantize(
+    return _EDGEQ.quantize(
         digits.trained(), (torch.zeros(1, 1, 8, 8),), calibration=digits.calibration(64)
     )
 
@@ -117,15 +112,15 @@ def _errors(comparison: Comparison) -> OutputErrors:
 
 @pytest.mark.parametrize("n", [2, 64])
 def test_a_sound_model_is_stored_and_given_a_budget(
-    maker: Edgeq, net: QuantizedModel, remember: Remember, n: int
+    net: QuantizedModel, remember: Remember, n: int
 ) -> None:
     """Of any number of samples; how few they are is told."""
-    comparison = maker.compare(net, _held_out(n))
+    comparison = _EDGEQ.compare(net, _held_out(n))
     claim = remember(comparison, "new")
     assert claim["written"]
     assert bool(claim["remarks"]) == (n < 5)
     assert ("top1_agreement: zeros or a guess would pass" in claim["stored"]) == (n <= 8)
-    budget = maker.suggest_budget(comparison)
+    budget = _EDGEQ.suggest_budget(comparison)
     assert budget.violations(comparison.total, "total") == []
     assert budget.sqnr_db is not None
     assert (budget.top1_agreement is None) == (n <= 8)
@@ -133,14 +128,13 @@ def test_a_sound_model_is_stored_and_given_a_budget(
 
 @pytest.mark.parametrize("n", [1, 64])
 def test_a_wiped_file_is_neither_stored_nor_given_a_budget(
-    maker: Edgeq,
     wiped_net: QuantizedModel,
     remember: Remember,
     n: int,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """No number of samples would do: the text says so, and nothing is printed to paste."""
-    comparison = maker.compare(wiped_net, _held_out(n))
+    comparison = _EDGEQ.compare(wiped_net, _held_out(n))
     for update in ((), ("new",)):
         with pytest.raises(AssertionError, match="the error is as large as the signal") as caught:
             remember(comparison, *update)
@@ -149,13 +143,13 @@ def test_a_wiped_file_is_neither_stored_nor_given_a_budget(
         assert [line.split(":")[0] for line in lines[1:]] == ["cause", "fix", "file"]
         assert "edgeq.localize(quantized, samples)" in lines[2]
     with pytest.raises(ValueError, match="no budget for DigitsNet: total, output 'output_0': "):
-        maker.suggest_budget(comparison)
+        _EDGEQ.suggest_budget(comparison)
     assert capsys.readouterr().out == ""
 
 
-def test_one_black_image_is_told(maker: Edgeq, net: QuantizedModel, remember: Remember) -> None:
+def test_one_black_image_is_told(net: QuantizedModel, remember: Remember) -> None:
     """Of others nothing is known, and the top-1 limit is 0."""
-    comparison = maker.compare(net, [torch.zeros(1, 1, 8, 8)])
+    comparison = _EDGEQ.compare(net, [torch.zeros(1, 1, 8, 8)])
     claim = remember(comparison, "new")
     assert claim["remarks"] == [
         "1 evaluation sample: nothing is known of others; give 5 or more that differ",
@@ -210,10 +204,10 @@ def test_few_equal_and_constant_samples_are_told(
     assert capsys.readouterr().out.splitlines()[1:] == [f"# {note}" for note in notes]
 
 
-def test_samples_are_counted_where_they_are_compared(maker: Edgeq, net: QuantizedModel) -> None:
+def test_samples_are_counted_where_they_are_compared(net: QuantizedModel) -> None:
     """On any number of threads."""
     black, other = torch.zeros(1, 1, 8, 8), _held_out(1)[0]
-    assert maker.compare(net, [black, other, other, black, black]).evaluated == (5, 2, 3)
+    assert _EDGEQ.compare(net, [black, other, other, black, black]).evaluated == (5, 2, 3)
 
 
 def test_eight_uneven_samples_are_refused_with_the_number_that_would_do(remember: Remember) -> None:
@@ -371,11 +365,11 @@ def test_values_below_a_step_are_broken_where_the_scale_is_calibrated(remember: 
     assert remember(_below_a_step(1 / 256), "new")["written"]
 
 
-def test_the_gate_notes_few_samples_outside_of_a_test(maker: Edgeq, net: QuantizedModel) -> None:
+def test_the_gate_notes_few_samples_outside_of_a_test(net: QuantizedModel) -> None:
     """In the warning that nothing was remembered."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        maker.check(net, _held_out(1))
+        _EDGEQ.check(net, _held_out(1))
     assert [str(each.message) for each in told] == [
         "edgeq.check: baselines were not checked: outside a test nothing is remembered; 1 "
         "evaluation sample: nothing is known of others; give 5 or more that differ"
