@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from pytest_edgeq import Edgeq
-from pytest_edgeq.names import PRESETS, quantizer_ids, unknown_preset
+from pytest_edgeq.names import PRESETS, unknown_preset
 from pytest_edgeq.plugin.options.declared import OPTIONS
 from pytest_edgeq.plugin.options.values import ci_variable
 from tests.projects import Project
@@ -262,19 +262,6 @@ def test_a_recipe_file_is_relative_to_where_it_is_named(project: Project) -> Non
     }
     for args in ((), ("--edgeq-quantizers=recipes/mine.json",)):
         project.run("-v", *args, files=files, passed=1, shows="*::test_it[[]mine] PASSED*")
-
-
-def test_ids_of_quantizers_are_names_and_unique() -> None:
-    """The strict mode of pytest refuses equal ids, so equal names are counted."""
-
-    class Mine:
-        pass
-
-    recipe: list[object] = [{}]
-    many = ["pt2e_static_int8", "/a/mine.json", None, Mine(), Mine(), recipe, "recipe0"]
-    expected = ["pt2e_static_int8", "mine", "none", "Mine0", "Mine1", "recipe", "recipe0"]
-    assert quantizer_ids(many) == expected
-    assert quantizer_ids([recipe, "recipe0", recipe]) == ["recipe1", "recipe0", "recipe2"]
 
 
 @pytest.mark.parametrize(
