@@ -223,7 +223,7 @@ class _Gate:
     def _check_total(self, total: StageErrors, calibration: Calibration) -> None:
         """Add a finding on each output of which less than a bit is left."""
         for name, errors in total.outputs.items():
-            if errors.degenerate and not self._verdict.has([ZERO_OUTPUT]):
+            if errors.degenerate and not self._verdict.has(ZERO_OUTPUT):
                 self._verdict.notes.append(
                     f"output {name!r} is zero in the reference and in the file on all samples: "
                     "nothing of it was compared; use samples for which it is not zero"
@@ -322,7 +322,7 @@ class _Gate:
     def _explained(self, found: Finding, layers: LayerErrors) -> Finding:
         """Add which tool wrote the wrong op, and how to fix it."""
         if self._quantized.origin is not None:
-            return found if self._verdict.has([OTHER_FILE]) else replace(found, fix=_SHIP)
+            return found if self._verdict.has(OTHER_FILE) else replace(found, fix=_SHIP)
         if found.fix:
             return found
         if self._quantized.flow != "prebuilt":
@@ -344,7 +344,7 @@ class _Gate:
     def _check_constants(self) -> None:
         """Compare constants with the flow's own if outputs cannot be compared."""
         origin, edge = self._quantized.origin, self._quantized.edge
-        if origin is None or self._verdict.has([OTHER_FILE]):
+        if origin is None or self._verdict.has(OTHER_FILE):
             return
         where = {each.index: each.where for each in edge.op_dtypes if not each.subgraph}
         found = origin_findings(edge, origin)

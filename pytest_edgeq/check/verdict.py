@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from pytest_edgeq.baselines.build import UNDO
@@ -35,10 +34,9 @@ class Verdict:
         """Add findings."""
         self.findings += findings
 
-    def has(self, kinds: Iterable[str]) -> bool:
-        """Whether there is a finding of one of these kinds."""
-        known = set(kinds)
-        return any(each.kind in known for each in self.findings)
+    def has(self, kind: str) -> bool:
+        """Whether there is a finding of this kind."""
+        return any(each.kind == kind for each in self.findings)
 
     def merged(self) -> list[Finding]:
         """

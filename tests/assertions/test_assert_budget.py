@@ -32,6 +32,11 @@ def stage(actual: float) -> StageErrors:
     return accumulator.result()
 
 
+def nobody_asks() -> Finding:
+    """Fail if the layers are localized."""
+    raise AssertionError("unreachable, because the failure is no layer's")
+
+
 def test_a_real_model_is_within_its_budget(static: QuantizedModel) -> None:
     """By position, by name, and a dict by output, over the stages of a recipe flow."""
     measured = Edgeq().compare(static, samples(ResidualNet, 4, seed=7))
@@ -72,10 +77,6 @@ def test_the_stage_to_blame() -> None:
 
 def test_inputs_that_were_calibrated_with_others_are_the_cause() -> None:
     """No stage and no layer is blamed for what all of them show."""
-
-    def nobody_asks() -> str:
-        raise AssertionError("unreachable, because the inputs explain it")
-
     others = Finding(
         kind=CLIPPED_INPUT,
         place=Place("input", "image"),
@@ -104,10 +105,6 @@ def test_the_layer_to_blame_stands_before_the_tables() -> None:
 
 def test_nan_of_the_reference_is_no_layers_fault() -> None:
     """The model itself gives it, so that localizing is not asked."""
-
-    def nobody_asks() -> str:
-        raise AssertionError("unreachable, because torch itself gives NaN")
-
     undefined = StageAccumulator([IOSpec("scores")])
     undefined.update([np.array([[math.nan, 1.0]])], [np.array([[math.nan, 1.0]])])
     measured = replace(comparison(), total=undefined.result(), explain=nobody_asks)
