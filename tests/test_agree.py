@@ -36,8 +36,6 @@ Spoil = Callable[[Arrays, Sequence[Arrays]], Arrays]
 class Bridge:
     """A runtime of one's own: LiteRT's kernels, and something that spoils what they give."""
 
-    closed: list[Bridge]
-
     def __init__(self, path: Path, signature: str | None, spoil: Spoil) -> None:
         self._run = Interpreter(str(path)).get_signature_runner(signature)
         self._spoil = spoil
@@ -114,18 +112,12 @@ def _wears_out(outputs: Arrays, past: Sequence[Arrays]) -> Arrays:
     return outputs
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[type[SmallModel], str], Any]:
-    """Files by model and quantizer, each made once."""
-    edgeq = Edgeq(directory=tmp_path_factory.mktemp("agree"))
-
-    @functools.cache
-    def make(cls: type[SmallModel], quantizer: str) -> QuantizedModel:
-        return edgeq.quantize(
-            seeded(cls), cls.sample_inputs(), quantizer=quantizer, calibration=samples(cls, 16)
-        )
-
-    return make
+@functools.cache
+def made(cls: type[SmallModel], quantizer: str) -> QuantizedModel:
+    """Return the file of a model, made once."""
+    return Edgeq().quantize(
+        seeded(cls), cls.sample_inputs(), quantizer=quantizer, calibration=samples(cls, 16)
+    )
 
 
 def _on_bridge(quantized: QuantizedModel, spoil: Spoil) -> tuple[QuantizedModel, list[Bridge]]:
@@ -158,7 +150,7 @@ MODELS = [
 
 
 @pytest.mark.parametrize(("cls", "quantizer"), MODELS)
-def test_sound_runtimes_agree(made: Any, cls: type[SmallModel], quantizer: str) -> None:
+def test_sound_runtimes_agree(cls: type[SmallModel], quantizer: str) -> None:
     """Every built-in one that is installed, and one of one's own that runs the same kernels."""
     quantized, _ = _on_bridge(made(cls, quantizer), _sound)
 
@@ -179,7 +171,7 @@ def test_sound_runtimes_agree(made: Any, cls: type[SmallModel], quantizer: str) 
     ],
 )
 def test_a_spoilt_runtime_is_found(
-    made: Any, case: tuple[type[SmallModel], str], spoil: Spoil, n_samples: int
+    case: tuple[type[SmallModel], str], spoil: Spoil, n_samples: int
 ) -> None:
     """Whatever it does to the outputs, and be it one step; also where there is but one sample."""
     quantized, _ = _on_bridge(made(*case), spoil)
@@ -211,7 +203,7 @@ def test_a_spoilt_runtime_is_found(
         ),
     ],
 )
-def test_how_a_runtime_differs_is_said(made: Any, quantizer: str, spoil: Spoil, text: str) -> None:
+def test_how_a_runtime_differs_is_said(quantizer: str, spoil: Spoil, text: str) -> None:
     """With the numbers."""
     quantized, _ = _on_bridge(made(ResidualNet, quantizer), spoil)
 
@@ -284,7 +276,7 @@ def test_exponentials_of_large_values_agree() -> None:
 
 
 @pytest.mark.parametrize("spoil", [_shuffled, _stuck_elsewhere])
-def test_what_no_op_explains_is_found(made: Any, spoil: Spoil) -> None:
+def test_what_no_op_explains_is_found(spoil: Spoil) -> None:
     """Ops alone are right, the whole file gives another sample's results each time."""
     original = made(ResidualNet, "pt2e_static_int8")
 
@@ -303,7 +295,7 @@ def test_what_no_op_explains_is_found(made: Any, spoil: Spoil) -> None:
     assert any(same in each.title for each in found.differences) == (spoil is _stuck_elsewhere)
 
 
-def test_it_looks_at_few_samples_and_closes_what_it_opened(made: Any) -> None:
+def test_it_looks_at_few_samples_and_closes_what_it_opened() -> None:
     """The file itself stays open for the next call; that in which ops stand alone does not."""
     quantized, opened = _on_bridge(made(ResidualNet, "pt2e_static_int8"), _higher)
 
@@ -377,7 +369,7 @@ def test_a_kernel_that_is_known_to_be_wrong_is_no_defect_of_the_file(
     assert difference.title.startswith("runtimes 'reference' and 'builtin': SUM #0: expected ")
 
 
-def test_a_runtime_of_ones_own_that_cannot_run_the_file_is_blamed(made: Any) -> None:
+def test_a_runtime_of_ones_own_that_cannot_run_the_file_is_blamed() -> None:
     """It is there to run it."""
 
     def broken(path: Path, signature: str | None) -> Bridge:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fixtures.tflite.writer import one_op, pack, unpack
+from fixtures.tflite.writer import one_op
 from fixtures.token_logits import broken, comparison, noisy, sequences
 from pytest_edgeq import Budget, Comparison, Edgeq, QuantizedModel
 from pytest_edgeq.baselines.errors import describe_change
@@ -23,22 +22,11 @@ Pair = tuple[Array, Array]
 
 
 @pytest.fixture(scope="module")
-def add(tmp_path_factory: pytest.TempPathFactory) -> QuantizedModel:
+def add() -> QuantizedModel:
     """A float file of one ADD of two inputs."""
-    path: Path = tmp_path_factory.mktemp("add") / "model.tflite"
     side = {"dtype": "float32", "shape": (1, 4)}
-    path.write_bytes(pack(unpack(one_op("ADD", [side, side], [side], "AddOptions"))))
-    return Edgeq().load(path, reference=lambda x, y: x + y)
-
-
-@pytest.fixture(scope="module")
-def fingerprint(add: QuantizedModel) -> Callable[..., str]:
-    """Of samples of two inputs each."""
-
-    def measure(*samples: Pair) -> str:
-        return Edgeq(localize_timeout=0).compare(add, samples).fingerprint
-
-    return measure
+    content = one_op("ADD", [side, side], [side], "AddOptions")
+    return Edgeq().load(content, reference=lambda x, y: x + y)
 
 
 def _comparison(*pairs: Pair, scale: float | None = 0.05) -> Comparison:
@@ -54,8 +42,12 @@ def _noisy(share: float, n: int = 16) -> Comparison:
     return _comparison(*((x, x + share * generator.normal(size=x.shape)) for x in values))
 
 
-def test_the_fingerprint_is_of_bytes_inputs_and_order(fingerprint: Callable[..., str]) -> None:
+def test_the_fingerprint_is_of_bytes_inputs_and_order(add: QuantizedModel) -> None:
     """The same samples give it again; a bit, two inputs or two samples swapped do not."""
+
+    def fingerprint(*samples: Pair) -> str:
+        return Edgeq(localize_timeout=0).compare(add, samples).fingerprint
+
     one, two = (np.full((1, 4), value, np.float32) for value in (1, 2))
     bit = np.nextafter(one, two)
     found = fingerprint((one, two), (two, two))
