@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from pytest_edgeq import QuantizedModel
-from pytest_edgeq.names import nearest
 from pytest_edgeq.tflite.flatbuffer import enum_names
 from pytest_edgeq.tflite.ops import nearest_op
 
@@ -80,13 +79,6 @@ def test_the_telling_part_comes_first() -> None:
     for path in GOLDEN.glob("*.txt"):
         first = path.read_text("utf-8").splitlines()[0]
         assert "expected" in first[:80], path.name
-
-
-def test_nearest_names() -> None:
-    """Whatever the case; nothing where nothing is near, and never an empty name."""
-    assert nearest("conv2d", ["CONV_2D", "ADD"]) == " (did you mean CONV_2D?)"
-    assert nearest("zzz", ["CONV_2D"]) == ""
-    assert nearest("", [""]) == ""
 
 
 @pytest.mark.parametrize(
