@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from pytest_edgeq.numerics.findings import aligned, counted
 from pytest_edgeq.numerics.metrics import json_number
 
 if TYPE_CHECKING:
@@ -43,15 +43,7 @@ class LayerSensitivity:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain, JSON-able data."""
-        return {
-            "gain_db": json_number(self.gain_db),
-            "in_float_db": json_number(self.in_float_db),
-            "module": self.module,
-            "ops": list(self.ops),
-            "quantized_db": json_number(self.quantized_db),
-            "readers": list(self.readers),
-            "weights": self.weights,
-        }
+        return _plain(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,23 +65,25 @@ class Sensitivity:
 
     def __str__(self) -> str:
         """Return a table of the layers that cost most."""
-        samples = f"{self.n_samples} sample{'s' if self.n_samples > 1 else ''}"
         lines = [
-            f"{self.name}: {self.sqnr_db:.4g} dB SQNR over {samples}",
+            f"{self.name}: {self.sqnr_db:.4g} dB SQNR over {counted(self.n_samples, 'sample')}",
             "",
-            *_table(
-                ("layer", "alone quantized", "alone in float", "gain", "weights", "read by"),
+            *aligned(
                 [
-                    (
-                        row.module,
-                        _decibels(row.quantized_db),
-                        _decibels(row.in_float_db),
-                        f"{row.gain_db:+.2f} dB",
-                        f"{row.weights:,}",
-                        ", ".join(row.readers),
-                    )
-                    for row in self.rows[:_SHOWN]
+                    ("layer", "alone quantized", "alone in float", "gain", "weights", "read by"),
+                    *(
+                        (
+                            row.module,
+                            _decibels(row.quantized_db),
+                            _decibels(row.in_float_db),
+                            f"{row.gain_db:+.2f} dB",
+                            f"{row.weights:,}",
+                            ", ".join(row.readers),
+                        )
+                        for row in self.rows[:_SHOWN]
+                    ),
                 ],
+                numeric=range(1, 5),
             ),
         ]
         left = len(self.rows) - _SHOWN
@@ -192,24 +186,30 @@ class MixedPrecisionPlan:
     @property
     def summary(self) -> str:
         """One sentence: what the plan reaches and costs."""
-        count = len(self.layers)
         precision = "in float" if self.precision == "float" else "with int16 activations"
         total, size = self.comparison.total, self.quantized.size_bytes
         before = self.before.quantized.size_bytes
         top1 = total.top1_agreement
         agreement = "" if top1 is None else f", top-1 agreement {top1:.3g}"
         return (
-            f"{'meets' if self.is_met else 'does not meet'} {self.goal} with {count} "
-            f"layer{'s' if count != 1 else ''} {precision}: {total.sqnr_db:.4g} dB SQNR"
+            f"{'meets' if self.is_met else 'does not meet'} {self.goal} with "
+            f"{counted(len(self.layers), 'layer')} {precision}: {total.sqnr_db:.4g} dB SQNR"
             f"{agreement} (before {self.before.total.sqnr_db:.4g} dB), {size:,} bytes "
             f"({size / before:.3g} × {before:,}), {self.share_of_weights:.1%} of the weights"
         )
 
     def __str__(self) -> str:
         """Return layers, file and code."""
-        rows = [
-            (layer.module, _decibels(layer.gain_db), f"{layer.weights:,}") for layer in self.layers
-        ]
+        table = aligned(
+            [
+                ("layer", "lost without it", "weights"),
+                *(
+                    (each.module, _decibels(each.gain_db), f"{each.weights:,}")
+                    for each in self.layers
+                ),
+            ],
+            numeric=(1, 2),
+        )
         counts = self.quantized.op_dtypes.counts()
         borders = counts.get("QUANTIZE", 0) + counts.get("DEQUANTIZE", 0)
         stages = (
@@ -221,8 +221,7 @@ class MixedPrecisionPlan:
             f"file: {self.ops_in_float} ops in float, {borders} QUANTIZE and DEQUANTIZE; "
             f"{', '.join(stages)}; {self.comparison.total.n_samples} samples, {self.seconds:.0f} s",
             "",
-            *(_table(("layer", "lost without it", "weights"), rows) if rows else ()),
-            *([""] if rows else ()),
+            *([*table, ""] if self.layers else ()),
             self.code,
         ]
         return "\n".join(lines)
@@ -233,46 +232,27 @@ class MixedPrecisionPlan:
             "code": self.code,
             "goal": self.goal,
             "is_met": self.is_met,
-            "layers": [
-                {
-                    "gain_db": json_number(layer.gain_db),
-                    "module": layer.module,
-                    "weights": layer.weights,
-                }
-                for layer in self.layers
-            ],
+            "layers": [_plain(each) for each in self.layers],
             "limits": list(self.limits),
             "name": self.name,
             "precision": self.precision,
             "sensitivity": self.sensitivity.to_dict(),
             "size_bytes": self.quantized.size_bytes,
             "sqnr_db": json_number(self.comparison.total.sqnr_db),
-            "steps": [
-                {
-                    "layers": step.layers,
-                    "size_bytes": step.size_bytes,
-                    "sqnr_db": json_number(step.sqnr_db),
-                }
-                for step in self.steps
-            ],
+            "steps": [_plain(each) for each in self.steps],
             "summary": self.summary,
         }
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass as JSON can hold them."""
+    return {
+        name: json_number(value) if isinstance(value, float) else value
+        for name, value in asdict(record).items()
+    }
 
 
 def _decibels(value: float) -> str:
     if math.isnan(value):
         return ""
     return "exact" if value == math.inf else f"{value:.2f} dB"
-
-
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Align columns, the first and the last to the left."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    last = len(head) - 1 if head[-1] == "read by" else len(head)
-    return [
-        "  ".join(
-            cell.ljust(width) if i in (0, last) else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (head, *rows)
-    ]
