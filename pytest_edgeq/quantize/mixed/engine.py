@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,13 +68,6 @@ class Expected:
             self._known[id(sample)] = sample, self.ordered(call_reference(reference, sample))
         return self._known[id(sample)][1]
 
-    def errors(self, samples: Iterable[Sample], outputs: Iterable[Sequence[Array]]) -> StageErrors:
-        """Return the errors of a model's outputs for samples."""
-        sums = StageAccumulator(output_specs(self._model.edge))
-        for sample, got in zip(samples, outputs, strict=True):
-            sums.update(self(sample), got)
-        return sums.result()
-
     def ordered(self, outputs: Sequence[tuple[str | None, Array]]) -> list[Array]:
         """Return named outputs in the file's order."""
         return in_file_order(outputs, self.names, self._model.name)
@@ -134,38 +128,54 @@ class LayerNoise:
                 noise.merge(theirs[module])
 
 
-class LayerEngine(Protocol):
+class LayerEngine(ABC):
     """A quantized model whose layers can be left in float."""
 
     layers: Mapping[str, Layer]  # by module, in execution order; blocks behind their layers
-    precision: str  # what a layer gets in place of int8
+    precision: str = FLOAT  # what a layer gets in place of int8
+
+    def __init__(self, quantized: QuantizedModel) -> None:
+        self._model, self._expected = quantized, Expected(quantized)
 
     def others(self) -> Sequence[LayerEngine]:
         """Return the same layers for the other precisions that the flow has."""
-        ...
+        return ()
 
     def sensitivity(self, samples: Sequence[Sample]) -> LayerNoise:
-        """Measure each layer alone."""
-        ...
+        """Measure each layer alone: in float, and quantized."""
+        sums = LayerNoise.of(self.layers, len(self._expected.names))
+
+        def add(noise: Noise, modules: frozenset[str]) -> None:
+            for sample, got in zip(samples, self.outputs(modules, samples), strict=True):
+                noise.add(self._expected(sample), got)
+
+        add(sums.quantized, frozenset())
+        for module in self.layers:
+            add(sums.in_float[module], frozenset([module]))
+            add(sums.alone[module], frozenset(self.layers) - {module})
+        return sums
 
     def errors(self, modules: frozenset[str], samples: Sequence[Sample]) -> StageErrors:
         """Return the errors of the outputs with some modules in another precision."""
-        ...
+        sums = StageAccumulator(output_specs(self._model.edge))
+        for sample, got in zip(samples, self.outputs(modules, samples), strict=True):
+            sums.update(self._expected(sample), got)
+        return sums.result()
 
+    def is_quantized(self, modules: frozenset[str]) -> bool:
+        """Return whether anything is quantized with some modules in the other precision."""
+        return modules != frozenset(self.layers)
+
+    @abstractmethod
     def outputs(
         self, modules: frozenset[str], samples: Iterable[Sample]
     ) -> Iterator[Sequence[Array]]:
         """Return the outputs of each sample, in the file's order."""
-        ...
 
-    def is_quantized(self, modules: frozenset[str]) -> bool:
-        """Return whether anything is quantized with some modules in the other precision."""
-        ...
-
+    @abstractmethod
     def quantizer(self, modules: Sequence[str]) -> Any:
         """Return the quantizer that makes the file."""
-        ...
 
+    @abstractmethod
     def code(self, modules: Sequence[str]) -> str:
         """Return the code that makes the quantizer."""
-        ...

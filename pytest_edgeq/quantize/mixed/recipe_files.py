@@ -12,29 +12,19 @@ from typing import Any
 from pytest_edgeq import litert
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.samples import Sample
-from pytest_edgeq.numerics.results import StageErrors
-from pytest_edgeq.quantize.mixed.engine import (
-    FLOAT,
-    INT16X8,
-    Array,
-    Expected,
-    Layer,
-    LayerNoise,
-    ReadBy,
-)
+from pytest_edgeq.quantize.mixed.engine import FLOAT, INT16X8, Array, Layer, LayerEngine, ReadBy
 from pytest_edgeq.quantize.recipe import calibrated, scoped_ops
 from pytest_edgeq.quantize.request import Request
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.subgraph import Op
 
 
-class RecipeLayers:
+class RecipeLayers(LayerEngine):
     """The layers of a model of the recipe flow; an op of no module is a layer by itself."""
 
     def __init__(self, quantized: QuantizedModel, request: Request, recipe: Any) -> None:
-        self.precision = FLOAT
-        self._model, self._request = quantized, request
-        self._expected = Expected(quantized)
+        super().__init__(quantized)
+        self._request = request
         self._recipe = litert.load_recipe(recipe)
         assert quantized.float_edge is not None, "unreachable because the flow keeps it"
         self._float_edge = quantized.float_edge
@@ -54,7 +44,7 @@ class RecipeLayers:
         other.layers = {
             name: layer
             for name, layer in self.layers.items()
-            if any(litert.is_supported(other._rules([name])[0], op) for op in layer.ops)
+            if any(litert.is_supported(other._rule(name), op) for op in layer.ops)
         }
         return (other,)
 
@@ -97,50 +87,26 @@ class RecipeLayers:
 
     def is_quantized(self, modules: frozenset[str]) -> bool:
         """Return whether any op is quantized with some modules in the other precision."""
-        return self.precision != FLOAT or modules != frozenset(self.layers)
+        return self.precision != FLOAT or super().is_quantized(modules)
 
     def quantizer(self, modules: Sequence[str]) -> list[dict[str, Any]]:
         """Return the recipe with rules for the other precision of some modules."""
-        return [*self._recipe, *(rule for module in modules for rule in self._rules([module]))]
+        return [*self._recipe, *map(self._rule, modules)]
 
-    def _rules(self, modules: Iterable[str], precision: str | None = None) -> list[dict[str, Any]]:
-        scopes = [scope for module in modules for scope in self._scopes[module]]
-        regex = "|".join(f"^{re.escape(scope)}$" for scope in scopes)
-        if (precision or self.precision) == FLOAT:
-            return [{"regex": regex, "operation": "*", "algorithm_key": "no_quantize"}]
+    def _rule(self, module: str) -> dict[str, Any]:
+        regex = "|".join(f"^{re.escape(scope)}$" for scope in self._scopes[module])
+        if self.precision == FLOAT:
+            return {"regex": regex, "operation": "*", "algorithm_key": "no_quantize"}
         static = [r for r in self._recipe if "activation_tensor_config" in r.get("op_config", {})]
         config = dict(static[-1]["op_config"])
         activations = config["activation_tensor_config"]
         config["activation_tensor_config"] = {**activations, "num_bits": 16, "symmetric": True}
-        return [{**static[-1], "regex": regex, "op_config": config}]
+        return {**static[-1], "regex": regex, "op_config": config}
 
     def code(self, modules: Sequence[str]) -> str:
         """Return the recipe as JSON, a rule a line."""
         rules = ",\n".join(f"  {json.dumps(rule)}" for rule in self.quantizer(modules))
         return f"[\n{rules}\n]"
-
-    def sensitivity(self, samples: Sequence[Sample]) -> LayerNoise:
-        """Measure a file with each layer alone in the other precision, and quantized alone."""
-        sums = LayerNoise.of(self.layers, len(self._expected.names))
-
-        def add(noise: Any, edge: EdgeFile) -> None:
-            for sample in samples:
-                noise.add(self._expected(sample), self._run(edge, sample))
-
-        add(sums.quantized, self._model.edge)
-        floats = [self._run(self._float_edge, sample) for sample in samples]
-        for module in self.layers:
-            add(sums.in_float[module], self._file(self.quantizer([module])))
-            others = [each for each in self.layers if each != module]
-            rules = self._rules(others, FLOAT) if others else []
-            edge = self._file([*self._recipe, *rules])
-            for sample, wanted in zip(samples, floats, strict=True):
-                sums.alone[module].add(wanted, self._run(edge, sample))
-        return sums
-
-    def errors(self, modules: frozenset[str], samples: Sequence[Sample]) -> StageErrors:
-        """Return the errors of the file with some modules in the other precision."""
-        return self._expected.errors(samples, self.outputs(modules, samples))
 
     def outputs(
         self, modules: frozenset[str], samples: Iterable[Sample]

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_edgeq import litert
+from pytest_edgeq.compare.executors.remote import (
+    PickledReference,
+    Reading,
+    pickled_reference,
+    unpickled_reference,
+)
 from pytest_edgeq.compare.measurement import output_specs
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import flatten_outputs
 from pytest_edgeq.compare.samples import Sample
 from pytest_edgeq.numerics.error_sums import StageAccumulator
 from pytest_edgeq.numerics.results import StageErrors
-from pytest_edgeq.quantize.mixed.engine import FLOAT, Array, Expected, Layer, LayerNoise, ReadBy
-from pytest_edgeq.quantize.mixed.workers import measured
+from pytest_edgeq.progress import Step
+from pytest_edgeq.quantize.mixed.engine import (
+    Array,
+    Expected,
+    Layer,
+    LayerEngine,
+    LayerNoise,
+    ReadBy,
+)
 from pytest_edgeq.quantize.pt2e import exported_graph, instance_of
 from pytest_edgeq.quantize.request import fresh
 
@@ -23,6 +36,8 @@ if TYPE_CHECKING:
     from pytest_edgeq.compare.executors.engines import SampleExecutor
     from pytest_edgeq.litert.mixed import Roundings
     from pytest_edgeq.quantize.request import Request
+
+_Items = Iterable[tuple[int, Sample]]
 
 
 class _Toggles(NamedTuple):
@@ -33,10 +48,12 @@ class _Toggles(NamedTuple):
     alone: Mapping[str, Roundings]
 
 
-class SimulatedLayers:
-    """The layers of a model of the PT2E flow."""
+class SimulatedLayers(LayerEngine):
+    """
+    The layers of a model of the PT2E flow.
 
-    precision = FLOAT
+    They have no int16 activations: the converter reads int64 biases of 16-bit layers as int32.
+    """
 
     def __init__(
         self,
@@ -46,8 +63,8 @@ class SimulatedLayers:
         executor: SampleExecutor | None = None,
     ) -> None:
         (entry,) = request.entries
-        self._model, self._executor = quantized, executor
-        self._expected = Expected(quantized)
+        super().__init__(quantized)
+        self._executor = executor
         self._preset = quantizer if isinstance(quantizer, str) else None
         self._quantizer = instance_of(quantizer)
         exported, _ = exported_graph(entry, request.session, strict=request.strict_export)
@@ -62,6 +79,7 @@ class SimulatedLayers:
         self._add([frozenset()])
         self._made = self._known[frozenset()]
         self._graph = self._annotated.graph
+        self._runner = _Runner(self._model, self._expected, self._graph)
         self.layers = self._layers()
 
     def _layers(self) -> dict[str, Layer]:
@@ -89,10 +107,6 @@ class SimulatedLayers:
             if module and (can_keep or not any(each.startswith(f"{module}.") for each in ops))
         }
 
-    def others(self) -> tuple[SimulatedLayers, ...]:
-        """Return nothing: the converter reads int64 biases of 16-bit layers as int32."""
-        return ()
-
     def _add(self, choices: Sequence[frozenset[str]]) -> None:
         """Find the roundings of choices of layers in float."""
         new = [each for each in choices if each not in self._known]
@@ -112,27 +126,39 @@ class SimulatedLayers:
             {module: self._with([module]) for module in self.layers},
             {module: self._made.of_layer(by_op, module) for module in self.layers},
         )
-        runner = functools.partial(_SensitivityRunner, toggles=toggles)
-        found: LayerNoise = self._measured(samples, runner)
+        found: LayerNoise = self._measured(_Runner.sensitivity, toggles, samples)
         return found
 
     def errors(self, modules: frozenset[str], samples: Sequence[Sample]) -> StageErrors:
         """Return the errors of the outputs with some modules in float."""
-        runner = functools.partial(_ErrorsRunner, made=self._with(modules))
-        sums: StageAccumulator = self._measured(samples, runner)
+        sums: StageAccumulator = self._measured(_Runner.errors, self._with(modules), samples)
         return sums.result()
 
-    def _measured(self, samples: Sequence[Sample], make_runner: Any) -> Any:
-        return measured(
-            self._model, self._expected, self._graph, samples, make_runner, self._executor
-        )
+    def _measured(
+        self, measure: Callable[[_Runner, Any, _Items], Any], made: Any, samples: Sequence[Sample]
+    ) -> Any:
+        """Return the sums over all samples; those of workers are merged."""
+        if self._executor is not None:
+            reading = Reading(self._model, samples, iter(samples))
+            content = reading.pickled(self._model.runtime)
+            if content is not None:
+                graph = pickled_reference(self._graph.module)
+                on_worker = functools.partial(_on_worker, graph=graph, measure=measure, made=made)
+                step = Step("sensitivity", self._model.name, len(samples))
+                found: list[Any] = []
+                reading.measure(self._executor, content, on_worker, found.append, step)
+                first, *others = found
+                for each in others:
+                    first.merge(each)
+                return first
+        return measure(self._runner, made, enumerate(samples))
 
     def outputs(
         self, modules: frozenset[str], samples: Iterable[Sample]
     ) -> Iterator[Sequence[Array]]:
         """Return the outputs of each sample with some modules in float."""
-        runner = _GraphRunner(self._model, self._expected, self._graph)
-        return runner.outputs(samples, self._with(modules))
+        made = self._with(modules)
+        return (self._runner(sample, made) for sample in samples)
 
     def is_quantized(self, modules: frozenset[str]) -> bool:
         """Return whether anything is rounded with some modules in float."""
@@ -165,64 +191,56 @@ class SimulatedLayers:
         )
 
 
-class _GraphRunner:
+class _Runner:
     """Runs the quantized graph of a model with some roundings."""
 
     def __init__(self, model: QuantizedModel, expected: Expected, graph: litert.MixedGraph) -> None:
         self._model, self._expected, self._graph = model, expected, graph
 
+    def __call__(self, sample: Sample, made: Roundings) -> list[Array]:
+        """Return the outputs of a sample with some roundings."""
+        return self._outputs(self._graph.run(sample.args, sample.kwargs, made))
+
     def _outputs(self, values: Mapping[str, Any]) -> list[Array]:
         return self._expected.ordered(flatten_outputs(self._graph.outputs(values)))
 
-    def outputs(self, samples: Iterable[Sample], made: Roundings) -> Iterator[Sequence[Array]]:
-        """Yield the outputs of each sample with some roundings."""
-        for sample in samples:
-            yield self._outputs(self._graph.run(sample.args, sample.kwargs, made))
-
-
-class _SensitivityRunner(_GraphRunner):
-    """Measures each layer alone."""
-
-    def __init__(self, *parts: Any, toggles: _Toggles) -> None:
-        super().__init__(*parts)
-        self._toggles = toggles
-
-    def __call__(self, items: Iterable[tuple[int, Sample]], extra: Any) -> LayerNoise:
-        """Measure samples."""
-        del extra
-        made, in_float, alone = self._toggles
-        sums = LayerNoise.of(in_float, len(self._expected.names))
-        graph = self._graph
-        for _, sample in items:
-            expected = self._expected(sample)
-            values = graph.run(sample.args, sample.kwargs, made)
-            sums.quantized.add(expected, outputs := self._outputs(values))
-            for module, others in in_float.items():
-                changed = graph.changed(values, made, others)
-                got = self._outputs(changed) if "output" in changed else outputs
-                sums.in_float[module].add(expected, got)
-            nothing = litert.NOTHING
-            values = graph.run(sample.args, sample.kwargs, nothing)
-            outputs = self._outputs(values)
-            for module, own in alone.items():
-                changed = graph.changed(values, nothing, own)
-                got = self._outputs(changed) if "output" in changed else outputs
-                sums.alone[module].add(outputs, got)
-        return sums
-
-
-class _ErrorsRunner(_GraphRunner):
-    """Measures the errors with some roundings."""
-
-    def __init__(self, *parts: Any, made: Roundings) -> None:
-        super().__init__(*parts)
-        self._made = made
-
-    def __call__(self, items: Iterable[tuple[int, Sample]], extra: Any) -> StageAccumulator:
-        """Measure samples."""
-        del extra
+    def errors(self, made: Roundings, items: _Items) -> StageAccumulator:
+        """Measure the errors with some roundings."""
         sums = StageAccumulator(output_specs(self._model.edge))
         for index, sample in items:
-            values = self._graph.run(sample.args, sample.kwargs, self._made)
-            sums.update(self._expected(sample), self._outputs(values), index=index)
+            sums.update(self._expected(sample), self(sample, made), index=index)
         return sums
+
+    def sensitivity(self, toggles: _Toggles, items: _Items) -> LayerNoise:
+        """Measure each layer alone."""
+        made, in_float, alone = toggles
+        sums = LayerNoise.of(in_float, len(self._expected.names))
+        for _, sample in items:
+            expected = self._expected(sample)
+            values = self._graph.run(sample.args, sample.kwargs, made)
+            sums.quantized.add(expected, self._outputs(values))
+            for module, others in in_float.items():
+                sums.in_float[module].add(expected, self._changed(values, made, others))
+            values = self._graph.run(sample.args, sample.kwargs, litert.NOTHING)
+            outputs = self._outputs(values)
+            for module, own in alone.items():
+                sums.alone[module].add(outputs, self._changed(values, litert.NOTHING, own))
+        return sums
+
+    def _changed(
+        self, values: Mapping[str, Any], before: Roundings, made: Roundings
+    ) -> list[Array]:
+        """Return the outputs with other roundings than those of a run."""
+        return self._outputs({**values, **self._graph.changed(values, before, made)})
+
+
+def _on_worker(
+    model: QuantizedModel,
+    *,
+    graph: PickledReference,
+    measure: Callable[[_Runner, Any, _Items], Any],
+    made: Any,
+) -> Callable[[_Items, Any], Any]:
+    """Return what measures samples on a worker."""
+    runner = _Runner(model, Expected(model), litert.MixedGraph(unpickled_reference(graph)))
+    return lambda items, extra: measure(runner, made, items)

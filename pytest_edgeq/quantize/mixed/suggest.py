@@ -7,7 +7,7 @@ import functools
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq import litert
@@ -97,7 +97,7 @@ def suggest(
 
 def _engine(
     quantized: QuantizedModel, request: Request, quantizer: Any, executor: SampleExecutor | None
-) -> Any:
+) -> LayerEngine:
     if quantized.flow == "pt2e":
         return SimulatedLayers(quantized, request, quantizer, executor)
     if quantized.flow == "recipe":
@@ -154,11 +154,12 @@ def _measuring(quantized: QuantizedModel, request: Request) -> Iterator[None]:
     assert quantized.float_model is not None, "unreachable because the model was quantized here"
     session = request.session
     litert.load_exporter()
-    with ExitStack() as stack:
-        stack.enter_context(undisturbed(quantized.float_model, quantized.name))
-        stack.enter_context(seeded(session.seed))
-        stack.enter_context(torch_threads(session.threads))
-        stack.enter_context(frozen_heap())
+    with (
+        undisturbed(quantized.float_model, quantized.name),
+        seeded(session.seed),
+        torch_threads(session.threads),
+        frozen_heap(),
+    ):
         yield
 
 

@@ -11,21 +11,18 @@ from pytest_edgeq import litert
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import call_reference
 from pytest_edgeq.compare.samples import Sample
-from pytest_edgeq.numerics.results import StageErrors
-from pytest_edgeq.quantize.mixed.engine import FLOAT, Array, Expected, Layer, LayerNoise, Noise
+from pytest_edgeq.quantize.mixed.engine import Array, Layer, LayerEngine
 
 if TYPE_CHECKING:
     import torch
 
 
-class TorchaoLayers:
+class TorchaoLayers(LayerEngine):
     """The layers of a model of the torchao flow."""
 
-    precision = FLOAT
-
     def __init__(self, quantized: QuantizedModel, config: Any) -> None:
-        self._model, self._config = quantized, config
-        self._expected = Expected(quantized)
+        super().__init__(quantized)
+        self._config = config
         simulated, floats = quantized.simulated, quantized.float_model
         assert simulated is not None, "unreachable because the flow has both"
         self._quantized: torch.nn.Module = simulated
@@ -43,14 +40,6 @@ class TorchaoLayers:
             if name in names
         }
 
-    def others(self) -> tuple[TorchaoLayers, ...]:
-        """Return nothing: a layer of a config is quantized or in float."""
-        return ()
-
-    def is_quantized(self, modules: frozenset[str]) -> bool:
-        """Return whether any layer is quantized with some modules in float."""
-        return modules != frozenset(self.layers)
-
     def quantizer(self, modules: Sequence[str]) -> Any:
         """Return the config that leaves some modules in float."""
         quantized = [each for each in self.layers if each not in modules]
@@ -60,25 +49,6 @@ class TorchaoLayers:
         """Return the code that makes the config from the one that was used."""
         quantized = [each for each in self.layers if each not in modules]
         return litert.ao_config_code(self._config, quantized, modules)
-
-    def sensitivity(self, samples: Sequence[Sample]) -> LayerNoise:
-        """Measure each layer alone."""
-        sums = LayerNoise.of(self.layers, len(self._expected.names))
-
-        def measure(noise: Noise, modules: Iterable[str]) -> None:
-            with self._with(modules) as mixed:
-                for sample in samples:
-                    noise.add(self._expected(sample), self._outputs(mixed, sample))
-
-        measure(sums.quantized, ())
-        for module in self.layers:
-            measure(sums.in_float[module], [module])
-            measure(sums.alone[module], [each for each in self.layers if each != module])
-        return sums
-
-    def errors(self, modules: frozenset[str], samples: Sequence[Sample]) -> StageErrors:
-        """Return the errors of the outputs with some modules in float."""
-        return self._expected.errors(samples, self.outputs(modules, samples))
 
     def outputs(
         self, modules: frozenset[str], samples: Iterable[Sample]
