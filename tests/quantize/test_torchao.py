@@ -260,18 +260,6 @@ def _several() -> nn.Module:
 
 
 @pytest.mark.slow
-def test_layers_that_share_or_idle(maker: Edgeq) -> None:
-    """All four calls are quantized, on four dimensions; what is never used is not missed."""
-    inputs = [(normal(1, 2, 3, 64, seed=i),) for i in range(4)]
-    case = "weight-only int4 in groups"
-    quantized = maker.quantize(seeded(_several), inputs[0], quantizer=config(case))
-
-    expected = {"scheme": "weight_only", "weight": "int4"}
-    assert_op_dtypes(quantized, "FULLY_CONNECTED", count=4, **expected)
-    near(quantized, inputs, EIGHT_BITS)
-
-
-@pytest.mark.slow
 def test_two_signatures(maker: Edgeq) -> None:
     """Two sizes in one file, with one set of weights; each is run and compared."""
     inputs = {"one": rows(1, length=1)[0], "five": rows(1, length=5)[0]}

@@ -18,9 +18,31 @@ from pytest_edgeq.quantize.mixed.engine import Layer, LayerNoise
 from pytest_edgeq.quantize.mixed.search import OutOfTimeError, Search
 
 
-def _search(engine: Any) -> Search:
-    goal: Any = None  # not read by prune
-    return Search(engine, goal, [], LayerNoise.of((), 1), 0)
+def _search(
+    layers: Iterable[Layer],
+    simulated: Any = None,
+    bound: float = 0,
+    *,
+    n_samples: int = 0,
+    least_sqnr_db: float | None = None,
+) -> Search:
+    """Return a search for a bound on the SQNR, with the errors of an engine."""
+    engine: Any = SimpleNamespace(
+        layers={each.module: each for each in layers},
+        precision="float",
+        is_quantized=lambda modules: True,
+    )
+    goal: Any = SimpleNamespace(
+        least_sqnr_db=least_sqnr_db,
+        simulated=simulated,
+        accepts=lambda each: each.sqnr_db >= bound,
+    )
+    samples: Any = [SimpleNamespace()] * n_samples
+    return Search(engine, goal, samples, LayerNoise.of(engine.layers, 1), 0)
+
+
+def _layers(names: Iterable[str]) -> list[Layer]:
+    return [Layer(name, (), 1) for name in names]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -34,8 +56,7 @@ def test_each_layer_that_is_left_is_needed(seed: int) -> None:
         quantized = [i for i, name in enumerate(names) if name not in chosen]
         return float(errors[quantized].sum(0).square().sum()) <= bound
 
-    search = _search(SimpleNamespace(layers={name: Layer(name, (), 1) for name in names}))
-    kept = search.prune(names, meets)
+    kept = _search(_layers(names)).prune(names, meets)
 
     assert meets(kept)
     assert [name for name in kept if meets(set(kept) - {name})] == []
@@ -43,8 +64,7 @@ def test_each_layer_that_is_left_is_needed(seed: int) -> None:
 
 def test_a_search_goes_on_from_layers_that_nearly_meet_the_goal() -> None:
     """When its time is over soon after, it has few layers more, not all of them."""
-    layers = {str(i): Layer(str(i), (), 1) for i in range(64)}
-    noise = LayerNoise.of(layers, 1)
+    layers = _layers(map(str, range(64)))
     calls: list[int] = []
 
     def simulated(engine: Any, modules: frozenset[str], samples: Any) -> Any:
@@ -53,13 +73,7 @@ def test_a_search_goes_on_from_layers_that_nearly_meet_the_goal() -> None:
             raise OutOfTimeError
         return SimpleNamespace(sqnr_db=float(len(modules)))
 
-    goal: Any = SimpleNamespace(
-        least_sqnr_db=None, simulated=simulated, accepts=lambda each: each.sqnr_db >= 32
-    )
-    engine: Any = SimpleNamespace(
-        layers=layers, precision="float", is_quantized=lambda modules: True
-    )
-    search = Search(engine, goal, [], noise, 0)
+    search = _search(layers, simulated, 32)
     chosen = search.choose([str(i) for i in range(30)])
 
     assert chosen is not None
@@ -72,43 +86,27 @@ def test_a_search_goes_on_from_layers_that_nearly_meet_the_goal() -> None:
 def test_layers_that_gain_most_for_a_byte_come_next() -> None:
     """Measured beside those that nearly meet the goal, whatever each gains alone."""
     gains = {"a": 9.0, "b": 4.0, "c": 3.0, "d": 2.0, "e": 4.0}
-    layers = {name: Layer(name, (), 1 if name != "e" else 1000) for name in reversed(gains)}
+    layers = [Layer(name, (), 1 if name != "e" else 1000) for name in reversed(gains)]
 
     def simulated(engine: Any, modules: frozenset[str], samples: Any) -> Any:
         return SimpleNamespace(sqnr_db=sum(gains[each] for each in modules))
 
-    goal: Any = SimpleNamespace(
-        least_sqnr_db=None, simulated=simulated, accepts=lambda each: each.sqnr_db >= 16
-    )
-    engine: Any = SimpleNamespace(
-        layers=layers, precision="float", is_quantized=lambda modules: True
-    )
-    search = Search(engine, goal, [], LayerNoise.of(layers, 1), 0)
-
-    assert search.choose(["b", "a"]) == ["c", "b", "a"]
+    assert _search(layers, simulated, 16).choose(["b", "a"]) == ["c", "b", "a"]
     # One that gains nothing beside them costs most, and is the first to be quantized again.
     gains["e"] = 0.0
-    assert Search(engine, goal, [], search.noise, 0).choose(["a", "e"]) == ["c", "b", "a"]
+    assert _search(layers, simulated, 16).choose(["a", "e"]) == ["c", "b", "a"]
 
 
 def test_a_search_on_all_samples_starts_from_one_on_a_few() -> None:
     """Most layers that are not needed are found so, at a fraction of the cost."""
     gains = {name: float(gain) for gain, name in enumerate("abcdefgh", start=1)}
-    layers = {name: Layer(name, (), 1) for name in gains}
     counts: list[int] = []
 
     def simulated(engine: Any, modules: frozenset[str], samples: Any) -> Any:
         counts.append(len(samples))
         return SimpleNamespace(sqnr_db=sum(gains[each] for each in modules))
 
-    goal: Any = SimpleNamespace(
-        least_sqnr_db=None, simulated=simulated, accepts=lambda each: each.sqnr_db >= 21
-    )
-    engine: Any = SimpleNamespace(
-        layers=layers, precision="float", is_quantized=lambda modules: True
-    )
-    samples: Any = [SimpleNamespace()] * 32
-    search = Search(engine, goal, samples, LayerNoise.of(layers, 1), 0)
+    search = _search(_layers(gains), simulated, 21, n_samples=32)
     chosen = search.choose()
 
     assert chosen is not None
@@ -139,14 +137,8 @@ def test_few_samples_refuse_a_choice_that_is_clearly_worse_than_another() -> Non
         return _errors(np.random.default_rng(1), factor * wide[: len(samples)])
 
     bound = simulated(None, frozenset("a"), range(32)).sqnr_db - 0.1
-    goal: Any = SimpleNamespace(
-        least_sqnr_db=bound, simulated=simulated, accepts=lambda each: each.sqnr_db >= bound
-    )
-    engine: Any = SimpleNamespace(
-        layers={name: Layer(name, (), 1) for name in "ab"}, precision="float"
-    )
-    samples: Any = [SimpleNamespace()] * 32
-    search = Search(engine, goal, samples, LayerNoise.of((), 1), 0)
+    options: Any = {"bound": bound, "least_sqnr_db": bound, "n_samples": 32}
+    search = _search(_layers("ab"), simulated, **options)
     counts.clear()
 
     assert search.meets("ab")
@@ -154,8 +146,7 @@ def test_few_samples_refuse_a_choice_that_is_clearly_worse_than_another() -> Non
     assert search.meets("a")
     assert counts == [8, 32, 8, 8, 32]
 
-    alone = Search(engine, goal, search.samples, LayerNoise.of((), 1), 0)
-    assert not alone.meets("b")
+    assert not _search(_layers("ab"), simulated, **options).meets("b")
     assert counts[5:] == [8, 32]
 
 
