@@ -296,7 +296,7 @@ class ConversionCache:
             stored = store.keys(kind, f"{key}.")
             found = f"{key}.none"  # of a run that needed no samples
             if stored and found not in stored:
-                remaining = spooled(recording, store.report)
+                remaining = spooled(recording)
                 found = f"{key}.{recording.digest}"
             known = self.read(kind, found, decode)
             self.steps.append(CachedStep(kind, known is not None))

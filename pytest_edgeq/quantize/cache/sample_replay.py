@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import itertools
 import pickle
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -18,7 +17,7 @@ from pytest_edgeq.litert.digest import feed
 
 Tagged = tuple[str, Sample]  # a signature and a sample of it
 
-_IN_MEMORY = 1 << 26  # bytes of samples kept in memory; more are written to a temporary file
+_IN_MEMORY = 1 << 26  # bytes of copies kept in memory; more are written to a temporary file
 
 
 class Recording:
@@ -44,45 +43,18 @@ class Recording:
         return signature, sample
 
 
-def spooled(samples: Iterable[Tagged], report: Callable[[str], None]) -> Iterator[Tagged]:
-    """Read all samples, and return an iterator over copies: in memory, then in a file."""
-    kept: list[Tagged | int] = []  # a sample, or its place in the file
-    size, is_refused = 0, False
+def spooled(samples: Iterable[Tagged]) -> Iterator[Tagged]:
+    """Read all samples, and return an iterator over copies: from memory, or from a file."""
     with contextlib.ExitStack() as stack:
-        file: io.FileIO | None = None
+        file = stack.enter_context(tempfile.SpooledTemporaryFile(_IN_MEMORY))
+        count = 0
         for signature, sample in samples:
-            copy: Tagged | int = signature, sample.clone()
-            size += sum(value.nbytes for value in sample.tensors)
-            try:
-                if size > _IN_MEMORY and not is_refused:
-                    if file is None:
-                        # Unbuffered: a buffer keeps data that a full disk has refused.
-                        file = stack.enter_context(tempfile.TemporaryFile(buffering=0))
-                    start, rest = file.seek(0, io.SEEK_END), memoryview(pickle.dumps(copy))
-                    while rest:
-                        rest = rest[file.write(rest) :]
-                    copy = start
-            except OSError as error:
-                is_refused = True
-                report(
-                    f"calibration samples cannot be written to a temporary file ({error}); they "
-                    "are kept in memory"
-                )
-            kept.append(copy)
-        stack = stack.pop_all()
-
-    def replayed() -> Iterator[Tagged]:
-        kept.reverse()
-        while kept:
-            copy = kept.pop()
-            if isinstance(copy, int):
-                assert file is not None
-                file.seek(copy)
-                copy = pickle.load(file)
-            yield copy
-
-    copies = replayed()
-    weakref.finalize(copies, stack.close)  # samples of a stored run are never read again
+            pickle.dump((signature, sample.clone()), file)
+            count += 1
+        file.seek(0)
+        copies = (pickle.load(file) for _ in range(count))
+        # Samples of a stored run are never read again.
+        weakref.finalize(copies, stack.pop_all().close)
     return copies
 
 
