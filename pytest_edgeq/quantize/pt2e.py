@@ -46,12 +46,8 @@ def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
     weights_alone = any(each.weights_alone for each in simulations.values())
     static = any(each.static for each in simulations.values()) and not weights_alone
     traced = {entry.key: entry.traced() for entry in request.entries}
-    tflite = refuse_clearly(
-        request.name,
-        "the converter",
-        lambda: session.convert(request.name, traced, simulations=simulations, static=static),
-        list(traced.values()),
-        strict_export=strict,
+    tflite = session.convert(
+        request.name, traced, strict_export=strict, simulations=simulations, static=static
     )
     graphs = [each.graph for each in simulations.values()]
     floats = [

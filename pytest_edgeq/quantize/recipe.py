@@ -6,7 +6,6 @@ Without a recipe it is the `float` flow: the conversion alone.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ import numpy as np
 from pytest_edgeq import litert
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.samples import Sample
-from pytest_edgeq.quantize.conversion_refusals import refuse_clearly
 from pytest_edgeq.quantize.request import Entry, Request
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
@@ -25,7 +23,7 @@ from pytest_edgeq.tflite.op_dtypes import OpDtypes
 def quantize_recipe(request: Request, recipe: list[dict[str, Any]] | None) -> QuantizedModel:
     """Convert a model, and quantize the file by a recipe."""
     traced = {entry.key: entry.traced() for entry in request.entries}
-    float_edge = request.edge(convert(request, traced))
+    float_edge = request.edge(request.session.convert(request.name, traced))
     if recipe is None:
         return request.finish("float", float_edge)
     rules = litert.check_rules(recipe, f"{request.name}: {request.quantizer}")
@@ -82,14 +80,6 @@ def calibrated(request: Request, float_edge: EdgeFile, recipe: list[dict[str, An
             calibrate,
             threads=threads,
         )
-
-
-def convert(request: Request, signatures: Mapping[str, litert.Traced], **options: Any) -> bytes:
-    """Convert float models."""
-    step = functools.partial(request.session.convert, request.name, signatures, **options)
-    return refuse_clearly(
-        request.name, "the converter", step, signatures.values(), is_annotated=False
-    )
 
 
 def _by_name(

@@ -43,10 +43,29 @@ class Session:
         """The conversion cache; files that are only read need none, and no torch."""
         return self.open_cache()
 
-    def convert(self, name: str, signatures: Mapping[str, litert.Traced], **options: Any) -> bytes:
-        """Convert as `ConversionCache.convert`, and report progress."""
-        with self.progress.step("convert", name):
-            return self.cache.convert(name, signatures, native=self.native(name), **options)
+    def convert(
+        self,
+        name: str,
+        signatures: Mapping[str, litert.Traced],
+        *,
+        strict_export: bool = True,
+        **annotated: Any,
+    ) -> bytes:
+        """Convert as `ConversionCache.convert`; report progress, and explain refusals."""
+        from pytest_edgeq.quantize.conversion_refusals import refuse_clearly
+
+        def step() -> bytes:
+            with self.progress.step("convert", name):
+                return self.cache.convert(name, signatures, native=self.native(name), **annotated)
+
+        return refuse_clearly(
+            name,
+            "the converter",
+            step,
+            signatures.values(),
+            is_annotated=bool(annotated),
+            strict_export=strict_export,
+        )
 
 
 def float_file(
@@ -55,10 +74,7 @@ def float_file(
     """Return the float file of a signature, converted on demand."""
 
     def convert(inputs: litert.Traced) -> bytes:
-        from pytest_edgeq.quantize.conversion_refusals import refuse_clearly
-
         with seeded(session.seed), frozen_heap():
-            step = functools.partial(session.convert, name, {key: inputs})
-            return refuse_clearly(name, "the converter", step, [inputs], is_annotated=False)
+            return session.convert(name, {key: inputs})
 
     return FloatFile(traced, convert)

@@ -18,7 +18,6 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import call_reference
-from pytest_edgeq.quantize.recipe import convert
 from pytest_edgeq.quantize.request import Entry, Request
 from pytest_edgeq.runtimes.edge import EdgeFile
 
@@ -40,7 +39,7 @@ def quantize_torchao(request: Request, config: Any) -> QuantizedModel:
         _run(entry, model, config)
     plain = {key: litert.dequantized(model) for key, model in by_model.items()}
     traced = {entry.key: entry.traced(plain[id(entry.model)]) for entry in request.entries}
-    float_tflite = convert(request, traced)
+    float_tflite = request.session.convert(request.name, traced)
     weights = list(itertools.chain(*by_weights.values()))
     tflite, missing = litert.write_weights(float_tflite, weights)
     if missing:
