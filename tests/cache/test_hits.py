@@ -20,6 +20,7 @@ from fixtures.models import (
     ResidualNet,
     SelfAttention,
     SmallModel,
+    net,
     normal,
     samples,
     seeded,
@@ -150,21 +151,17 @@ def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     del sys.modules["edgeq_helper"]
 
 
-class _Helped(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = torch.nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = sys.modules["edgeq_helper"].add(self.linear(x), x)
-        return made
+def _helped_model() -> torch.nn.Module:
+    return net(
+        lambda self, x: sys.modules["edgeq_helper"].add(self.linear(x), x),
+        linear=torch.nn.Linear(4, 4),
+    )
 
 
 def _helped(folder: Path | None, **options: Any) -> QuantizedModel:
     sample = normal(1, 4, seed=0)
     options = {"calibration": [sample, -sample], **options}
-    return Edgeq(cache_dir=folder).quantize(_Helped().eval(), (sample,), **options)
+    return Edgeq(cache_dir=folder).quantize(seeded(_helped_model), (sample,), **options)
 
 
 def test_each_change_costs_the_steps_that_it_concerns(
@@ -410,18 +407,9 @@ def test_ranges_of_several_signatures_are_kept(tmp_path: Path, ran: list[str]) -
     assert ran == []
 
 
-class _Averaging(torch.nn.Module):
-    """Has a tensor without dimensions, whose ranges are numpy's scalars."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = torch.nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Scale by the average of all elements."""
-        y: torch.Tensor = self.linear(x)
-        return y * y.mean()
+def _averaging() -> torch.nn.Module:
+    """Build a model with a tensor without dimensions, whose ranges are numpy's scalars."""
+    return net(lambda self, x: self.linear(x) * x.mean(), linear=torch.nn.Linear(4, 4))
 
 
 def test_ranges_of_a_tensor_without_dimensions_are_kept(tmp_path: Path, ran: list[str]) -> None:
@@ -430,7 +418,7 @@ def test_ranges_of_a_tensor_without_dimensions_are_kept(tmp_path: Path, ran: lis
 
     def build(folder: Path | None) -> bytes:
         made = Edgeq(cache_dir=folder).quantize(
-            _Averaging().eval(), (sample,), quantizer=quantizer, calibration=[sample]
+            seeded(_averaging), (sample,), quantizer=quantizer, calibration=[sample]
         )
         return made.tflite
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import pytest_edgeq
-from fixtures.models import normal
+from fixtures.models import normal, seeded
 from pytest_edgeq import Edgeq, litert
 from pytest_edgeq.litert import Traced
 from pytest_edgeq.quantize.cache import environment
@@ -262,19 +262,12 @@ def test_a_key_leaves_the_model_as_it_was() -> None:
         assert torch.equal(torch.get_rng_state(), drawn)
 
 
-class _Annotated(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = self.second(torch.relu(self.first(x)))
-        return made
+def _annotated() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
 
 
 def _prepared_key(quantizer: Any, said: list[str] | None = None) -> str | None:
-    model, args = _Annotated().eval(), (normal(1, 4, seed=0),)
+    model, args = seeded(_annotated), (normal(1, 4, seed=0),)
     graph: Any = torch.export.export(model, args, strict=True).module()
     cache = _cache(pytest.fail if said is None else said.append)
     return cache.prepared_key(

@@ -21,7 +21,7 @@ from pytest_edgeq import (
     assert_within_budget,
     litert,
 )
-from pytest_edgeq.quantize import resolve
+from pytest_edgeq.quantize import pt2e, resolve
 from pytest_edgeq.quantize.mixed import planner, suggest
 from pytest_edgeq.tflite.ops import QDQ
 from tests.quantize.mixed import nets
@@ -84,13 +84,21 @@ def _without(maker: Edgeq, quantized: QuantizedModel, quantizer: Any, modules: l
     return nets.quantized_digits(maker, engine.quantizer(modules))
 
 
-def test_a_plan_of_the_default_preset(maker: Edgeq) -> None:
-    """Its text has the layers, the file and the code."""
+def test_a_plan_of_the_default_preset(maker: Edgeq, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text has the layers, the file and the code; all its files share one export."""
     quantized = nets.quantized_digits(maker)
+    exported, export = [], pt2e._export
+
+    def counted(entry: Any, **options: Any) -> Any:
+        exported.append(entry.name)
+        return export(entry, **options)
+
+    monkeypatch.setattr(pt2e, "_export", counted)
     budget = Budget(sqnr_db=40, top1_agreement=0.95)
     plan = maker.suggest_mixed_precision(quantized, nets.held_out(), budget)
 
     assert plan.is_met
+    assert len(exported) == 1
     assert_within_budget(maker.compare(plan.quantized, nets.held_out()), budget)
     assert [layer.module for layer in plan.layers] == ["fc", "conv1"]
     assert plan.ops_in_float == 3
@@ -106,25 +114,6 @@ quantizer = (
     .set_module_name("fc", None)
 )"""
     )
-
-
-def test_the_files_of_a_plan_share_one_export(
-    maker: Edgeq, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They differ in their quantizers; the model is exported once, whatever their number."""
-    from pytest_edgeq.quantize import pt2e
-
-    quantized = nets.quantized_digits(maker)
-    exported, export = [], pt2e._export
-
-    def counted(entry: Any, **options: Any) -> Any:
-        exported.append(entry.name)
-        return export(entry, **options)
-
-    monkeypatch.setattr(pt2e, "_export", counted)
-    plan = maker.suggest_mixed_precision(quantized, nets.held_out(), Budget(sqnr_db=40))
-    assert plan.layers
-    assert len(exported) == 1
 
 
 def test_a_budget_that_is_kept_needs_no_layer(maker: Edgeq) -> None:
@@ -197,14 +186,6 @@ def test_a_score_is_a_goal(maker: Edgeq) -> None:
     assert_accuracy_drop(plan.quantized, pairs, margin, limit)
 
 
-def test_a_drop_of_nothing_is_no_goal(maker: Edgeq) -> None:
-    """Which no number of samples shows; as `assert_accuracy_drop` says."""
-    quantized = nets.quantized_digits(maker)
-    pairs = [(sample, 0) for sample in nets.held_out()]
-    with pytest.raises(ValueError, match="max_drop: expected more than 0, and finite, got 0"):
-        maker.suggest_mixed_precision(quantized, pairs, metric=lambda outputs, _: 0.0, max_drop=0)
-
-
 def test_a_goal_is_needed(maker: Edgeq) -> None:
     """One of budget and metric."""
     quantized = nets.quantized_digits(maker)
@@ -248,19 +229,16 @@ def test_a_budget_that_only_float_keeps(maker: Edgeq) -> None:
     assert plan.comparison.total.sqnr_db > plan.before.total.sqnr_db
 
 
-class _Block(nn.Module):
-    """A residual block."""
-
-    def __init__(self, act: type[nn.Module]) -> None:
-        super().__init__()
-        self.pw, self.act = nn.Conv2d(8, 24, 1), act()
-        self.dw, self.act2 = nn.Conv2d(24, 24, 3, padding=1, groups=24), act()
-        self.pwl = nn.Conv2d(24, 8, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = self.act2(self.dw(self.act(self.pw(x))))
-        narrow: Tensor = self.pwl(wide)
-        return narrow + x
+def _block(act: type[nn.Module]) -> Any:
+    """Build a residual block."""
+    return net(
+        lambda self, x: self.pwl(self.act2(self.dw(self.act(self.pw(x))))) + x,
+        pw=nn.Conv2d(8, 24, 1),
+        act=act(),
+        dw=nn.Conv2d(24, 24, 3, padding=1, groups=24),
+        act2=act(),
+        pwl=nn.Conv2d(24, 8, 1),
+    )
 
 
 def _residual(act: type[nn.Module] = nn.Hardswish) -> nn.Module:
@@ -270,7 +248,7 @@ def _residual(act: type[nn.Module] = nn.Hardswish) -> nn.Module:
         return self.tail(self.head(self.block(self.stem(x)))).mean((2, 3))
 
     def build() -> nn.Module:
-        stem, block = nn.Conv2d(3, 8, 3, padding=1), _Block(act)
+        stem, block = nn.Conv2d(3, 8, 3, padding=1), _block(act)
         head, tail = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 4, 1)
         for parameter in block.pwl.parameters():
             parameter.data[0] *= 30
