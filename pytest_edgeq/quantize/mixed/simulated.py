@@ -79,7 +79,7 @@ class SimulatedLayers(LayerEngine):
         self._add([frozenset()])
         self._made = self._known[frozenset()]
         self._graph = self._annotated.graph
-        self._runner = _Runner(self._model, self._expected, self._graph)
+        self._runner = _GraphRunner(self._model, self._expected, self._graph)
         self.layers = self._layers()
 
     def _layers(self) -> dict[str, Layer]:
@@ -126,16 +126,19 @@ class SimulatedLayers(LayerEngine):
             {module: self._with([module]) for module in self.layers},
             {module: self._made.of_layer(by_op, module) for module in self.layers},
         )
-        found: LayerNoise = self._measured(_Runner.sensitivity, toggles, samples)
+        found: LayerNoise = self._measured(_GraphRunner.sensitivity, toggles, samples)
         return found
 
     def errors(self, modules: frozenset[str], samples: Sequence[Sample]) -> StageErrors:
         """Return the errors of the outputs with some modules in float."""
-        sums: StageAccumulator = self._measured(_Runner.errors, self._with(modules), samples)
+        sums: StageAccumulator = self._measured(_GraphRunner.errors, self._with(modules), samples)
         return sums.result()
 
     def _measured(
-        self, measure: Callable[[_Runner, Any, _Items], Any], made: Any, samples: Sequence[Sample]
+        self,
+        measure: Callable[[_GraphRunner, Any, _Items], Any],
+        made: Any,
+        samples: Sequence[Sample],
     ) -> Any:
         """Return the sums over all samples; those of workers are merged."""
         if self._executor is not None:
@@ -191,7 +194,7 @@ class SimulatedLayers(LayerEngine):
         )
 
 
-class _Runner:
+class _GraphRunner:
     """Runs the quantized graph of a model with some roundings."""
 
     def __init__(self, model: QuantizedModel, expected: Expected, graph: litert.MixedGraph) -> None:
@@ -238,9 +241,9 @@ def _on_worker(
     model: QuantizedModel,
     *,
     graph: PickledReference,
-    measure: Callable[[_Runner, Any, _Items], Any],
+    measure: Callable[[_GraphRunner, Any, _Items], Any],
     made: Any,
 ) -> Callable[[_Items, Any], Any]:
     """Return what measures samples on a worker."""
-    runner = _Runner(model, Expected(model), litert.MixedGraph(unpickled_reference(graph)))
+    runner = _GraphRunner(model, Expected(model), litert.MixedGraph(unpickled_reference(graph)))
     return lambda items, extra: measure(runner, made, items)
