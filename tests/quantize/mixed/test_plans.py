@@ -288,7 +288,14 @@ def test_a_layer_that_cannot_be_converted_in_float_stays_quantized(
     assert f"\nlimit: {limit}\n" in str(plan)
 
 
-@pytest.mark.parametrize(("own", "act"), [(False, nn.ReLU), (True, nn.ReLU), (False, nn.ReLU6)])
+@pytest.mark.parametrize(
+    ("own", "act"),
+    [
+        (False, nn.ReLU),
+        pytest.param(True, nn.ReLU, marks=pytest.mark.slow),
+        pytest.param(False, nn.ReLU6, marks=pytest.mark.slow),
+    ],
+)
 def test_the_sum_of_a_block_alone_is_left_in_float(
     maker: Edgeq, own: bool, act: type[nn.Module]
 ) -> None:

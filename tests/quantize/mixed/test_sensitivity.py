@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 from scipy.stats import spearmanr
+from torch import nn
 
+from fixtures.models import normal, seeded
 from pytest_edgeq import Edgeq, litert
 from pytest_edgeq.quantize.mixed.results import Sensitivity
 from tests.quantize.mixed import nets
@@ -27,12 +29,10 @@ def _truth(maker: Edgeq, quantizer: Any, make: Any, samples: Any, layers: list[s
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "samples"),
-    [
-        pytest.param(nets.quantized_chain, nets.images(16, seed=2), marks=pytest.mark.slow),
-        (nets.quantized_digits, nets.held_out()),
-    ],
+    [(nets.quantized_chain, nets.images(16, seed=2)), (nets.quantized_digits, nets.held_out())],
     ids=["chain", "digits"],
 )
 def test_gains_are_those_of_converted_files(maker: Edgeq, make: Any, samples: Any) -> None:
@@ -104,19 +104,20 @@ def test_its_text_is_a_table(maker: Edgeq) -> None:
 
 def test_refused(maker: Edgeq) -> None:
     """Models that cannot be quantized again with other layers are refused."""
-    sample = nets.images(1)[0]
-    quantized = nets.quantized_chain(maker)
+    model, samples = seeded(lambda: nn.Linear(4, 4)), [normal(1, 4, seed=i) for i in range(8)]
+    sample = samples[0]
+    quantized = maker.quantize(model, (sample,), calibration=samples)
     loaded = maker.load(quantized.path, reference=quantized.float_model)
     with pytest.raises(ValueError, match=r"was not made by edgeq\.quantize"):
         maker.sensitivity(loaded, [sample])
-    floats = maker.quantize(nets.chain(), (sample,), quantizer=None)
+    floats = maker.quantize(model, (sample,), quantizer=None)
     with pytest.raises(ValueError, match="the float flow quantizes no layer"):
         maker.sensitivity(floats, [sample])
-    drawn = maker.quantize(nets.chain(), (sample,), calibration=iter(nets.images(8)))
+    drawn = maker.quantize(nets.chain(), (nets.images(1)[0],), calibration=iter(nets.images(8)))
     with pytest.raises(ValueError, match="calibration samples were a list_iterator"):
-        maker.sensitivity(drawn, [sample])
-    assert maker.sensitivity(drawn, [sample], calibration=nets.images(8)).rows
+        maker.sensitivity(drawn, nets.images(1))
+    assert maker.sensitivity(drawn, nets.images(1), calibration=nets.images(8)).rows
     both = {"one": (sample,), "two": (sample,)}
-    several = maker.quantize(nets.chain(), both, calibration=dict.fromkeys(both, nets.images(8)))
+    several = maker.quantize(model, both, calibration=dict.fromkeys(both, samples))
     with pytest.raises(ValueError, match="is one of the signatures one, two"):
         maker.sensitivity(several.signature("one"), [sample])

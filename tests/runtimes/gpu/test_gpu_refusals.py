@@ -114,9 +114,9 @@ def test_a_command_that_hides_stderr(tmp_path: Path, begin: str) -> None:
     script = f'{begin}"$@" 2>/dev/null; exit 0'
     runtimes = _targets(["sh", "-c", script, "sh", *fake_target(tmp_path / "pi")])
     runtimes.machine_of("pi")
-    runtimes.targets["pi"].seconds = 5
+    runtimes.targets["pi"].seconds = 2
     lines = _refusal(runtimes, NESTED, "pi:gpu").splitlines()
-    got = "its end" if begin else "nothing for 5 s"
+    got = "its end" if begin else "nothing for 2 s"
     assert lines[0] == (
         "the pi:gpu runtime hides what is printed there: expected the stderr of a Python, got "
         f"{got}"
