@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import platform
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -69,7 +70,7 @@ class _Test:
     set_up: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def again(self) -> _Test:
-        """Return the record of the next run of the same test, with the events of its fixtures."""
+        """Return the record of the next run of the same test, without events that recur."""
         return _Test(self.nodeid, events=list(self.set_up), set_up=list(self.set_up))
 
     @property
@@ -87,9 +88,11 @@ class _Test:
     def add(self, report: Any, failure: TestFailure | None) -> None:
         self.seconds += report.duration
         events = getattr(report, "edgeq_journal", {"events": []})["events"]
-        self.events += events
         if report.when == "setup":
-            self.set_up += events
+            self.set_up = _not_repeated(self.set_up, events) + events
+            self.events = list(self.set_up)
+        else:
+            self.events += events
         self.uses |= dict.fromkeys(getattr(report, "edgeq_uses", ()))
         if claims := getattr(report, "edgeq", None):
             self.claims = claims
@@ -109,6 +112,21 @@ class _Test:
             "claims": list(self.claims),
             "failure": self.failure,
         }
+
+
+def _not_repeated(
+    earlier: Iterable[dict[str, Any]], later: Iterable[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the earlier events without one for each later event of the same kind and model."""
+    repeated = Counter((event["event"], event["model"]) for event in later)
+    kept = []
+    # Fixtures of a wider scope are set up first: of equal events the last ones are repeated.
+    for event in reversed(list(earlier)):
+        kind = (event["event"], event["model"])
+        if not repeated[kind]:
+            kept.append(event)
+        repeated[kind] -= bool(repeated[kind])
+    return kept[::-1]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -237,21 +237,21 @@ def test_workers_give_the_same_record_and_a_crash_loses_its_own_test_alone(
 
 
 def test_a_test_that_is_run_again_keeps_what_its_wider_fixtures_did() -> None:
-    """A fixture of the module is set up once, for the first run."""
+    """A fixture of the module is set up once; what is set up again is not recorded twice."""
 
     def booked(*kinds: str) -> Any:
         made = [{"event": kind, "model": "net-0", "steps": []} for kind in kinds]
         return {"models": {"net-0": {}}, "events": made}
 
     recorder = RunRecorder()
-    for set_up, outcome in ((("load", "quantize"), "rerun"), (("quantize",), "passed")):
+    for set_up, outcome in ((("quantize", "quantize", "load"), "rerun"), (("quantize",), "passed")):
         for when, kinds in (("setup", set_up), ("call", ["compare"]), ("teardown", [])):
             report = pytest.TestReport("a.py::test", ("", 0, ""), {}, "passed", None, when)  # type: ignore[arg-type]
             report.outcome = outcome if when == "call" else "passed"  # type: ignore[assignment]
             report.__dict__["edgeq_journal"] = booked(*kinds)
             recorder.add(report, "", Path())
     (test,) = recorder.run().tests
-    assert [each["event"] for each in test["events"]] == ["load", "quantize", "quantize", "compare"]
+    assert [each["event"] for each in test["events"]] == ["quantize", "load", "quantize", "compare"]
     assert test["outcome"] == "passed"
 
 
