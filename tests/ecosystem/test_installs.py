@@ -105,7 +105,7 @@ def test_the_extra_convert_resolves(version: str, newest: Overlay, tmp_path: Pat
     assert [each for each in found if each.startswith("litert-torch==")]
 
 
-@pytest.mark.sweep(0, slow=5)
+@pytest.mark.sweep(0, slow=2)
 @pytest.mark.parametrize("platform", ["aarch64-unknown-linux-gnu", "windows", "macos"])
 @pytest.mark.parametrize("version", PYTHONS)
 def test_the_plain_install_resolves_elsewhere(version: str, platform: str, newest: Overlay) -> None:
