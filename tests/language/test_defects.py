@@ -1,4 +1,4 @@
-"""Defects of language models, each told by `check` with position and tensor."""
+"""Thirty-three defects of language models, each told by `check` with position and tensor."""
 
 from __future__ import annotations
 
@@ -20,22 +20,33 @@ _SEQUENCES = sequences(3, 80, 11)
 _FOUND = {
     "decode one position late": r"kv_cache_k_0 at position 0",
     "mask hides the token itself": r"kv_cache_k_1 at position 1",
+    "mask shows one slot too many": r"kv_cache_k_1 at position 0",
+    "mask shows everything": r"kv_cache_k_1 at position 0",
     "decode sees 32 positions only": r"kv_cache_k_1 at position 32",
     "only the first chunk is kept": r"behind prefill signatures.*kv_cache_k_0 at position 16",
+    "heads of layer 1 swapped after prefill": r"'prefill_16'.*kv_cache_k_1 at position",
     "V of layer 0 lost from position 40": r"kv_cache_v_0 at position 40",
+    "cache in int8": r"kv_cache_k_0 at position 0",
     "cache in float16": r"kv_cache_k_0 at position 0",
     "caches of two layers swapped after prefill": r"'prefill_16'.*kv_cache_v_0 at position",
+    "later chunks one position early": r"behind prefill signatures.*kv_cache_k_0 at position 15",
+    "chunks at 48 and 64 write zeros": r"kv_cache_._\d at position (48|64)",
     "first slots lost once a chunk begins at 48": r"kv_cache_k_0 at position 0",
-    "a padded chunk overwrites slot 0": r"tokens, padded to .*kv_cache_k_0 at position 0",
+    "a padded later chunk overwrites slot 0": r"kv_cache_k_0 at position 0",
     "a chunk at an uneven start writes nothing": r"kv_cache_k_0 at position",
     "prefill behind decode starts from an empty cache": r"kv_cache_k_0 at position",
     "cache in float16 behind prefill": r"the float file: expected behind prefill signatures",
     "rope theta 10000 → 12000": r"kv_cache_k_0 at position 1",
     "rope interleaved in layer 1": r"below it is 1\b.*behind the last layer's cache",
     "norm epsilon 1e-6 → 1e-5": r"kv_cache_k_0 at position 0",
+    "norm epsilon 1e-6 → 1e-2": r"kv_cache_k_0 at position 0",
+    "attention scale × 1.1 in layer 1": r"behind the last layer's cache",
     "attention scale of 1/√32": r"kv_cache_k_1 at position 1",
+    "two query heads swapped in layer 1": r"behind the last layer's cache",
     "GELU for SiLU in layer 0": r"kv_cache_k_1 at position 0",
     "part of the head clipped": r"below it is 0\b.*behind the last layer's cache",
+    "up_proj of layer 1 × 1.05": r"below it is 0\b.*behind the last layer's cache",
+    "gate of layer 1 from layer 0": r"below it is 0\b.*behind the last layer's cache",
     "embedding of one token zero": r"kv_cache_k_0 at position 24",
 }
 
@@ -61,6 +72,7 @@ def _loaded(edgeq: Edgeq, reference: Any) -> LanguageModel:
     return model
 
 
+@functools.cache
 def _failure(name: str) -> str:
     if name in OF_THE_LOOP:
         edgeq = Edgeq(runtimes={"tampered": Tampered(OF_THE_LOOP[name])}, runtime="tampered")
@@ -84,6 +96,11 @@ def test_a_defect_is_told_with_its_position_and_tensor(name: str) -> None:
     assert re.search(_FOUND[name], text, re.DOTALL | re.MULTILINE), text
 
 
+def test_every_defect_has_an_expected_text() -> None:
+    """None is left out."""
+    assert set(_FOUND) == {*OF_THE_LOOP, *OF_THE_REFERENCE}
+
+
 def test_the_sound_file_passes() -> None:
     """So what fails is the defect, not the runtime that plants it."""
     untouched = Tampered(lambda key, inputs, run: run(inputs))
@@ -93,7 +110,7 @@ def test_the_sound_file_passes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("window", [15, 512])
+@pytest.mark.parametrize("window", [15, 17, 512])
 def test_a_wrong_sliding_window_is_told_by_its_position(window: int) -> None:
     """The file's window of 16 ends where the reference's goes on, or the other way round."""
     edgeq = Edgeq()
