@@ -97,7 +97,7 @@ def test_a_loaded_file_is_judged_by_how_far_its_ranges_are_left(tokens: Quantize
 
 
 _STEP = 1 / 32
-"""Of the weights, which have values of codes."""
+"""Scale of the weights; every weight is a multiple of it."""
 
 
 _LAYERS = [

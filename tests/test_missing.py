@@ -68,7 +68,7 @@ def test_releases_that_were_not_tried_are_named() -> None:
 def test_a_nightly_names_the_files_that_it_has_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of both the one that was installed last."""
+    """If both are installed, the later installation counts."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "litert_torch", raising=False)
     (tmp_path / "litert_torch").mkdir()

@@ -1,4 +1,4 @@
-"""What the plugin holds for one run of pytest, in `config.stash`."""
+"""State of the plugin during one run of pytest, kept in `config.stash`."""
 
 from __future__ import annotations
 

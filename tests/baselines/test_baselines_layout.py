@@ -68,7 +68,7 @@ def test_names_that_look_alike_have_files_of_their_own(
     st.text(min_size=1, max_size=300),
 )
 def test_every_file_name_stands_on_every_file_system(test: str, name: str) -> None:
-    """Whatever the ids and names: one part, short, ASCII."""
+    """For all ids and names it is one short part of a path, in ASCII."""
     file = PurePosixPath(relative(test, name)).name
 
     assert file.isascii()

@@ -32,7 +32,7 @@ PickledReference = bytes | dict[str, bytes]
 
 
 class _PickledSignature(NamedTuple):
-    """What a plain model has besides its files and its reference."""
+    """The signature of a pickled model, and its simulated reference."""
 
     key: str | None
     known: SignatureReference  # spec and ledger

@@ -1,4 +1,4 @@
-"""What LiteRT's own GPU engine prints of drivers and files that do not serve."""
+"""Errors of LiteRT's GPU engine for broken drivers and refused files."""
 
 from __future__ import annotations
 
