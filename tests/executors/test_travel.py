@@ -105,6 +105,28 @@ def test_a_runtime_of_the_users_own_travels(
     session.close()
 
 
+def test_type_variables_of_another_module_travel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To a process without the module, of which nothing else is sent: not its lock."""
+    (tmp_path / "its_kinds.py").write_text(
+        "import threading, typing\nLOCK = threading.Lock()\n"
+        "T, P = typing.TypeVar('T'), typing.ParamSpec('P')\n"
+    )
+    (tmp_path / "its_model.py").write_text(
+        "from typing import Generic\nfrom its_kinds import P, T\n"
+        "class Model(Generic[P, T]):\n"
+        "    def __call__(self, x: T, *args: P.args, **kwargs: P.kwargs) -> T:\n"
+        "        return x + 1\n"
+    )
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        content = pickled(importlib.import_module("its_model").Model(), "the model", "none")
+    for name in ("its_kinds", "its_model"):
+        monkeypatch.delitem(sys.modules, name)
+    assert pickle.loads(content)(1) == 2
+
+
 def _parametrized() -> nn.Module:
     """Return a module that refuses to be pickled."""
     net = seeded(ResidualNet)

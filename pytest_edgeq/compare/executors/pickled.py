@@ -1,8 +1,8 @@
 """
 Pickle objects of users for processes that lack their source code.
 
-Functions and classes of modules that belong to no installed distribution, such as a test module,
-are pickled by value; all others by their name.
+Functions, classes and type variables of modules that belong to no installed distribution, such as a
+test module, are pickled by value; all others by their name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import cloudpickle
 import numpy as np
@@ -71,7 +71,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc, no-any-unimported, un
             raise TypeError(f"an open file{'' if name is None else f', {name!r}'}")
         if isinstance(obj, ModuleType):
             self._register(obj.__name__)
-        elif isinstance(obj, (type, FunctionType)):
+        elif isinstance(obj, ParamSpec):  # else by name, as cloudpickle does not know it
+            return ParamSpec, (obj.__name__,)
+        elif isinstance(obj, (type, FunctionType, TypeVar)):
             self._register(obj.__module__)
         elif self._clones_views and _is_view(obj):
             return obj.detach().clone().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
