@@ -173,7 +173,8 @@ def test_text_needs_a_tokenizer() -> None:
         edgeq.compare(model, [text])
     of_text = edgeq.compare(model, [text], tokenizer=tokenizer("llama"))
     ids = tokenizer("llama")(text)["input_ids"]
-    assert of_text.total == edgeq.compare(model, [np.array(ids)]).total
+    for sequence in (np.array(ids), (np.array([ids]),), {"input_ids": [np.array([ids])]}):
+        assert of_text.total == edgeq.compare(model, [sequence]).total
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,9 @@ class SequenceSpec(SampleSpec):
                 )
             sample = self.tokenizer(sample)
         if isinstance(sample, Mapping):  # as a tokenizer returns it
-            sample = sample.get("input_ids")
+            sample = sample.get("input_ids", sample)
+        if isinstance(sample, (tuple, list)) and len(sample) == 1:
+            (sample,) = sample
         ids = np.atleast_2d(as_array(sample) if is_tensor(sample) else np.asarray(sample))
         if ids.dtype.kind not in "iu" or ids.ndim != 2 or len(ids) != 1:
             raise TypeError(
