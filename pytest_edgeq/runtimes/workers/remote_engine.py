@@ -316,8 +316,13 @@ class IsolatedEngine(RemoteEngine):
     def _make_file(self) -> RemoteFile:
         """Return a file with a path: a link would copy it, and the worker maps it."""
         file = super()._make_file()
-        # Not written by the worker, where it would stay when that dies.
-        file.source, remove = on_disk(file.source)
+        try:
+            # Not written by the worker, where it would stay when that dies.
+            file.source, remove = on_disk(file.source)
+        except OSError:
+            if self._own is not None:  # which needs a path
+                raise
+            return file
         weakref.finalize(file, remove)
         return file
 
