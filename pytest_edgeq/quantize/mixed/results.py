@@ -246,10 +246,13 @@ class MixedPrecisionPlan:
 
 def _plain(record: Any) -> dict[str, Any]:
     """Return the fields of a dataclass as JSON can hold them."""
-    return {
-        name: json_number(value) if isinstance(value, float) else value
-        for name, value in asdict(record).items()
-    }
+    plain: dict[str, Any] = {}
+    for name, value in asdict(record).items():
+        if isinstance(value, float):
+            plain[name] = json_number(value)
+        else:
+            plain[name] = list(value) if isinstance(value, tuple) else value
+    return plain
 
 
 def _decibels(value: float) -> str:
