@@ -235,7 +235,7 @@ class EncoderDecoderRunner:
     def _call_reference(self, key: str, inputs: Arrays) -> Arrays:
         """Run the reference of a signature; return its outputs by the file's names."""
         known = self._model.reference_of(key)
-        assert known.float_model is not None, "unreachable because __init__ has looked"
+        assert known.float_model is not None, "unreachable because of() has looked"
         sample = Sample(
             tuple(inputs[each.name] for each in known.spec.args),
             {name: inputs[each.name] for name, each in known.spec.kwargs.items()},
