@@ -78,6 +78,7 @@ def _test_part(test: str) -> str:
     names, bracket, parameters = test.partition("[")
     *classes, function = names.split("::")
     # Class names are in CamelCase by convention: a hash on each would only cost readability.
+    # Two that differ in case alone are found when the file's owner is read.
     safe = [re.sub(r"[^A-Za-z0-9_]", "_", name) for name in (*classes, function)]
     plain = ".".join(safe) + bracket + re.sub(r"[^A-Za-z0-9_.,+=@\[\]-]", "_", parameters)
     same = plain == test.replace("::", ".", len(classes))

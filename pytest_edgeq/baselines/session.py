@@ -106,6 +106,8 @@ class SnapshotSession:
         what was stored before is as it was.
         """
         test = self._body(kind, name)
+        if not name:
+            raise ValueError("a claim needs a name: what it is remembered as, within its test")
         known = KINDS[kind]
         claim = self._claim(test, kind, name, store.plain(data), options, judge)
         earlier = test.claims.get(claim.path)
@@ -293,6 +295,12 @@ class SnapshotSession:
             )
         module = self.layout.module_in_file(owner.module)
         if (stored.module, stored.test) != (module, owner.test):
+            if (stored.module, stored.test.lower()) == (module, owner.test.lower()):
+                raise ValueError(
+                    f"{shown} belongs to the test {stored.test}, whose name differs from "
+                    f"{owner.test} in upper and lower case only: rename one of the two, because "
+                    "they share a file on Windows and macOS"
+                )
             claim.note = (
                 f"{shown} names {stored.module}::{stored.test} as its owner, but {owner} uses it; "
                 "--edgeq-update=changed writes that down"

@@ -133,6 +133,7 @@ def read(path: Path, shown: str) -> Document:
     try:
         content = json.loads(
             path.read_text("utf-8-sig"),
+            parse_constant=_no_number,
             object_pairs_hook=_without_doubles,
         )
     except FileNotFoundError:
@@ -147,6 +148,10 @@ def read(path: Path, shown: str) -> Document:
     except (ValueError, RecursionError) as error:  # what JSON, Python or UTF-8 does not allow
         raise ValueError(f"{shown} is not valid JSON: {error}. {_START_OVER} {_NEW}") from None
     return _document(content, shown)
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of it")
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -206,6 +206,15 @@ def test_a_file_of_another_owner_is_used_and_noted(check: Make, path: Path, resi
     assert store.read(path, "").test == "TestX::test_y[int8]"
 
 
+def test_two_tests_that_differ_in_case_only(check: Make, path: Path, residual: Make) -> None:
+    """Where the file system makes them one file, that is told, not overwritten in turns."""
+    check(residual(), update="new")
+    path.write_text(path.read_text().replace("TestX", "Testx"))
+
+    with pytest.raises(ValueError, match=r"differs from .* in upper and lower case only"):
+        check(residual(), update="changed")
+
+
 def test_a_set_up_starts_a_new_record(tmp_path: Path, owner: Owner, residual: Make) -> None:
     """A test that is run again does not carry the claims of its first run."""
     memory = SnapshotSession(Layout(tmp_path), update=["new"])

@@ -85,7 +85,7 @@ def test_a_history(
     [
         ([], "expected RECORD, or --history DIR"),
         (["run.json", "--history", "."], "expected RECORD, or --history DIR"),
-        (["--history", "gone"], "gone: there is no record in it"),
+        (["--history", "gone"], "gone: there is no such folder"),
         (["--history", "."], ".: there is no record in it (pytest --edgeq-json=./….json)"),
         (["--history", "bad"], "expected the JSON of --edgeq-json, got another document"),
     ],

@@ -15,6 +15,8 @@ from pytest_edgeq.report.run import Run, showing
 
 def read_runs(folder: Path) -> list[Run]:
     """Return the records `*.json` of a folder, the oldest first."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: there is no such folder")
     runs = []
     for path in sorted(folder.glob("*.json")):
         with showing(path) as run:
