@@ -137,7 +137,7 @@ class Survey:
 
     # baselines without an owner, and why each is without one
     obsolete: Mapping[Path, str] = dataclasses.field(default_factory=dict)
-    # files that nobody claimed and that cannot be read, with the reason
+    # files that nobody claimed, and folders, that cannot be read, with the reason
     unreadable: Mapping[Path, str] = dataclasses.field(default_factory=dict)
     # modules with unclaimed baselines that did not run completely, with the reason
     not_judged: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -161,7 +161,7 @@ def survey(layout: Layout, log: RunLog, reports: Iterable[Iterable[CollectedModu
             not_judged[name] = "its worker did not finish"
     for module, collected in modules.items():
         store.sweep(layout.folder(module))
-        unclaimed = set(_baselines(layout.folder(module))) - claimed
+        unclaimed = set(_baselines(layout.folder(module), unreadable)) - claimed
         gap = collected["gap"] or _unfinished(collected, log)
         if gap and unclaimed:
             not_judged[collected["module"]] = gap
@@ -172,23 +172,26 @@ def survey(layout: Layout, log: RunLog, reports: Iterable[Iterable[CollectedModu
     # Also in folders of modules without baselines, as a renamed one has none yet.
     ran = (layout.rootdir / name for name in log.modules())
     for parent in {layout.folder(module).parent for module in (*modules, *ran)}:
-        for folder in _listed(parent):
-            for path, owner in _owners(layout, _baselines(folder), None, {}):
+        for folder in _listed(parent, unreadable):
+            for path, owner in _owners(layout, _baselines(folder, unreadable), None, {}):
                 if owner.module.exists():
                     break
                 obsolete[path] = f"there is no module {layout.shown(owner.module)}"
     return Survey(dict(sorted(obsolete.items())), unreadable, not_judged)
 
 
-def _baselines(folder: Path) -> list[Path]:
-    return [path for path in _listed(folder) if path.suffix == ".json"]
+def _baselines(folder: Path, unreadable: dict[Path, str]) -> list[Path]:
+    return [path for path in _listed(folder, unreadable) if path.suffix == ".json"]
 
 
-def _listed(folder: Path) -> list[Path]:
+def _listed(folder: Path, unreadable: dict[Path, str]) -> list[Path]:
     """Return the entries of a folder; empty if it does not exist."""
     try:
         return list(folder.iterdir())
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        unreadable[folder] = f"{folder} cannot be looked through: {error.strerror}"
         return []
 
 

@@ -62,6 +62,19 @@ def test_a_folder_that_is_gone_or_a_file(layout: Layout, owner: Owner, file: Pat
     assert survey(layout, log, COLLECTED) == Survey()
 
 
+def test_a_folder_that_cannot_be_looked_through(layout: Layout, owner: Owner) -> None:
+    """The run ends with a warning that names the folder and the reason."""
+    log = logged(layout, owner, *((phase, "passed") for phase in PHASES))
+    folder = layout.folder(owner.module).parent
+    folder.symlink_to(folder.name)
+
+    found = survey(layout, log, COLLECTED)
+
+    assert found.obsolete == {}
+    assert folder in found.unreadable
+    assert all("cannot be looked through: Too many " in why for why in found.unreadable.values())
+
+
 @pytest.mark.parametrize(
     "runs",
     [
