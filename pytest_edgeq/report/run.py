@@ -272,10 +272,7 @@ def showing(path: Path) -> Iterator[Run]:
     """Read the record of a run that is then shown; one that is not whole is refused."""
     run = read_run(path)
     try:
-        run.data["baselines"]
-        for test in run.tests:
-            for key in test["models"]:
-                run.models[key]
+        _check_whole(run)
         yield run
     # A record may come from anywhere, and views read it as the schema has it.
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -283,3 +280,13 @@ def showing(path: Path) -> Iterator[Run]:
             f"{path}: the record is not whole ({type(error).__name__}: {error})\n"
             "fix: write it anew (pytest --edgeq-json)"
         ) from error
+
+
+def _check_whole(run: Run) -> None:
+    """Raise if views would show fewer tests or baselines than the run had."""
+    run.data["baselines"]
+    if not isinstance(run.tests, list) or not isinstance(run.models, dict):
+        raise TypeError("tests is no list, or models no object")
+    for test in run.tests:
+        for key in test["models"]:
+            run.models[key]

@@ -43,8 +43,11 @@ def test_a_sound_record_is_read(tmp_path: Path) -> None:
         lambda d: d["models"].pop("bad-1"),
         lambda d: d["tests"].insert(0, []),
         lambda d: d.pop("baselines"),
+        # Views would show fewer tests than there are.
+        lambda d: d.update(tests=""),
+        lambda d: d.update(models=[], tests=[]),
     ],
-    ids=[*"abcdefg"],
+    ids=[*"abcdefghi"],
 )
 def test_a_damaged_record_is_refused(tmp_path: Path, damage: Damage) -> None:
     """By one sentence, whatever reads it first."""
@@ -58,3 +61,26 @@ def test_a_damaged_record_is_refused(tmp_path: Path, damage: Damage) -> None:
     assert done.exit_code == 2
     assert done.stderr.startswith(f"Error: {path}: the record is not whole (")
     assert "fix: write it anew (pytest --edgeq-json)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda d: d["models"]["bad-1"].pop("ops"),
+        lambda d: d["tests"][0].pop("events"),
+        lambda d: d["tests"][0].pop("outcome"),
+        lambda d: d.pop("models"),
+    ],
+    ids=[*"abcd"],
+)
+def test_a_history_of_a_damaged_record_is_refused(tmp_path: Path, damage: Damage) -> None:
+    """The sentence names the record."""
+    data = copy.deepcopy(dict(full_run().data))
+    damage(data)
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(data))
+
+    done = CliRunner().invoke(edgeq, ["report", "--history", str(tmp_path)])
+
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"Error: {path}: the record is not whole (")

@@ -21,6 +21,7 @@ def read_runs(folder: Path) -> list[Run]:
     for path in sorted(folder.glob("*.json")):
         with showing(path) as run:
             datetime.fromisoformat(run.data["started"])
+            model_rows(run)
             runs.append(run)
     if not runs:
         raise ValueError(
