@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_edgeq.baselines.paths import FOLDER
+from pytest_edgeq.baselines.regular_files import NotRegularError, open_regular
 from pytest_edgeq.baselines.shape import TEXT_OR_NULL, shape_problem
 
 SCHEMA = 1
@@ -131,17 +132,19 @@ def delete(path: Path) -> None:
 def read(path: Path, shown: str) -> Document:
     """Read a file; a ValueError says why it is no baseline."""
     try:
-        content = json.loads(
-            path.read_text("utf-8-sig"),
-            parse_constant=_no_number,
-            object_pairs_hook=_without_doubles,
-        )
+        with open_regular(path) as file:
+            text = file.read().decode("utf-8-sig")
+        content = json.loads(text, parse_constant=_no_number, object_pairs_hook=_without_doubles)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise ValueError(
             f"{shown} cannot be read: {error.strerror}. Let this user read it, or restore it from "
             "version control"
+        ) from None
+    except NotRegularError:
+        raise ValueError(
+            f"{shown} is a pipe, a socket or a device, not a file. {_START_OVER} {_NEW}"
         ) from None
     except json.JSONDecodeError as error:
         raise ValueError(_broken(error, shown)) from None

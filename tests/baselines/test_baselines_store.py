@@ -153,6 +153,17 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, text: str, said: list[str]) 
         assert words in str(caught.value)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no such files in a folder")
+def test_what_is_no_file(tmp_path: Path) -> None:
+    """A pipe is not waited for, and a device without an end is not read."""
+    pipe, zeros = tmp_path / "pipe.json", tmp_path / "zeros.json"
+    os.mkfifo(pipe)
+    zeros.symlink_to("/dev/zero")
+    for path in (pipe, zeros):
+        with pytest.raises(ValueError, match=r"^a\.json is a pipe, a socket or a device, not a "):
+            store.read(path, "a.json")
+
+
 def test_a_byte_order_mark_and_windows_line_ends_do_not_matter(tmp_path: Path) -> None:
     """What an editor on Windows makes of a file still reads."""
     path = tmp_path / "a.json"
