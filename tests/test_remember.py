@@ -147,6 +147,13 @@ def test_outside_of_a_test_nothing_is_remembered() -> None:
         Edgeq().check_errors(_noisy(0.1))
 
 
+def test_sums_beyond_float64_are_refused() -> None:
+    """Every element is finite, and their squares are not."""
+    x = np.full((1, 3), 1e300)
+    with pytest.raises(AssertionError, match="sums beyond float64"):
+        errors_to_remember(_comparison(*((x, -x) for _ in range(8))))
+
+
 @pytest.mark.parametrize("method", ["check_errors", "suggest_budget"])
 def test_a_model_is_no_comparison(add: QuantizedModel, method: str) -> None:
     """The text says what to give."""

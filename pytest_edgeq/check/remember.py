@@ -350,12 +350,14 @@ def _require_sound(comparison: Comparison) -> None:
     for stage, errors in comparison.stages.items():
         for output in errors.outputs.values():
             where, place = f"{comparison.name}: {stage}, output", Place("output", output.name)
-            if output.nonfinite or not output.samples:
+            sums = (each for sample in output.samples for each in sample)
+            if output.nonfinite or not output.samples or not all(map(math.isfinite, sums)):
                 found = Finding(
                     kind=NONFINITE,
                     place=place,
                     headline=f"{where} {output.name!r}: expected finite values, got "
-                    f"{output.nonfinite} of {output.n_elements} elements that are not",
+                    f"{output.nonfinite} of {output.n_elements} elements that are not, or sums "
+                    "beyond float64",
                     causes=("errors that are not numbers can be neither stored nor bounded",),
                     harm=USELESS,
                 )

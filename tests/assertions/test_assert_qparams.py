@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from ai_edge_litert import schema_py_generated as schema
 
+from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq import QuantizedModel, assert_qparams
 from pytest_edgeq.errors import UnmatchedError
 from tests.assertions.conftest import golden, operand, patch
@@ -176,3 +179,41 @@ def test_misuse(
     """Nothing expected, nothing matched, or an argument of the wrong kind."""
     with pytest.raises(error, match=text):
         assert_qparams(static, **arguments)
+
+
+@pytest.mark.parametrize(
+    "zero_points",
+    [
+        {"dtype": "int8", "shape": (1, 1)},  # computed, so not in the file
+        {"dtype": "int4", "shape": (1, 1), "data": b"\1"},
+    ],
+    ids=["computed", "int4"],
+)
+def test_zero_points_of_blocks_that_cannot_be_read_are_refused(
+    tmp_path: Path, zero_points: dict[str, Any]
+) -> None:
+    """They are not taken for 0."""
+    scales = np.ones((1, 1), np.float16)
+    content = one_op(
+        "FULLY_CONNECTED",
+        [
+            {"dtype": "float32", "shape": (1, 32)},
+            {"dtype": "int4", "shape": (1, 32), "data": b"\0" * 16},
+            {"dtype": "float16", "shape": (1, 1), "data": scales},
+            zero_points,
+        ],
+        [{"dtype": "float32", "shape": (1, 1)}],
+    )
+    model = unpack(content)
+    details = schema.BlockwiseQuantizationT()
+    details.scales, details.zeroPoints, details.blockSize = 2, 3, 0
+    details.blockShape = np.array([1, 32], np.int32)
+    quantization = schema.QuantizationParametersT()
+    quantization.details = details
+    quantization.detailsType = schema.QuantizationDetails.BlockwiseQuantization
+    model.subgraphs[0].tensors[1].quantization = quantization
+    path = tmp_path / "blocks.tflite"
+    path.write_bytes(pack(model))
+
+    with pytest.raises(ValueError, match=r"are kept in a tensor of dtype int. that cannot be read"):
+        assert_qparams(path, "FULLY_CONNECTED", symmetric=True)

@@ -34,6 +34,8 @@ from pytest_edgeq.tflite.subgraph import Op, Tensor
 
 _ROLES = ("weight", "bias", "input", "output")
 
+_WHOLE_BYTES = ("int8", "uint8", "int16", "int32", "int64")
+
 _WHY = {
     "quantized": "this operand is stored without a scale: it was not quantized at all.",
     "symmetric": "int8 kernels take weights with zero point 0 only; a delegate may refuse or "
@@ -239,6 +241,11 @@ def _zero_points(edge: EdgeFile, op: Op, tensor: Tensor) -> npt.NDArray[np.int64
     if tensor.block_zero_points < 0:
         return np.zeros(1, np.int64)
     holder = edge.graph.tensor(op, tensor.block_zero_points)
+    if not holder.is_constant or holder.dtype not in _WHOLE_BYTES:
+        raise ValueError(
+            f"the zero points of {tensor.name!r} are kept in a tensor of dtype {holder.dtype} that "
+            "cannot be read here"
+        )
     return edge.graph.constant(holder).view(np.dtype(holder.dtype)).astype(np.int64)
 
 

@@ -93,8 +93,13 @@ def assert_runtimes_agree(
             worst[other].offer(index, sqnr_db, sample.clone)
         n_samples += 1
     every = [pair for other in others for pair in pairs[other]]
-    if not every or not all(pair.n_codes for pair in every):
-        raise UnmatchedError("an output had no element in any sample: nothing was compared")
+    empty = [pair for pair in every if not pair.n_codes]
+    if not every or empty:
+        raise UnmatchedError(
+            f"output {empty[0].border.name!r} had no element in any sample: nothing was compared"
+            if empty
+            else "the model has no outputs: there is nothing to compare"
+        )
     wrong = [pair for pair in every if not pair.worst <= (bound if pair.is_scaled else 0)]
     if wrong:
         shown = worst[wrong[0].other].result()
