@@ -687,7 +687,8 @@ class Edgeq:
         wiring, options, inputs, outputs and scales of the one that the flow made.
 
         Checks that are skipped are reported as warnings: baselines outside the body of a test,
-        kernels that lack an op. The reference kernels run only as the session's runtime.
+        kernels that lack an op. The reference kernels run only as the session's
+        runtime, or as those of a target to check.
 
         Of a language model, `decode` and every `prefill_N` of the file and of its float file
         compute the same cache (on the first 2 sequences): padded, behind another sequence, and up
