@@ -14,6 +14,7 @@ import torch
 
 from pytest_edgeq.litert.configs import FOLLOWERS, NODE_METADATA, RefusedError, op_name
 from pytest_edgeq.litert.exported import drop_guards
+from pytest_edgeq.litert.histograms import fast_histograms
 from pytest_edgeq.litert.libraries import pt2e_module, quiet
 from pytest_edgeq.litert.pt2e_graphs import annotate, prepare_pt2e
 

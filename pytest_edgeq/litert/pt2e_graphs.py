@@ -20,6 +20,7 @@ from pytest_edgeq.litert.exported import (
     duplicate_shared_weights,
     number_paddings,
 )
+from pytest_edgeq.litert.histograms import fast_histograms
 from pytest_edgeq.litert.libraries import converter_module, pt2e_module, quiet
 from pytest_edgeq.litert.simulated import (
     fold_constants,
@@ -259,7 +260,7 @@ def finish_pt2e(prepared: torch.fx.GraphModule) -> torch.fx.GraphModule:
     `fold_quantize=False`: torchao's default folds the weights to integers; see `unfold_weights`.
     """
     convert_pt2e = pt2e_module("quantize_pt2e").convert_pt2e
-    with quiet(), patterns_of_trained(prepared):
+    with quiet(), fast_histograms(), patterns_of_trained(prepared):
         converted: torch.fx.GraphModule = convert_pt2e(prepared, fold_quantize=False)
     return finish_converted(converted)
 
