@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from fixtures.models import (
@@ -25,7 +26,7 @@ from fixtures.models import (
 )
 from pytest_edgeq import Edgeq, litert
 from pytest_edgeq.compare.reference import call_reference, flatten_outputs
-from pytest_edgeq.litert.mixed import AnnotatedGraph, MixedGraph
+from pytest_edgeq.litert.mixed import AnnotatedGraph, MixedGraph, Rounding
 from pytest_edgeq.numerics.metrics import least_sqnr_db
 from tests.quantize.mixed import nets
 
@@ -45,6 +46,22 @@ def _annotated(module: Any, inputs: list[Any], quantizer: Any) -> AnnotatedGraph
 
 def _outputs(graph: MixedGraph, values: Any) -> list[Any]:
     return [value for _, value in flatten_outputs(graph.outputs(values))]
+
+
+@pytest.mark.parametrize("point", [-127, 0, 7])
+@pytest.mark.parametrize("scale", [0.1, 1 / 3, 1e-7])
+@pytest.mark.parametrize(("low", "high"), [(-128, 127), (-127, 127), (-32768, 32767)])
+def test_a_rounding_has_the_bits_of_a_fake_quantizer(
+    low: int, high: int, scale: float, point: int
+) -> None:
+    """Codes between two integers round alike, and those outside of the range are clipped."""
+    codes = torch.randn(10_000, generator=torch.Generator().manual_seed(0)) * high
+    values = torch.cat([codes, codes.round() + 0.5]) * scale
+    rounding = Rounding(torch.tensor([scale]), torch.tensor([point]), low, high, None)
+    found = rounding(values)
+    expected = torch.fake_quantize_per_tensor_affine(values, scale, point, low, high)
+    assert torch.equal(found, expected)
+    assert len(found.unique()) > 200
 
 
 @pytest.mark.parametrize("quantizer", ["pt2e_static_int8", "pt2e_dynamic_int8"])
