@@ -18,6 +18,8 @@ from fixtures.models import ConvBnRelu, samples, seeded
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.check.verdict import Verdict
+from pytest_edgeq.compare.samples import Sample
+from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.rows import LayerErrors
 from pytest_edgeq.numerics.findings import (
     ACCUMULATED_LOSS,
@@ -544,6 +546,27 @@ def test_a_file_without_a_reference_is_refused(heads: QuantizedModel) -> None:
     text = r"no reference to compare with: .*float_tflite=.*assert_conforms, .*edgeq show"
     with pytest.raises(ValueError, match=text):
         Edgeq().check(Edgeq().load(heads.tflite), _images(2, 2))
+
+
+def test_ops_are_measured_again_where_the_noise_is_twice_as_great(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With int8 activations by sample it grows with the square of the values."""
+    measured: list[float] = []
+    update = Localizer.update
+
+    def recorded(localizer: Localizer, sample: Sample, *rest: Any) -> None:
+        measured.append(round(float(sample.args[0].abs().max()), 3))
+        update(localizer, sample, *rest)
+
+    monkeypatch.setattr(Localizer, "update", recorded)
+    edgeq = Edgeq()
+    # Rows of one, so that the greatest value is 1.
+    values = nn.functional.normalize(next(_images(1, 0)), p=torch.inf, dim=(1, 2, 3))
+    quantized = edgeq.quantize(seeded(_TwoHeads), (values,), quantizer="recipe_dynamic_wi8_afp32")
+    with pytest.warns(UserWarning, match=UNREMEMBERED):
+        edgeq.check(quantized, [values * scale for scale in (1.0, 0.5, 1.3, 2.0, 2.5, 4.0)])
+    assert measured == [1.0, 0.5, 2.0, 4.0]
 
 
 def _sums(count: int, width: int) -> QuantizedModel:

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
 _CHOSEN = 2  # number of first samples on which the ops are always measured
 
+# Times the noise of the samples on which the ops were measured that another one needs: 3 dB. A
+# worker, which knows fewer samples, measures those with more noise than any before in its chunk.
+_FURTHER = 2.0
+
 
 class Measuring:
     """One pass over the samples; what prevents a measurement becomes a finding or a note."""
@@ -68,7 +72,7 @@ class Measuring:
         edges = (quantized.edge, quantized.float_edge)
         self._is_stateful = any(edge is not None and edge.is_stateful for edge in edges)
         self._n_asked = 0
-        self._distances = Distances()
+        self._distances = Distances(factor=_FURTHER)
         self._influence = Influence(quantized, runtime)
         self._localizer: Localizer | None = None
         """None where ops cannot be measured, or not any more."""
@@ -204,8 +208,8 @@ class Measuring:
 
     def _selects(self, distances: Sequence[float] | None) -> bool:
         """Whether to measure the ops on the next sample, by its distances from torch if known."""
-        # This costs several runs. Of n samples of like errors some 1 + ln n are further from torch
-        # than all before; with a state, each sample changes the results of the next one.
+        # This costs several runs, which tell nothing new on samples of like errors. With a state,
+        # each sample changes the results of the next one.
         self._n_asked += 1
         is_furthest = distances is None or self._distances.exceeds(distances)
         return self._is_stateful or self._n_asked <= _CHOSEN or is_furthest

@@ -196,10 +196,17 @@ def short_numbers(values: Array) -> list[float | str | None]:
 
 
 class Distances:
-    """Keeps the greatest distance of each output over the samples."""
+    """
+    Selects samples with greater errors than those selected before.
 
-    def __init__(self, worst: Sequence[float] | None = None) -> None:
+    Args:
+        worst: The greatest distance of each output over the samples selected before.
+        factor: How many times as far from the reference an output must be to be selected.
+    """
+
+    def __init__(self, worst: Sequence[float] | None = None, factor: float = 1.0) -> None:
         self.worst = None if worst is None else list(worst)
+        self._factor = factor
 
     @staticmethod
     def between(actual: Sequence[Array], reference: Sequence[Array]) -> list[float]:
@@ -207,10 +214,13 @@ class Distances:
         return [_distance(one, two) for one, two in zip(actual, reference, strict=True)]
 
     def exceeds(self, distances: Sequence[float]) -> bool:
-        """Add a sample, and return whether any output has its greatest error so far."""
+        """Return whether any output is further than before; if so, add the sample."""
         before = [-1.0] * len(distances) if self.worst is None else self.worst
-        self.worst = [max(pair) for pair in zip(distances, before, strict=True)]
-        return self.worst != before
+        pairs = list(zip(distances, before, strict=True))
+        if not any(distance > self._factor * worst for distance, worst in pairs):
+            return False
+        self.worst = [max(pair) for pair in pairs]
+        return True
 
 
 def _distance(one: Array, two: Array) -> float:
