@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from pytest_edgeq.compare.measurement import Arrays
 from pytest_edgeq.compare.reference import call_reference, in_file_order, torch_module
-from pytest_edgeq.localize.execution import kept_outputs
+from pytest_edgeq.localize.execution import kept_outputs, output_tensors
 from pytest_edgeq.localize.float_forms import Forms, axis_orders
 from pytest_edgeq.localize.measured import Codes, code_limits
 from pytest_edgeq.localize.measured import peak as peak_of
@@ -365,7 +365,8 @@ class AgainstTorch:
     def _keep_pending(self, sample: Sample, expected: _TorchOutputs, *, is_explained: bool) -> None:
         """Keep a sample for `settle`: the first few, and the furthest of the others."""
         made = [each.copy() for each in self._outputs()]
-        rounding = [self._rounding_of_last_op(index) for index in self._places()]
+        outputs = output_tensors(self._form, self._quantized.edge)
+        rounding = [self._rounding_of_last_op(index) for index in outputs]
         new = _PendingSample(sample.clone(), expected, made, rounding)
         if len(self._pending) < _KEPT:
             self._pending.append(new)
@@ -433,12 +434,6 @@ class AgainstTorch:
             if seed + 1 == FEW_DRAWS and all(_is_within(moves, *test) for test in tests):
                 break
         return moves
-
-    def _places(self) -> list[int]:
-        """Return the form's output tensors in the order of the file's outputs."""
-        borders = self._form.signature.outputs
-        named = [(border.name, np.array(border.tensor.index)) for border in borders]
-        return list(map(int, in_file_order(named, self._wanted, self._quantized.name)))
 
     def _rounding_of_last_op(self, index: int) -> float:
         """
@@ -560,9 +555,8 @@ class AgainstTorch:
         for op in subgraph.ops:
             live = (i for i in op.outputs if i >= 0)
             equal.update(i for i in live if _is_among(self._runner.tensor(i), known))
-        places = {b.name: b.tensor.index for b in self._form.signature.outputs}
-        place = self._wanted.index(divergence.output)
-        last = places.get(divergence.output, self._form.signature.outputs[place].tensor.index)
+        outputs = output_tensors(self._form, self._quantized.edge)
+        last = outputs[self._wanted.index(divergence.output)]
         region = _backward_slice(subgraph, last, equal)
         strange = self._first_unlike_reference(
             subgraph, last, region, equal, is_known=bool(converted)

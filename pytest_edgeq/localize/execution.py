@@ -15,7 +15,7 @@ from pytest_edgeq.compare.reference import in_file_order
 from pytest_edgeq.errors import CopyError
 from pytest_edgeq.localize.measured import by_channel, code_limits, peak
 from pytest_edgeq.localize.single_ops import OpGroup, in_turn
-from pytest_edgeq.localize.structure import ConstantPair, Pairs
+from pytest_edgeq.localize.structure import ConstantPair, Structure
 from pytest_edgeq.numerics.arrays import contiguous
 from pytest_edgeq.runtimes.bounds import Halves, HybridInput, hybrid_position
 from pytest_edgeq.runtimes.edge import EdgeFile
@@ -56,9 +56,14 @@ class OpOutput:
 
 def kept_outputs(form: EdgeFile, kept: Runner, file: EdgeFile) -> list[Array]:
     """Return a float file's outputs of the last run, in the order of the quantized file."""
-    made = [(each.name, kept.tensor(each.tensor.index)) for each in form.signature.outputs]
+    return [kept.tensor(index) for index in output_tensors(form, file)]
+
+
+def output_tensors(form: EdgeFile, file: EdgeFile) -> list[int]:
+    """Return a float file's output tensors in the order of the quantized file."""
+    named = [(each.name, np.array(each.tensor.index)) for each in form.signature.outputs]
     wanted = [border.name for border in file.signature.outputs]
-    return in_file_order(made, wanted, "the float form")
+    return list(map(int, in_file_order(named, wanted, "the float form")))
 
 
 class Execution:
@@ -68,19 +73,18 @@ class Execution:
         self,
         file: EdgeFile,
         form: EdgeFile,
-        pairs: Pairs,
-        constants: Sequence[ConstantPair],
+        structure: Structure,
         runner: Runner,
     ) -> None:
         self._file, self._form = file, form
         self._ours = file.subgraph
         self._theirs = form.subgraph
-        self._pairs = pairs
+        self._pairs = pairs = structure.pairs
         self._runner = runner
         self._whole = form.runner("builtin", keep=True)
         self._constants = [
             pair
-            for pair in constants
+            for pair in structure.constants
             if form.graph.tensor(pair.partner, pair.partner.inputs[pair.place]).dtype == "float32"
         ]
         self.hybrids = {
@@ -90,7 +94,7 @@ class Execution:
         }
         differing = {
             pair.partner.index
-            for pair in constants
+            for pair in structure.constants
             if not np.array_equal(pair.stored.floats, pair.floats)
         }
         self.differing = frozenset(differing | {pairs.ops[number].index for number in self.hybrids})

@@ -199,23 +199,22 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         return _of_rounded_module(quantized)
     reference = _reference(quantized, sample)
     base = _float_file(quantized, sample)
-    pairs = None if base is None else paired(quantized.edge, base)
+    structure = None if base is None else Structure(quantized.edge, base)
     is_kept = quantized.float_edge is not None or quantized.flow == "float"
-    if base is not None and pairs is not None and pairs.is_whole and is_kept:
+    if base is not None and structure is not None and structure.pairs.is_whole and is_kept:
         return Forms(base, base, reference)
     made, simulated = _original_file(quantized), quantized.simulated
-    plain = _in_float(made, {})
-    constants = Structure(made, plain, paired(made, plain)).constants
+    constants = Structure(made, _in_float(made, {})).constants
     aligned: dict[tuple[int, int], Array] = {}
     modules: dict[int, str] = {}
     substituted: frozenset[int] = frozenset()
     is_whole = False
-    if base is not None and pairs is not None:
-        own = pairs if made is quantized.edge else paired(made, base)
-        is_whole = own.is_whole
-        aligned = {(p.op.index, p.place): p.floats for p in Structure(made, base, own).constants}
-        modules = _modules(pairs, base)
-        substituted = _substituted(made, own) if is_whole else substituted
+    if base is not None and structure is not None:
+        own = structure if made is quantized.edge else Structure(made, base)
+        is_whole = own.pairs.is_whole
+        aligned = {(each.op.index, each.place): each.floats for each in own.constants}
+        modules = _modules(structure.pairs, base)
+        substituted = _substituted(made, own.pairs) if is_whole else substituted
     # A range may clip a mask: its effect on the scores is judged instead.
     masks = {key for key, each in aligned.items() if float(each.min(initial=0)) <= MASKING}
     found = {
@@ -226,14 +225,11 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
     }
     floating = {key for key, values in aligned.items() if values.dtype.kind == "f"}
     is_nearest = 2 * len(floating & found.keys()) > len(floating)
-    if base is not None and pairs is not None and quantized.flow == "prebuilt":
+    if base is not None and structure is not None and quantized.flow == "prebuilt":
+        pairs = structure.pairs
         is_alike = pairs.is_whole and not _substituted(quantized.edge, pairs)
         # Differences may be the converter's choice: then the results are compared.
-        if (
-            is_alike
-            and floating <= found.keys() | masks
-            and not Structure(quantized.edge, base, pairs).findings(())
-        ):
+        if is_alike and floating <= found.keys() | masks and not structure.findings(()):
             return Forms(base, base, reference, modules)
     floats = list(() if base is None else _floats_of(base))
     module = torch_module(quantized.float_model)
@@ -283,7 +279,7 @@ def _of_rounded_module(quantized: QuantizedModel) -> Forms:
     assert simulated is not None, "this flow has one"
     assert reference is not None, "this flow has one"
     plain = _in_float(made, {})
-    constants = Structure(made, plain, paired(made, plain)).constants
+    constants = Structure(made, plain).constants
     found = nearest_constants(_named_constants(simulated, reference), constants)
     return Forms(_in_float(made, found), plain, litert.dequantized(simulated))
 

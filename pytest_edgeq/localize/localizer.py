@@ -40,7 +40,7 @@ from pytest_edgeq.localize.readers import (
 )
 from pytest_edgeq.localize.rows import Diagnostics, LayerError, LayerErrors
 from pytest_edgeq.localize.source_lines import source_line
-from pytest_edgeq.localize.structure import Structure, by_name, paired
+from pytest_edgeq.localize.structure import Structure, by_name
 from pytest_edgeq.numerics.checks import UNKNOWN, Calibration, Reason, keeps_nothing
 from pytest_edgeq.numerics.findings import NO_HARM, Finding, Harm
 from pytest_edgeq.numerics.health import more_than_chance
@@ -182,9 +182,9 @@ class Localizer:
         """Prepare to measure ops against a float form, without comparing it with torch."""
         edge = self._edge
         self.form = form
-        self.pairs = paired(edge, form)
-        self._structure = Structure(edge, form, self.pairs)
-        self._execution = Execution(edge, form, self.pairs, self._structure.constants, self._runner)
+        self._structure = Structure(edge, form)
+        self.pairs = self._structure.pairs
+        self._execution = Execution(edge, form, self._structure, self._runner)
         self._lows = self._lowest()
 
     def __enter__(self) -> Localizer:  # noqa: PYI034 # Self came with Python 3.11
@@ -472,8 +472,7 @@ class Localizer:
 
         structure = self._structure
         if self.against_torch.aligned is not None:
-            other = self.against_torch.aligned
-            structure = Structure(edge, other, paired(edge, other))
+            structure = Structure(edge, self.against_torch.aligned)
         covers_all = quantized.flow == "pt2e"
         parts.append(
             structure.constant_findings(observed, rounded, covers_all=covers_all, wider=wider)

@@ -93,8 +93,6 @@ class _GraftFinder:
         self._ours = form.subgraph
         self._theirs = other.subgraph
         self._pairs = paired(form, other)
-        counterparts = self._pairs.tensors.items()
-        self._counterparts = {self._pairs.float_source(there): here for here, there in counterparts}
 
     def candidates(self) -> Iterator[Sequence[Graft]]:
         """Yield replacements in order, float constants last, and one for all readers."""
@@ -136,7 +134,7 @@ class _GraftFinder:
                 if self._is_another_constant(here, there):
                     constants.add(place)
                 continue
-            wanted = self._counterparts.get(self._pairs.float_source(there))
+            wanted = self._pairs.counterparts.get(self._pairs.float_source(there))
             if wanted is not None and self._pairs.source(here) != self._pairs.source(wanted):
                 tensor = self._with_shape(wanted, self._theirs.tensors[there].shape, op)
                 maker = self._ours.producer.get(here)

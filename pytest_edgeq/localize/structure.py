@@ -79,6 +79,11 @@ class Pairs:
         found = self.tensors.get(self.source(tensor))
         return None if found is None else self.float_source(found)
 
+    @functools.cached_property
+    def counterparts(self) -> dict[int, int]:
+        """Tensors of the quantized file by their source in the float file."""
+        return {self.float_source(there): here for here, there in self.tensors.items()}
+
     def add(self, op: Op, partner: Op) -> None:
         """Pair two ops."""
         self.ops[op.index] = partner
@@ -242,13 +247,10 @@ class ConstantPair:
 class Structure:
     """Two files whose ops are paired."""
 
-    def __init__(self, file: EdgeFile, form: EdgeFile, pairs: Pairs) -> None:
+    def __init__(self, file: EdgeFile, form: EdgeFile) -> None:
+        self.pairs = paired(file, form)
         self._file, self._form = file.graph, form.graph
         self._ours, self._theirs = file.subgraph, form.subgraph
-        self._pairs = pairs
-        self._counterparts = {
-            pairs.float_source(there): here for here, there in pairs.tensors.items()
-        }
 
     @functools.cached_property
     def constants(self) -> tuple[ConstantPair, ...]:
@@ -263,7 +265,7 @@ class Structure:
     def findings(self, outputs: Iterable[tuple[str, int, int]]) -> dict[int, tuple[Finding, ...]]:
         """Compare options, operands, wiring and outputs; return findings by op index."""
         found: dict[int, list[str]] = {}
-        for number, partner in self._pairs.ops.items():
+        for number, partner in self.pairs.ops.items():
             op = self._ours.ops[number]
             if op.name != partner.name:
                 continue  # its values are compared instead
@@ -276,11 +278,11 @@ class Structure:
             for reader, text in self._operands(op, partner):
                 found.setdefault(reader.index, []).append(text)
         for name, index, wanted in outputs:
-            source = self._pairs.source(index)
-            partner_index = self._pairs.float_source(wanted)
-            if self._pairs.tensors.get(source) is None:
+            source = self.pairs.source(index)
+            partner_index = self.pairs.float_source(wanted)
+            if self.pairs.tensors.get(source) is None:
                 continue  # the op has no partner
-            if self._pairs.partner(index) != partner_index:
+            if self.pairs.partner(index) != partner_index:
                 maker = self._ours.producer.get(source)
                 expected = self._expected_name(partner_index)
                 text = (
@@ -358,8 +360,8 @@ class Structure:
         if op.name in COMMUTATIVE and not any(self._operand(0, *each) for each in exchanged):
             return
         # A reordering of operands belongs to the op, not to a RESHAPE in front.
-        is_reordered = Counter(map(self._pairs.partner, ours)) == Counter(
-            there if (there := self._pairs.float_source(each)) in self._counterparts else None
+        is_reordered = Counter(map(self.pairs.partner, ours)) == Counter(
+            there if (there := self.pairs.float_source(each)) in self.pairs.counterparts else None
             for each in theirs
         )
         for place, (here, there) in enumerate(zip(ours, theirs, strict=True)):
@@ -387,9 +389,9 @@ class Structure:
         )
         if fixed == (True, True):
             return None
-        partner = self._pairs.partner(here)
+        partner = self.pairs.partner(here)
         known = fixed[0] or partner is not None
-        if fixed[0] is fixed[1] and (not known or partner == self._pairs.float_source(there)):
+        if fixed[0] is fixed[1] and (not known or partner == self.pairs.float_source(there)):
             return None
         if not known:
             return None  # the output of an op without a partner
@@ -400,17 +402,17 @@ class Structure:
     def _source_name(self, index: int) -> str:
         if index < 0:
             return "none"
-        return source_of(self._file, self._ours.index, self._pairs.source(index))
+        return source_of(self._file, self._ours.index, self.pairs.source(index))
 
     def _expected_name(self, index: int) -> str:
         """Name the quantized file's counterpart of a float tensor."""
-        source = self._pairs.float_source(index)
-        if source in self._counterparts:
-            return self._source_name(self._counterparts[source])
+        source = self.pairs.float_source(index)
+        if source in self.pairs.counterparts:
+            return self._source_name(self.pairs.counterparts[source])
         return source_of(self._form, self._theirs.index, source)
 
     def _constants(self) -> Iterator[ConstantPair]:
-        for number, partner in self._pairs.ops.items():
+        for number, partner in self.pairs.ops.items():
             op = self._ours.ops[number]
             if op.name != partner.name:
                 continue

@@ -35,7 +35,7 @@ from pytest_edgeq.localize.float_forms import (
     nearest_constants,
 )
 from pytest_edgeq.localize.rows import LayerErrors
-from pytest_edgeq.localize.structure import ConstantPair, Structure, paired
+from pytest_edgeq.localize.structure import ConstantPair, Structure
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import write_in_float
 from tests.bench.detection.defects_file import defect
@@ -183,7 +183,7 @@ def _sample(quantized: QuantizedModel, kind: type[SmallModel]) -> Sample:
 
 def _constants(edge: EdgeFile) -> tuple[ConstantPair, ...]:
     plain = EdgeFile(write_in_float(edge.graph))
-    return Structure(edge, plain, paired(edge, plain)).constants
+    return Structure(edge, plain).constants
 
 
 def test_constants_that_explain_a_difference_do_so_on_every_sample(build: Build) -> None:
