@@ -17,9 +17,11 @@ from fixtures.models import (
     SelfAttention,
     SharedModule,
     SmallModel,
+    net,
     normal,
     samples,
     seeded,
+    small_model,
 )
 from fixtures.models.idioms import IDIOMS
 from fixtures.tflite.writer import one_op
@@ -41,10 +43,9 @@ from pytest_edgeq.tflite.float_form import write_in_float
 from tests.bench.detection.defects_file import defect
 from tests.bench.detection.edits import edited, ops_of
 from tests.bench.detection.flatfile import FlatFile
-from tests.localize.builds import PT2E, STATIC, Build, blamed
+from tests.localize.builds import DYNAMIC, PT2E, STATIC, Build, blamed
 from tests.localize.rows import culprit
 
-DYNAMIC = "recipe_dynamic_wi8_afp32"
 BUILDS = [
     *((ResidualNet, PT2E), (SelfAttention, "pt2e_dynamic_int8"), (SharedModule, None)),
     *((LstmNet, STATIC), (GruWithState, DYNAMIC), (GruWithState, PT2E)),
@@ -99,48 +100,31 @@ def test_the_first_op_that_differs_is_named(maker: Edgeq, flow: str | None, fact
     assert "the file in float does not compute what torch does" in errors.cause
 
 
-class _InDouble(SmallModel):
-    """A layer whose forward is another in float64, or none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 4)
-
-    @staticmethod
-    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
-        """Four rows."""
-        return (normal(4, 8, seed=seed),)
+_one_layer = small_model((4, 8), layers=lambda: {"layer": nn.Linear(8, 4)})
 
 
-class _MakesFloats(_InDouble):
+@_one_layer
+def _makes_floats(m: Any, x: torch.Tensor) -> Any:
     """Its graph runs in float64, as dtypes can be changed there; its forward does not."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give scores."""
-        scores: torch.Tensor = self.layer(x) + torch.ones(4, 4, dtype=torch.float32) @ x[:, :4].T
-        return scores
+    return m.layer(x) + torch.ones(4, 4, dtype=torch.float32) @ x[:, :4].T
 
 
-class _Triples(_InDouble):
+@_one_layer
+def _triples(m: Any, x: torch.Tensor) -> Any:
     """What it gives in float64 tells nothing of what float32 rounds."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give scores."""
-        scores: torch.Tensor = self.layer(x)
-        return scores if x.dtype == torch.float32 else 3 * scores
+    scores = m.layer(x)
+    return scores if x.dtype == torch.float32 else 3 * scores
 
 
-class _Overflows(_InDouble):
+@_one_layer
+def _overflows(m: Any, x: torch.Tensor) -> Any:
     """It masks by the least number of its dtype: NaN in float64 says nothing of float32."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give shares."""
-        scores: torch.Tensor = self.layer(x)
-        least = torch.full_like(scores, torch.finfo(scores.dtype).min).triu().float()
-        return ((scores + least).softmax(-1) @ scores.T).tanh()
+    scores = m.layer(x)
+    least = torch.full_like(scores, torch.finfo(scores.dtype).min).triu().float()
+    return ((scores + least).softmax(-1) @ scores.T).tanh()
 
 
-@pytest.mark.parametrize("kind", [_MakesFloats, _Triples, _Overflows])
+@pytest.mark.parametrize("kind", [_makes_floats, _triples, _overflows])
 def test_a_model_that_is_another_in_float64_hides_nothing(
     maker: Edgeq, kind: type[SmallModel]
 ) -> None:
@@ -293,36 +277,29 @@ def test_one_constant_among_those_rounded_to_the_nearest_code(
     assert set(found) == ({op} if codes else set())
 
 
-class PatchAttention(SmallModel):
+@small_model(
+    (1, 3, 12, 12),
+    layers=lambda: {
+        "patches": nn.Conv2d(3, 16, 4, stride=4),
+        "norm": nn.LayerNorm(16),
+        "mixed": nn.Linear(16, 48),
+        "out": nn.Linear(16, 16),
+    },
+)
+def _patch_attention(m: Any, image: torch.Tensor) -> Any:
     """
     Patches of an image, then torch's own attention, as a vision transformer has them.
 
     The converter multiplies queries and keys by the root of the factor that torch multiplies the
     scores by: values that torch's graph has no node for.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, 16, 4, stride=4)
-        self.norm = nn.LayerNorm(16)
-        self.mixed = nn.Linear(16, 48)
-        self.out = nn.Linear(16, 16)
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """Give a vector a patch."""
-        tokens = self.patches(image).flatten(2).transpose(1, 2)
-        query, key, value = (
-            each.reshape(1, -1, 2, 8).transpose(1, 2)
-            for each in self.mixed(self.norm(tokens)).chunk(3, dim=-1)
-        )
-        mixed = nn.functional.scaled_dot_product_attention(query, key, value)
-        out: torch.Tensor = tokens + self.out(mixed.transpose(1, 2).reshape(1, -1, 16))
-        return out
-
-    @staticmethod
-    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
-        """One image of nine patches."""
-        return (normal(1, 3, 12, 12, seed=seed),)
+    tokens = m.patches(image).flatten(2).transpose(1, 2)
+    query, key, value = (
+        each.reshape(1, -1, 2, 8).transpose(1, 2)
+        for each in m.mixed(m.norm(tokens)).chunk(3, dim=-1)
+    )
+    mixed = nn.functional.scaled_dot_product_attention(query, key, value)
+    return tokens + m.out(mixed.transpose(1, 2).reshape(1, -1, 16))
 
 
 def _blamed_alone(
@@ -345,7 +322,7 @@ def test_a_defect_in_an_op_of_a_loaded_file_is_located(
     maker: Edgeq, build: Build, kind: str
 ) -> None:
     """By the values that the reference converts to, where torch's graph has none of them."""
-    _blamed_alone(maker, build, PatchAttention, kind, 0)
+    _blamed_alone(maker, build, _patch_attention, kind, 0)
 
 
 @pytest.mark.sweep(0, slow=2)
@@ -369,48 +346,27 @@ def test_an_op_that_repairs_a_loaded_file_is_named(
     assert "it does with this op as the reference converts to it" in errors.cause
 
 
-class Rows(SmallModel):
+@small_model((1, 3, 6, 6), layers=lambda: {"convolution": nn.Conv2d(4, 8, 3)})
+def _rows(m: Any, x: torch.Tensor) -> Any:
     """A convolution that is told the row of each pixel of a square image."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.convolution = nn.Conv2d(4, 8, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Convolve."""
-        rows = torch.linspace(-1, 1, 6).view(1, 1, 6, 1).expand(1, 1, 6, 6)
-        made: torch.Tensor = self.convolution(torch.cat([x, rows], 1))
-        return made
-
-    @staticmethod
-    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
-        """An image."""
-        return (normal(1, 3, 6, 6, seed=seed),)
+    rows = torch.linspace(-1, 1, 6).view(1, 1, 6, 1).expand(1, 1, 6, 6)
+    return m.convolution(torch.cat([x, rows], 1))
 
 
-class Tokens(SmallModel):
+@small_model(
+    (1, 3, 16, 16), layers=lambda: {"patches": nn.Conv2d(3, 8, 2, 2), "mix": nn.Linear(8, 8)}
+)
+def _tokens(m: Any, x: torch.Tensor) -> Any:
     """Tokens of an image that has as many rows and columns as channels, the columns first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches, self.mix = nn.Conv2d(3, 8, 2, 2), nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Mix their channels."""
-        tokens = self.patches(x).permute(0, 2, 3, 1).reshape(8, 8, 8)
-        made: torch.Tensor = self.mix(tokens.transpose(0, 1))
-        return made
-
-    @staticmethod
-    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
-        """An image."""
-        return (normal(1, 3, 16, 16, seed=seed),)
+    tokens = m.patches(x).permute(0, 2, 3, 1).reshape(8, 8, 8)
+    return m.mix(tokens.transpose(0, 1))
 
 
-@pytest.mark.parametrize(("kind", "name"), [(Rows, "BROADCAST_TO"), (Tokens, "TRANSPOSE")])
-def test_axes_of_one_length_that_the_converter_exchanges(kind: type[SmallModel], name: str) -> None:
+@pytest.mark.parametrize(("kind", "name"), [(_rows, "BROADCAST_TO"), (_tokens, "TRANSPOSE")])
+def test_axes_of_one_length_that_the_converter_exchanges(
+    maker: Edgeq, kind: type[SmallModel], name: str
+) -> None:
     """The op whose result is in another order is named, not the one that reads it."""
-    maker = Edgeq()
     quantized = maker.quantize(seeded(kind), kind.sample_inputs(), quantizer=None)
     errors = maker.localize(quantized, list(samples(kind, 3, seed=2)))
 
@@ -419,20 +375,15 @@ def test_axes_of_one_length_that_the_converter_exchanges(kind: type[SmallModel],
     assert errors.cause.endswith("it does with the axes of this op's result in another order")
 
 
-class _Resized(nn.Module):
-    """An image and what it is enlarged by."""
+def _resized(factor: float, mode: str, gain: float) -> nn.Module:
+    """Enlarge an image (NHWC)."""
 
-    def __init__(self, factor: float, mode: str, gain: float = 1.0) -> None:
-        super().__init__()
-        self.factor, self.mode, self.gain = factor, mode, gain
-
-    def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """Enlarge NHWC."""
+    def forward(self: nn.Module, image: torch.Tensor) -> torch.Tensor:
         channels_first = image.permute(0, 3, 1, 2)
-        resized = nn.functional.interpolate(
-            channels_first, scale_factor=self.factor, mode=self.mode
-        )
-        return self.gain * resized.permute(0, 2, 3, 1)
+        resized = nn.functional.interpolate(channels_first, scale_factor=factor, mode=mode)
+        return gain * resized.permute(0, 2, 3, 1)
+
+    return net(forward)
 
 
 @pytest.mark.parametrize(
@@ -445,7 +396,7 @@ class _Resized(nn.Module):
     ids=["centres", "no centres", "whole factor"],
 )
 def test_pixels_at_the_centre_are_a_cause_where_they_are_others(
-    by_centres: bool, factor: float, mode: str, gain: float, is_told: bool
+    maker: Edgeq, by_centres: bool, factor: float, mode: str, gain: float, is_told: bool
 ) -> None:
     """Each file differs from torch; not each by half_pixel_centers."""
     size = int(4 * factor)
@@ -459,8 +410,7 @@ def test_pixels_at_the_centre_are_a_cause_where_they_are_others(
         "ResizeNearestNeighborOptions",
         halfPixelCenters=by_centres,
     )
-    maker = Edgeq()
-    loaded = maker.load(content, reference=_Resized(factor, mode, gain).eval())
+    loaded = maker.load(content, reference=_resized(factor, mode, gain).eval())
     cause = maker.localize(loaded, [normal(1, 4, 4, 1, seed=0)]).cause
     assert "the file in float does not compute what torch does" in cause
     assert ("takes the pixel at the centre (half_pixel_centers)" in cause) is is_told

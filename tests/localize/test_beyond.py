@@ -10,16 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from fixtures.models import SmallModel, integers, normal, samples, seeded
+from fixtures.models import SmallModel, integers, normal, samples, seeded, small_model
 from pytest_edgeq import Edgeq
 from pytest_edgeq.localize.constant_checks import check_stored_weight, cover_all_values
 from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.roles import roles_of
-from tests.localize.builds import PT2E, STATIC, Build, blamed, rounded
+from tests.localize.builds import DYNAMIC, PT2E, STATIC, Build, blamed, rounded
 
 Array: TypeAlias = npt.NDArray[Any]
-
-DYNAMIC = "recipe_dynamic_wi8_afp32"
 
 
 class Tabled(SmallModel):
@@ -154,28 +152,16 @@ def test_a_file_whose_scales_hold_all_values() -> None:
     assert not cover_all_values([])
 
 
-class LogPower(SmallModel):
+@small_model((1, 8, 8), layers=lambda: {"bands": nn.Linear(8, 12), "head": nn.Linear(12, 3)})
+def _log_power(m: Any, x: torch.Tensor) -> Any:
     """Features of audio: the logarithm of a power that is all but 0 at times."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bands, self.head = nn.Linear(8, 12), nn.Linear(12, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give three scores a frame."""
-        scores: torch.Tensor = self.head(torch.log(self.bands(x) ** 2 + 1e-6))
-        return scores
-
-    @staticmethod
-    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
-        """Eight frames."""
-        return (normal(1, 8, 8, seed=seed),)
+    return m.head(torch.log(m.bands(x) ** 2 + 1e-6))
 
 
 def test_a_logarithm_of_what_rounding_made_0_is_told(maker: Edgeq, build: Build) -> None:
     """Not what reads the −∞: the kernel that makes a code of it, or the quantizer's range."""
     with pytest.raises(AssertionError, match=r"^LOG #") as caught:
-        maker.check(build(LogPower, STATIC), list(samples(LogPower, 3, seed=2)))
+        maker.check(build(_log_power, STATIC), list(samples(_log_power, 3, seed=2)))
     text = str(caught.value)
     assert " output values are NaN or infinite; the first op that gives any" in text
     assert "torch gives none" in text

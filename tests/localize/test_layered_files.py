@@ -47,12 +47,6 @@ _VISIBLE = 0.15
 """Share of an output's rms, 16 dB, by which a damage must move it to be one that is to be seen."""
 
 
-@pytest.fixture(scope="module")
-def maker(tmp_path_factory: pytest.TempPathFactory) -> Edgeq:
-    """Load and check; writes into a folder of the module's own."""
-    return Edgeq(directory=tmp_path_factory.mktemp("layered"))
-
-
 class Case:
     """One model with its samples."""
 

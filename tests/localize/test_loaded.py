@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 from ai_edge_litert import schema_py_generated as schema
 from torch import nn
 
-from fixtures.models import ResidualNet, SmallModel, SqueezeExcite, normal, samples, seeded
+from fixtures.models import ResidualNet, SmallModel, SqueezeExcite, samples, seeded, small_model
 from fixtures.models.idioms import IDIOMS
 from pytest_edgeq import Edgeq
 from pytest_edgeq.localize.rows import LOWERING
@@ -226,72 +227,63 @@ def test_values_that_are_nearly_alike_blame_no_op(tmp_path: Path) -> None:
     assert "one of which may be an outlier" in errors.cause
 
 
-class Attention(SmallModel):
-    """An attention whose mask is by far the most of what its softmax takes."""
+_MASK = torch.full((5, 5), -100.0).triu(1)
 
-    def __init__(self, *, turned: bool = False) -> None:
-        super().__init__()
-        self.keys, self.values = nn.Linear(6, 6), nn.Linear(6, 6)
-        mask = torch.full((5, 5), -100.0).triu(1)
-        self.register_buffer("mask", mask.T.contiguous() if turned else mask)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give as many tokens."""
-        shares = torch.softmax(0.4 * (x @ self.keys(x).transpose(1, 2)) + self.mask, -1)
-        mixed: torch.Tensor = shares @ self.values(x)
-        return mixed
+def _masked_by(mask: torch.Tensor) -> type[SmallModel]:
+    """Return an attention whose mask is by far the most of what its softmax takes."""
 
-    @staticmethod
-    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
-        """Five tokens."""
-        return (normal(2, 5, 6, seed=seed),)
+    @small_model(
+        (2, 5, 6),
+        layers=lambda: {"keys": nn.Linear(6, 6), "values": nn.Linear(6, 6), "mask": mask},
+    )
+    def attention(m: Any, x: torch.Tensor) -> Any:
+        shares = torch.softmax(0.4 * (x @ m.keys(x).transpose(1, 2)) + m.mask, -1)
+        return shares @ m.values(x)
+
+    return attention
 
 
 def test_a_mask_that_lies_otherwise_blames_what_adds_it(maker: Edgeq, build: Build) -> None:
     """Not the softmax, though nearly all that it takes is torch's, turned."""
-    quantized = build(Attention, PT2E)
-    sound = localized(maker, quantized, Attention)
+    attention = _masked_by(_MASK)
+    quantized = build(attention, PT2E)
+    sound = localized(maker, quantized, attention)
     assert [row.name for row in sound.rows if row.verdict == LOWERING] == []
 
-    reference = seeded(lambda: Attention(turned=True))
-    errors = localized(maker, maker.load(quantized.tflite, reference=reference), Attention)
+    reference = seeded(_masked_by(_MASK.T.contiguous()))
+    errors = localized(maker, maker.load(quantized.tflite, reference=reference), attention)
 
     assert culprit(errors).op == "ADD", errors
 
 
-class Chosen(SmallModel):
+@small_model(
+    (1, 4, 6, 6),
+    layers=lambda: {
+        "first": nn.Conv2d(4, 8, 3, padding=1),
+        "last": nn.Conv2d(8, 4, 1),
+        "order": torch.tensor([3, 1, 0, 2, 7, 5, 4, 6]),
+    },
+)
+def _chosen(m: Any, x: torch.Tensor) -> Any:
     """Channels that an index puts in another order, between two convolutions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
-        self.register_buffer("order", torch.tensor([3, 1, 0, 2, 7, 5, 4, 6]))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give an image."""
-        image: torch.Tensor = self.last(self.first(x).index_select(1, self.order))
-        return image
-
-    @staticmethod
-    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
-        """An image."""
-        return (normal(1, 4, 6, 6, seed=seed),)
+    return m.last(m.first(x).index_select(1, m.order))
 
 
 def test_a_permutation_is_held_whatever_axes_of_length_1_it_counts(
     maker: Edgeq, build: Build
 ) -> None:
     """The float file puts the channels in front by one TRANSPOSE, and this one by a RESHAPE."""
-    file = FlatFile(build(Chosen, PT2E).tflite)
+    file = FlatFile(build(_chosen, PT2E).tflite)
     op = ops_of(file, "TRANSPOSE")[1]
     axes = file.constant(int(file.operators[op].inputs[1]))
     assert axes is not None
     assert axes.tolist() == [0, 3, 1, 2]
-    sound = maker.load(file.content(), reference=seeded(Chosen))
-    assert blamed(localized(maker, sound, Chosen)) == {}
+    sound = maker.load(file.content(), reference=seeded(_chosen))
+    assert blamed(localized(maker, sound, _chosen)) == {}
 
     edited(file, op, 1, _columns_first)
-    errors = localized(maker, maker.load(file.content(), reference=seeded(Chosen)), Chosen)
+    errors = localized(maker, maker.load(file.content(), reference=seeded(_chosen)), _chosen)
 
     # The last one reads the same constant.
     readers = set(file.readers(int(file.operators[op].inputs[1])))
@@ -303,39 +295,31 @@ def _columns_first(axes: np.ndarray) -> None:
     axes[:] = (0, 3, 2, 1)
 
 
-class Coordinates(SmallModel):
+@small_model(
+    (1, 3, 8, 8),
+    layers=lambda: {
+        "first": nn.Conv2d(3, 4, 1),
+        **{name: nn.Conv2d(4, 4, 1) for name in ("both", "rows", "columns")},
+    },
+)
+def _coordinates(m: Any, x: torch.Tensor) -> Any:
     """Gates of rows and of columns, of one layer that both go through side by side."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.both = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)
-        self.rows, self.columns = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give an image."""
-        y = self.first(x)
-        means = torch.cat([y.mean(3, keepdim=True), y.mean(2, keepdim=True).transpose(2, 3)], 2)
-        rows, columns = self.both(means).split([8, 8], 2)
-        gates = self.rows(rows).sigmoid() * self.columns(columns.transpose(2, 3)).sigmoid()
-        gated: torch.Tensor = y * gates
-        return gated
-
-    @staticmethod
-    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
-        """An image."""
-        return (normal(1, 3, 8, 8, seed=seed),)
+    y = m.first(x)
+    means = torch.cat([y.mean(3, keepdim=True), y.mean(2, keepdim=True).transpose(2, 3)], 2)
+    rows, columns = m.both(means).split([8, 8], 2)
+    gates = m.rows(rows).sigmoid() * m.columns(columns.transpose(2, 3)).sigmoid()
+    return y * gates
 
 
 def test_a_join_in_another_order_is_named_where_halves_have_each_others_values(
     maker: Edgeq, build: Build
 ) -> None:
     """What is split off again has torch's values, those of the other half."""
-    file = FlatFile(build(Coordinates, PT2E).tflite)
+    file = FlatFile(build(_coordinates, PT2E).tflite)
     (op,) = ops_of(file, "CONCATENATION")
     file.operators[op].inputs = file.operators[op].inputs[::-1]
 
-    errors = localized(
-        maker, maker.load(file.content(), reference=seeded(Coordinates)), Coordinates
-    )
+    loaded = maker.load(file.content(), reference=seeded(_coordinates))
+    errors = localized(maker, loaded, _coordinates)
 
     assert culprit(errors).index == op, errors

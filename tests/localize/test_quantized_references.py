@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fixtures.models import normal, seeded
+from fixtures.models import normal, seeded, small_model
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.litert.pt2e_graphs import pt2e_preset
 from tests.bench.detection.edits import edited, ops_of
@@ -22,18 +22,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:edgeq.check. baselines were not 
 NOTE = "quantizes by itself: its outputs were compared with the file's"
 
 
-class Small(nn.Module):
+@small_model(
+    (1, 3, 12, 12),
+    layers=lambda: {
+        "conv": nn.Conv2d(3, 8, 3),
+        "norm": nn.BatchNorm2d(8),
+        "head": nn.Linear(8, 4),
+    },
+)
+def _small(m: Any, x: torch.Tensor) -> Any:
     """A convolution with its batch norm, and a classifier."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
-        self.head = nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give scores."""
-        scores: torch.Tensor = self.head(torch.relu(self.norm(self.conv(x))).mean((2, 3)))
-        return scores
+    return m.head(torch.relu(m.norm(m.conv(x))).mean((2, 3)))
 
 
 CALIBRATION = [normal(1, 3, 12, 12, seed=i) for i in range(16)]
@@ -41,15 +40,9 @@ SAMPLES = [normal(1, 3, 12, 12, seed=100 + i) for i in range(6)]
 
 
 @pytest.fixture(scope="module")
-def maker(tmp_path_factory: pytest.TempPathFactory) -> Edgeq:
-    """Quantize, load and check; writes into a folder of the module's own."""
-    return Edgeq(directory=tmp_path_factory.mktemp("quantized"))
-
-
-@pytest.fixture(scope="module")
 def quantized(maker: Edgeq) -> QuantizedModel:
     """An int8 file."""
-    return maker.quantize(seeded(Small), (CALIBRATION[0],), calibration=CALIBRATION)
+    return maker.quantize(seeded(_small), (CALIBRATION[0],), calibration=CALIBRATION)
 
 
 def _graph(*, folded: bool) -> torch.nn.Module:
@@ -58,7 +51,7 @@ def _graph(*, folded: bool) -> torch.nn.Module:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        program = torch.export.export(seeded(Small), (CALIBRATION[0],), strict=True)
+        program = torch.export.export(seeded(_small), (CALIBRATION[0],), strict=True)
         prepared = prepare_pt2e(program.module(), pt2e_preset("pt2e_static_int8"))
         with torch.no_grad():
             for each in CALIBRATION:
@@ -102,7 +95,7 @@ def _by_fx() -> Any:
     from torch.ao.quantization import get_default_qconfig_mapping, quantize_fx
 
     mapping = get_default_qconfig_mapping("x86")
-    prepared = quantize_fx.prepare_fx(seeded(Small), mapping, (CALIBRATION[0],))
+    prepared = quantize_fx.prepare_fx(seeded(_small), mapping, (CALIBRATION[0],))
     for each in CALIBRATION:
         prepared(each)
     return quantize_fx.convert_fx(prepared)
@@ -110,7 +103,7 @@ def _by_fx() -> Any:
 
 def _by_eager_mode() -> Any:
     quantization: Any = torch.ao.quantization
-    model = quantization.QuantWrapper(seeded(Small))
+    model = quantization.QuantWrapper(seeded(_small))
     quantization.fuse_modules(model, [["module.conv", "module.norm"]], inplace=True)
     model.qconfig = quantization.get_default_qconfig("x86")
     prepared = quantization.prepare(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,59 +11,52 @@ import torch
 from ai_edge_litert import schema_py_generated as schema
 from torch import nn
 
-from fixtures.models import SmallModel, SqueezeExcite, normal, samples, seeded
+from fixtures.models import SmallModel, SqueezeExcite, normal, samples, seeded, small_model
 from fixtures.tflite.writer import FileWriter
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.rows import LOWERING, QUANTIZATION
 from tests.localize.rows import culprit
 
 
-class Masked(SmallModel):
+@small_model(
+    (2, 8, 6),
+    layers=lambda: {
+        "keys": nn.Linear(6, 6),
+        "values": nn.Linear(6, 6),
+        "later": torch.ones(8, 8).triu(1).bool(),
+    },
+)
+def _masked(m: Any, x: torch.Tensor) -> Any:
     """An attention that fills in a mask of −10 000."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.keys, self.values = nn.Linear(6, 6), nn.Linear(6, 6)
-        self.register_buffer("later", torch.ones(8, 8).triu(1).bool())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give as many tokens."""
-        scores = x @ self.keys(x).transpose(1, 2)
-        mixed: torch.Tensor = scores.masked_fill(self.later, -1e4).softmax(-1) @ self.values(x)
-        return mixed
-
-    @staticmethod
-    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
-        """Eight tokens."""
-        return (normal(2, 8, 6, seed=seed),)
+    scores = x @ m.keys(x).transpose(1, 2)
+    return scores.masked_fill(m.later, -1e4).softmax(-1) @ m.values(x)
 
 
-class Joined(SmallModel):
+def _large() -> nn.Conv2d:
+    convolution = nn.Conv2d(3, 3, 1)
+    convolution.weight.data = 50 * normal(3, 3, 1, 1, seed=8)
+    return convolution
+
+
+@small_model(
+    (1, 3, 6, 6),
+    layers=lambda: {
+        "large": _large(),
+        "small": nn.Conv2d(3, 3, 1),
+        "last": nn.Conv2d(6, 3, 1),
+    },
+)
+def _joined(m: Any, x: torch.Tensor) -> Any:
     """Two branches, one of which is far larger, side by side."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.large, self.small, self.last = (nn.Conv2d(3, 3, 1) for _ in range(3))
-        self.last = nn.Conv2d(6, 3, 1)
-        self.large.weight.data = 50 * normal(3, 3, 1, 1, seed=8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give an image."""
-        image: torch.Tensor = self.last(torch.cat([self.large(x), self.small(x)], 1))
-        return image
-
-    @staticmethod
-    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
-        """An image."""
-        return (normal(1, 3, 6, 6, seed=seed),)
+    return m.last(torch.cat([m.large(x), m.small(x)], 1))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "flow", "text"),
     [
-        (Masked, "recipe_static_wi8_ai8", "mask with −30, of which a softmax makes 1e-13"),
-        (Joined, "pt2e_static_int8", "has one scale for all of its operands; scale the operand"),
+        (_masked, "recipe_static_wi8_ai8", "mask with −30, of which a softmax makes 1e-13"),
+        (_joined, "pt2e_static_int8", "has one scale for all of its operands; scale the operand"),
     ],
     ids=["mask", "join"],
 )
@@ -80,26 +74,13 @@ def test_who_has_widened_a_range_is_told(kind: type[SmallModel], flow: str, text
     assert text in errors.cause
 
 
-class Products(SmallModel):
-    """Products of different tokens, without the far larger squares."""
-
-    below: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.Linear(6, 3)
-        rows, columns = torch.tril_indices(4, 4, -1)
-        self.register_buffer("below", 4 * rows + columns)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give three scores."""
-        scores: torch.Tensor = self.last((x @ x.mT).flatten(1).index_select(1, self.below))
-        return scores
-
-    @staticmethod
-    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
-        """Four tokens."""
-        return (normal(1, 4, 8, seed=seed),)
+@small_model(
+    (1, 4, 8),
+    layers=lambda: {"last": nn.Linear(6, 3), "below": torch.tensor([4, 8, 9, 12, 13, 14])},
+)
+def _products(m: Any, x: torch.Tensor) -> Any:
+    """_products of different tokens, without the far larger squares."""
+    return m.last((x @ x.mT).flatten(1).index_select(1, m.below))
 
 
 def test_a_range_that_a_mean_shares_is_not_the_means() -> None:
@@ -114,43 +95,32 @@ def test_a_range_that_a_mean_shares_is_not_the_means() -> None:
     assert "no calibration widens it" not in errors.cause
 
 
-class Bent(SmallModel):
+@small_model((1, 16), layers=lambda: {"linear": nn.Linear(16, 8)})
+def _bent(m: Any, x: torch.Tensor) -> Any:
     """An activation with another slope below a threshold."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(16, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give eight values."""
-        y = self.linear(x)
-        return torch.where(y > 0.1, y, 3 * y - 1)
-
-    @staticmethod
-    def sample_inputs(seed: int = 0) -> tuple[torch.Tensor, ...]:
-        """A vector."""
-        return (normal(1, 16, seed=seed),)
+    y = m.linear(x)
+    return torch.where(y > 0.1, y, 3 * y - 1)
 
 
 def test_a_scale_that_the_converter_took_from_another_operand_is_told() -> None:
     """Both operands of a SELECT share a scale, whose range fits the values of the layer alone."""
-    errors = Edgeq().localize(_quantized(Bent), samples(Bent, 8, seed=2))
+    errors = Edgeq().localize(_quantized(_bent), samples(_bent, 8, seed=2))
 
     assert culprit(errors).op == "SUB", errors
     assert "is too narrow: " in errors.cause
     told = r"its scale is that of FULLY_CONNECTED #0.*, which SELECT\w* #\d takes as well, and no "
     assert re.search(f"{told}calibration widens it; leave FULLY_CONNECTED #0 in", errors.cause)
-    by_recipe = _quantized(Bent, "recipe_static_wi8_ai8")
+    by_recipe = _quantized(_bent, "recipe_static_wi8_ai8")
     helped, hurt = (
-        Edgeq().compare(each, samples(Bent, 8, seed=2)).total.sqnr_db
-        for each in (by_recipe, _quantized(Bent))
+        Edgeq().compare(each, samples(_bent, 8, seed=2)).total.sqnr_db
+        for each in (by_recipe, _quantized(_bent))
     )
     assert helped > hurt + 6
 
 
 def test_what_is_cut_and_never_chosen_is_no_loss() -> None:
     """The range is that of the products that an index chooses."""
-    errors = Edgeq().localize(_quantized(Products), samples(Products, 4, seed=2))
+    errors = Edgeq().localize(_quantized(_products), samples(_products, 4, seed=2))
 
     assert any((row.clipped or 0) > 0.1 for row in errors.rows), errors
     assert errors.culprit is None, errors
