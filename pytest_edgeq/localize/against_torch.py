@@ -534,6 +534,9 @@ class AgainstTorch:
 
         if other is not None and as_converted is not None:
             repaired = repaired_op(self._form, other, is_right)
+            if repaired is None and self._forms.aligned is not None:
+                # Sound constants may be folded differently than in the other file.
+                repaired = repaired_op(self._forms.aligned(), other, is_right)
             if repaired is not None:
                 how = "; it does with this op as the reference converts to it"
                 return dataclasses.replace(divergence, op=repaired, how=how)
