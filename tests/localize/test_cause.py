@@ -267,7 +267,8 @@ def test_known_causes_of_a_loss(known: str) -> None:
     [
         (
             {"scale": 1.0},
-            "4 of 4 outputs were never calibrated (scale 1.0, zero point 0)",
+            "4 of 4 outputs were never calibrated (scale 1.0, zero point 0); the observer saw no "
+            "sample; calibrate before converting",
         ),
         (
             {"scale": 2.0**-12},
