@@ -27,17 +27,15 @@ from fixtures.models.idioms import IDIOMS
 from fixtures.tflite.writer import one_op
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.compare.samples import Sample, read_samples
-from pytest_edgeq.localize import float_forms
 from pytest_edgeq.localize.against_torch import AgainstTorch, Divergence
 from pytest_edgeq.localize.float_forms import (
     Forms,
     axis_orders,
     forms_of,
-    is_rounded_to,
     nearest_constants,
 )
 from pytest_edgeq.localize.rows import LayerErrors
-from pytest_edgeq.localize.structure import ConstantPair, Structure
+from pytest_edgeq.localize.structure import Structure
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.float_form import write_in_float
 from tests.bench.detection.defects_file import defect
@@ -146,53 +144,15 @@ def test_outputs_that_are_not_finite_on_one_side_alone_differ(maker: Edgeq) -> N
     assert found.sqnr_db == -np.inf
 
 
-def test_torchs_constants_are_found_by_what_was_rounded_of_them(build: Build) -> None:
-    """Every quantized weight and bias of a PT2E file, in the file's layout."""
-    quantized = build(ResidualNet, PT2E)
-    forms = forms_of(quantized, _sample(quantized, ResidualNet))
-    for pair in _constants(quantized.edge):
-        if pair.stored.scales is None or pair.floats.size < 2:
-            continue
-        (tensor,) = {pair.op.inputs[pair.place]}
-        record = forms.exact.graph.subgraphs[0].tensors[tensor]
-        exact = forms.exact.graph.constant(record).view(np.float32).reshape(pair.floats.shape)
-        steps = np.broadcast_to(pair.stored.scales, pair.floats.shape)
-        assert (np.abs(exact - pair.floats) <= 0.501 * steps).all()
-        assert not np.array_equal(exact, pair.floats), (pair.op, pair.place)
-
-
 def _sample(quantized: QuantizedModel, kind: type[SmallModel]) -> Sample:
     return next(iter(read_samples(samples(kind, 1), quantized.spec, "evaluation")))
 
 
-def _constants(edge: EdgeFile) -> tuple[ConstantPair, ...]:
-    plain = EdgeFile(write_in_float(edge.graph))
-    return Structure(edge, plain).constants
-
-
-def test_constants_that_explain_a_difference_do_so_on_every_sample(build: Build) -> None:
-    """With torch's in their place the file computes what torch does, also on later samples."""
-    quantized = build(ResidualNet, None)
-    file = FlatFile(quantized.tflite)
-    weight = int(quantized.graph.subgraphs[0].ops[1].inputs[1])
-    values = file.constant(weight)
-    assert values is not None
-    file.store(weight, 2 * values)
-    broken, sound = EdgeFile(file.content()), quantized.edge.clone()
-    forms = Forms(broken, broken, quantized.float_model, aligned=lambda: sound)
-    against = AgainstTorch(quantized, forms, _sample(quantized, ResidualNet))
-    runner, names = broken.runner("builtin", keep=True), list(quantized.input_names)
-    for sample in read_samples(samples(ResidualNet, 3, seed=2), quantized.spec, "evaluation"):
-        runner.run(broken.encode(names, sample.arrays()))
-        against.update(sample, is_run=True)
-        assert against.divergence is None
-        assert against.aligned is sound
-
-
 def test_a_constant_like_no_other_is_not_found(build: Build) -> None:
     """Nor one of which a single value is off by a step."""
-    constants = _constants(build(ResidualNet, PT2E).edge)
-    (pair, *_) = (each for each in constants if each.floats.ndim == 4)
+    edge = build(ResidualNet, PT2E).edge
+    structure = Structure(edge, EdgeFile(write_in_float(edge.graph)))
+    (pair, *_) = (each for each in structure.constants if each.floats.ndim == 4)
     for order in axis_orders(pair.floats.shape):
         turned = pair.floats.transpose(order)
         assert nearest_constants([(turned, turned)], [pair])
@@ -200,24 +160,6 @@ def test_a_constant_like_no_other_is_not_found(build: Build) -> None:
     assert pair.stored.scales is not None
     changed.flat[3] += np.broadcast_to(pair.stored.scales, changed.shape).flat[3]
     assert not nearest_constants([(changed, changed)], [pair])
-
-
-def test_few_elements_exclude_an_order_of_axes(
-    build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A Conv3d's weight has 120 orders, each of which read all 7 million elements of a ResNet's."""
-    constants = _constants(build(ResidualNet, PT2E).edge)
-    (pair, *_) = (each for each in constants if each.floats.ndim == 4)
-    compared = []
-
-    def counted(*arguments: Any, **options: Any) -> bool:
-        compared.append(arguments)
-        return is_rounded_to(*arguments, **options)
-
-    monkeypatch.setattr(float_forms, "is_rounded_to", counted)
-    turned = pair.floats.transpose(3, 2, 1, 0)
-    assert nearest_constants([(turned[::-1], turned[::-1]), (turned, turned)], [pair])
-    assert len(compared) == 1
 
 
 Change = Callable[[FlatFile], int]

@@ -16,7 +16,7 @@ from fixtures.models import (
     ResidualNet,
     SmallModel,
     integers,
-    normal,
+    net,
     samples,
     seeded,
 )
@@ -100,28 +100,16 @@ def test_it_says_the_same_each_time(maker: Edgeq, build: Build) -> None:
     assert json.dumps(first, sort_keys=True) == json.dumps(second, sort_keys=True)
 
 
-class Placed(nn.Module):
-    """Tokens with a place each, which the file rounds as it runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(17, 8)
-        self.places = nn.Embedding(6, 8)
-        self.head = nn.Linear(8, 3)
-        self.tokens.weight.data = normal(17, 8, seed=1)
-        self.places.weight.data = normal(6, 8, seed=2)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Give scores a token."""
-        scores: torch.Tensor = self.head(self.tokens(ids) + self.places(torch.arange(6)))
-        return scores
-
-
 @pytest.mark.slow
 def test_a_constant_that_is_rounded_at_run_time_is_rounded(maker: Edgeq) -> None:
     """A QUANTIZE stands between it and the ADD; the float module has it as it is."""
     inputs = [(integers(1, 6, below=17, seed=seed),) for seed in range(40)]
-    model = Placed().eval()
+
+    def forward(self: Any, ids: torch.Tensor) -> Any:
+        return self.head(self.tokens(ids) + self.places(torch.arange(6)))
+
+    layers = {"tokens": nn.Embedding(17, 8), "places": nn.Embedding(6, 8), "head": nn.Linear(8, 3)}
+    model = net(forward, **layers).eval()
     made = maker.quantize(model, inputs[0], quantizer=PT2E, calibration=inputs[1:33])
 
     errors = maker.localize(maker.load(made.tflite, reference=model), inputs[33:])
@@ -186,23 +174,6 @@ def test_a_layer_left_in_float_is_named_and_no_error(maker: Edgeq) -> None:
         assert culprit(errors).module in found.modules
         assert culprit(errors).verdict == SOUND
         assert "it computes in float32, where 3 others with weights are" in errors.cause
-
-
-def test_its_text_names_the_op_the_cause_and_the_coverage(maker: Edgeq, build: Build) -> None:
-    """Of a file with one bias off by one."""
-    quantized = build(ResidualNet, PT2E)
-    found = defect(quantized.tflite, "bias ± 16")
-    assert found is not None, "the net has biases"
-    errors = localized(maker, quantized.with_tflite(found.tflite), ResidualNet)
-    first, source, second, headings, worst, *_ = str(errors).splitlines()
-
-    assert first == errors.cause
-    assert source.startswith("source: residual.py:")
-    assert first.startswith(f"{culprit(errors).name}: the bias's codes: 1 of ")
-    count = len(errors.rows)
-    assert second == f"{count} of {count} ops matched with torch; the worst:"
-    assert headings.split()[:3] == ["op", "module", "verdict"]
-    assert worst.startswith(f"{culprit(errors).op} #{culprit(errors).index} ")
 
 
 # What is refused. --------------------------------------------------------------------------------

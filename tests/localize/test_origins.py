@@ -8,24 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fixtures.models import ResidualNet, samples, seeded
+from fixtures.models import ResidualNet, samples
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.origin import origin_findings
 from pytest_edgeq.runtimes.edge import EdgeFile
 from tests.bench.detection.defects_file import defect
 from tests.bench.detection.flatfile import FlatFile
+from tests.localize.builds import STATIC, Build
 from tests.localize.rows import culprit
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> QuantizedModel:
+@pytest.fixture
+def built(build: Build) -> QuantizedModel:
     """Convolutions and a linear layer, in integers."""
-    return Edgeq(directory=tmp_path_factory.mktemp("origins")).quantize(
-        seeded(ResidualNet),
-        ResidualNet.sample_inputs(),
-        quantizer="recipe_static_wi8_ai8",
-        calibration=samples(ResidualNet, 8),
-    )
+    return build(ResidualNet, STATIC)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,25 +9,20 @@ import pytest
 import torch
 
 from fixtures.models import (
-    BoundedActivations,
     DynamicBatch,
     SelfAttention,
     normal,
     samples,
     seeded,
 )
-from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq import Edgeq
 from pytest_edgeq.compare.samples import read_samples
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.rows import LayerErrors
-from tests.localize.builds import Build
+from tests.localize.builds import DYNAMIC, PT2E, STATIC, Build
 from tests.localize.rows import culprit
 
 pytestmark = pytest.mark.figures
-
-DYNAMIC, STATIC, PT2E = "recipe_dynamic_wi8_afp32", "recipe_static_wi8_ai8", "pt2e_static_int8"
-
-Given = list[tuple[torch.Tensor, ...]]
 
 
 def _assert_alike(one: LayerErrors, other: LayerErrors) -> None:
@@ -48,21 +42,16 @@ def _assert_alike(one: LayerErrors, other: LayerErrors) -> None:
             assert value == expected, (name, ours, theirs)
 
 
-def _of_any_batch(maker: Edgeq, flow: str) -> QuantizedModel:
-    """Quantize a model whose batch size is open."""
-    return maker.quantize(
+@pytest.mark.parametrize("flow", [STATIC, DYNAMIC])
+def test_rows_pool_samples_of_all_shapes(maker: Edgeq, flow: str) -> None:
+    """The same images, batched in two other ways, in another order, give the same rows."""
+    quantized = maker.quantize(
         seeded(DynamicBatch),
         DynamicBatch.sample_inputs(),
         quantizer=flow,
         calibration=samples(DynamicBatch, 8),
         dynamic_shapes=DynamicBatch.dynamic_shapes(),
     )
-
-
-@pytest.mark.parametrize("flow", [STATIC, DYNAMIC])
-def test_rows_pool_samples_of_all_shapes(maker: Edgeq, flow: str) -> None:
-    """The same images, batched in two other ways, in another order, give the same rows."""
-    quantized = _of_any_batch(maker, flow)
     images = normal(12, 3, 8, 8, seed=0)
 
     def batched(*sizes: int) -> LayerErrors:
@@ -111,23 +100,3 @@ def test_one_bad_sample_among_sound_ones_is_told(
 
     assert culprit(errors).op == "SOFTMAX"
     assert culprit(errors).verdict == "lowering"
-
-
-@pytest.mark.slow
-def test_samples_may_be_written_over_when_they_are_given(maker: Edgeq, build: Build) -> None:
-    """As by a loader with one buffer for all."""
-    quantized = build(BoundedActivations, PT2E)
-    given = list(samples(BoundedActivations, 5, seed=2))
-    buffer = given[0][0].clone()
-
-    def one_buffer() -> Iterator[tuple[torch.Tensor, ...]]:
-        for (image,) in given:
-            buffer.copy_(image)
-            yield (buffer,)
-
-    with Localizer(quantized) as localizer:
-        for sample in read_samples(one_buffer(), quantized.spec, "evaluation"):
-            localizer.update(sample)
-        errors = localizer.result()
-
-    assert errors == maker.localize(quantized, given)

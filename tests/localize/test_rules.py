@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,17 @@ _LOADED = [
 """Ops that the builtin kernels run with any output scale."""
 
 
+def _reference(floats: bytes) -> Callable[..., Any]:
+    """Return what runs a float file."""
+
+    def reference(*given: Any) -> Any:
+        made = run(floats, "builtin", [np.asarray(each, np.float32) for each in given])
+        assert made is not None
+        return made[0]
+
+    return reference
+
+
 def _cause(content: bytes, reference: Any, inputs: list[Any]) -> str:
     edgeq = Edgeq(isolate="off")
     return edgeq.localize(edgeq.load(content, reference=reference), inputs).cause
@@ -30,12 +42,6 @@ def test_an_op_that_does_not_rescale(op: str) -> None:
     """Both scales are named, and no other runtime is asked."""
     count = len(data_of(op))
     floats = write(op, ["float32"] * (count + 1), [(1.0, 0)] * (count + 1))
-
-    def reference(*given: Any) -> Any:
-        made = run(floats, "builtin", [np.asarray(each, np.float32) for each in given])
-        assert made is not None
-        return made[0]
-
     draws = np.random.default_rng(0)
     samples = [
         tuple(draws.uniform(-1, 1, shape).astype(np.float32) for shape in data_of(op))
@@ -44,7 +50,9 @@ def test_an_op_that_does_not_rescale(op: str) -> None:
 
     def cause(output: tuple[float, int]) -> str:
         return _cause(
-            write(op, ["int8"] * (count + 1), [*[_SHARED] * count, output]), reference, samples
+            write(op, ["int8"] * (count + 1), [*[_SHARED] * count, output]),
+            _reference(floats),
+            samples,
         )
 
     assert cause((1 / 32, 5)).startswith(
@@ -72,14 +80,8 @@ def test_a_layer_whose_weight_or_bias_the_kernels_read_otherwise(
         content, floats, inputs, _ = layer(op, **given)
         assert inputs is not None
         shape = inputs[1].shape
-
-        def reference(x: Any, floats: bytes = floats) -> Any:
-            made = run(floats, "builtin", [np.asarray(x, np.float32)])
-            assert made is not None
-            return made[0]
-
         samples = [(draws.uniform(0, 1, shape).astype(np.float32),) for _ in range(3)]
-        cause = _cause(content, reference, samples)
+        cause = _cause(content, _reference(floats), samples)
         assert cause.startswith(f"{op} #0: {text}") if text else op not in cause
 
 
@@ -96,13 +98,7 @@ def test_who_wrote_a_wrong_op_depends_on_the_flow(flow: str, in_float: bool) -> 
     codes[0] = -codes[0]
     weight.data = codes.view(np.uint8)
     broken = pack(raw)
-
-    def reference(x: Any) -> Any:
-        made = run(floats, "builtin", [np.asarray(x, np.float32)])
-        assert made is not None
-        return made[0]
-
-    edgeq = Edgeq(isolate="off")
+    edgeq, reference = Edgeq(isolate="off"), _reference(floats)
     model = (
         edgeq.load(content, reference=reference, float_tflite=broken)
         if in_float
