@@ -20,7 +20,7 @@ from pytest_edgeq.compare.measurement import Arrays
 from pytest_edgeq.compare.reference import call_reference, in_file_order, torch_module
 from pytest_edgeq.localize.execution import kept_outputs, output_tensors
 from pytest_edgeq.localize.float_forms import Forms, axis_orders
-from pytest_edgeq.localize.measured import Codes, code_limits
+from pytest_edgeq.localize.measured import Codes, code_limits, difference
 from pytest_edgeq.localize.measured import peak as peak_of
 from pytest_edgeq.localize.moves import DRAWS, FEW_DRAWS, Moves
 from pytest_edgeq.localize.repairs import misordered_op, repaired_op
@@ -633,10 +633,7 @@ def _is_moved(made: Array, wanted: Array) -> bool:
     """Whether two tensors of one shape differ."""
     if wanted.dtype.kind != "f":
         return not np.array_equal(made, wanted)
-    near = _EQUAL * peak_of(wanted)
-    with np.errstate(invalid="ignore"):
-        same = (made == wanted) | (np.abs(made - wanted) <= near)
-    return not bool(same.all())
+    return not bool((difference(made, wanted) <= _EQUAL * peak_of(wanted)).all())
 
 
 def _is_within(moves: Moves, output: int, group: Sequence[int], distance: _OutputDistance) -> bool:
@@ -691,9 +688,6 @@ def _same(value: Array, wanted: Array, near: float) -> bool:
     if not abs(sums[0] - sums[1]) <= near * wanted.size:
         return False
     for order in axis_orders(value.shape):
-        turned = value.transpose(order).reshape(-1)
-        with np.errstate(invalid="ignore"):
-            difference = np.abs(turned - wanted)
-        if ((difference <= near) | (turned == wanted)).all():
+        if (difference(value.transpose(order).reshape(-1), wanted) <= near).all():
             return True
     return False

@@ -19,6 +19,7 @@ from pytest_edgeq.compare.reference import (
     torch_module,
 )
 from pytest_edgeq.errors import warn_user
+from pytest_edgeq.localize.measured import difference
 from pytest_edgeq.localize.readers import MASKING
 from pytest_edgeq.localize.structure import ConstantPair, Pairs, Structure, paired
 from pytest_edgeq.runtimes.edge import EdgeFile
@@ -50,11 +51,11 @@ _ROUNDED = 2.0**-20
 def is_rounded_to(pair: ConstantPair, floats: Array, *, cut: bool = False) -> bool:
     """Whether a constant of the file is the rounding of floats."""
     constant, steps = pair.floats, _steps(pair)
-    near = _difference(constant, floats) <= steps * (0.5 + _SLACK) + _slack(floats)
+    near = difference(constant, floats) <= steps * (0.5 + _SLACK) + _slack(floats)
     if pair.stored.values.dtype.kind == "i" and not near.all():
         # A bias may have been written for another input scale.
         stored = pair.stored.floats.reshape(constant.shape)
-        near = _difference(stored, floats) <= steps * (0.5 + _SLACK) + _slack(floats)
+        near = difference(stored, floats) <= steps * (0.5 + _SLACK) + _slack(floats)
     codes = pair.stored.values.reshape(constant.shape)
     if cut and pair.stored.scales is not None and codes.size and not np.ptp(codes):
         low, high = code_range(pair.stored.dtype)
@@ -87,7 +88,7 @@ def times_a_number(pair: ConstantPair, floats: Array) -> Array | None:
         return None
     ratio = float(np.median(constant[large] / floats[large]))
     for _ in range(2):
-        near = _difference(constant, ratio * floats) <= steps * (0.5 + _LOOSE) + _slack(constant)
+        near = difference(constant, ratio * floats) <= steps * (0.5 + _LOOSE) + _slack(constant)
         if 2 * np.count_nonzero(near) <= near.size or not np.isfinite(ratio) or not ratio:
             return None
         ratio = float((constant[near] * floats[near]).sum() / np.square(floats[near]).sum())
@@ -128,18 +129,12 @@ def _order(value: Array, pair: ConstantPair) -> tuple[int, ...] | None:
     for order in axis_orders(value.shape):
         turned = value.transpose(order)
         probed = turned.flat[some]
-        off = np.minimum(*(_difference(each, probed) for each in either))
+        off = np.minimum(*(difference(each, probed) for each in either))
         if (off <= steps * (0.5 + _SLACK) + slack).all() and is_rounded_to(
             pair, turned.reshape(pair.floats.shape)
         ):
             return order
     return None
-
-
-def _difference(one: Array, other: Array) -> Array:
-    with np.errstate(invalid="ignore"):
-        difference: Array = np.where(one == other, 0.0, np.abs(one - other))
-    return difference
 
 
 def _slack(floats: Array) -> float:

@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 _UNKNOWN = 0.5
 """Rounding bound beyond ½ LSB, in LSB, of an op without a kernel rule: one more rounding."""
 
-
 _INT32_LIMITS = (np.iinfo(np.int32).min, np.iinfo(np.int32).max)
 _HUGE = 2.0**126  # half of a power of two below float32's maximum: only masks exceed it
 
@@ -356,11 +355,10 @@ class Localizer:
                 for place in range(len(op.outputs))
                 if (op.index, place) in self._measured
             ]
-            records = found.get(op.index, ())
-            entry, matched = entries[op.index], bool(own) or op.name in HOLDING
+            entry, is_matched = entries[op.index], bool(own) or op.name in HOLDING
             # The file may have lost the names of modules.
-            module = entry.module or self._modules.get(entry.index)
-            rows.append(_row(op, replace(entry, module=module), own, records, matched=matched))
+            entry = replace(entry, module=entry.module or self._modules.get(entry.index))
+            rows.append(_row(op, entry, own, found.get(op.index, ()), matched=is_matched))
             facts = self._diagnostics(op, entry, own, is_used=op.index not in unused)
             if op.index in starved:
                 facts = replace(facts, bias_limited=())
@@ -376,16 +374,13 @@ class Localizer:
                     calibration=self._calibration,
                 )
             )
-        measured_ops = {row.index for row in rows if row.matched}
-        refused = {index: self._refused[index] for index in self._refused.keys() - measured_ops}
-        reference = quantized.reference_name
+        matched = {row.index for row in rows if row.matched}
         judged = blame(rows, evidence, self._inputs.findings(self._calibration))
-        differing = next(iter(self._divergence_findings()), None)
         return replace(
             judged,
-            refused=refused,
-            reference=reference,
-            differing=differing,
+            refused={index: self._refused[index] for index in self._refused.keys() - matched},
+            reference=quantized.reference_name,
+            differing=next(iter(self._divergence_findings()), None),
             starved=self._structure.biased & starved,
             source_of=functools.cache(functools.partial(source_line, quantized, self._first)),
         )
@@ -426,7 +421,7 @@ class Localizer:
                 ClippedRange(
                     op=op,
                     tensor=tensor,
-                    reach=(limits.floor, limits.ceiling),
+                    reach=limits.reach,
                     met=(
                         measured.smallest if is_low else max(measured.smallest, limits.floor),
                         measured.largest if is_high else min(measured.largest, limits.ceiling),
@@ -451,10 +446,8 @@ class Localizer:
     def _is_mask_cut(self, op: Op) -> bool:
         """Whether the range clips a mask; the clipped part is no loss."""
         limits = code_limits(self.subgraph.tensors[op.outputs[0]]) if op.outputs else None
-        if limits is None:
-            return False
-        low, _, scale, zero_point = limits
-        return self._lows.get(op.index, math.inf) < min((low - zero_point) * scale, MASKING)
+        lowest = self._lows.get(op.index, math.inf)
+        return limits is not None and lowest < min(limits.floor, MASKING)
 
     def _findings(self, wider: Mapping[int, float]) -> dict[int, tuple[Finding, ...]]:
         quantized = self.quantized
@@ -713,7 +706,7 @@ def _row(
     *,
     matched: bool,
 ) -> LayerError:
-    errors: dict[str, Any] = dict.fromkeys(_MEASURED)
+    errors: dict[str, Any] = {}
     if own:
         # An op with several outputs shows the worst of them.
         worst, found = max(own, key=lambda each: (each[1].excess_lsb, each[1].loss))
@@ -748,9 +741,3 @@ def _row(
         subgraph=op.subgraph,
         **errors,
     )
-
-
-_MEASURED = (
-    *("local_lsb_error", "local_sqnr_db", "local_rmse_lsb", "clipped", "excess_lsb"),
-    *("cumulative_lsb_error", "cumulative_sqnr_db", "cumulative_rmse_lsb"),
-)

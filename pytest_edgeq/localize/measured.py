@@ -42,6 +42,11 @@ class Codes(NamedTuple):
         return (self.high - self.zero_point) * self.scale
 
     @property
+    def reach(self) -> tuple[float, float]:
+        """The values of the least and the greatest code."""
+        return self.floor, self.ceiling
+
+    @property
     def fuzz(self) -> float:
         """Maximum float32 error of a difference of codes."""
         return (self.high - self.low) * 2.0**-22
@@ -55,6 +60,13 @@ def peak(values: Array) -> float:
     if math.isfinite(greatest):
         return greatest
     return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+
+
+def difference(one: Array, other: Array) -> Array:
+    """Return the distance of values; 0 of equal infinities."""
+    with np.errstate(invalid="ignore"):
+        found: Array = np.where(one == other, 0.0, np.abs(one - other))
+    return found
 
 
 def code_limits(tensor: Tensor) -> Codes | None:

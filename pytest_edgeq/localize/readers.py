@@ -119,9 +119,9 @@ def _flat_text(wanted: Floats, file: Floats, tensor: Tensor, lowest: float) -> s
     limits = code_limits(tensor)
     if limits is None:
         return None
-    _, high, step, zero_point = limits
+    step = limits.scale
     # The range may clip values above. The kernel's rounding is less than another half step.
-    clamped = np.minimum(wanted, (high - zero_point) * step)
+    clamped = np.minimum(wanted, limits.ceiling)
     if not float(np.abs(file - clamped).max()) <= step:
         return None
     with np.errstate(invalid="ignore"):

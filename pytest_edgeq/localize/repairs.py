@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from pytest_edgeq.localize.float_forms import axis_orders
+from pytest_edgeq.localize.measured import difference
 from pytest_edgeq.localize.structure import OF_QUANTIZATION, paired
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.runner import Copied
@@ -170,6 +171,4 @@ class _GraftFinder:
         values, wanted = one.view(np.float32), two.view(np.float32)
         if values.shape != wanted.shape:
             return False
-        with np.errstate(invalid="ignore"):
-            difference = np.where(values == wanted, 0, np.abs(values - wanted))
-        return bool((difference > _NEAR * np.abs(wanted).max(initial=0)).any())
+        return bool((difference(values, wanted) > _NEAR * np.abs(wanted).max(initial=0)).any())

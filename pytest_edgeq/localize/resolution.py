@@ -91,9 +91,8 @@ def first_coarse(
         coarse, limits = channels.coarse(), code_limits(subgraph.tensors[tensor])
         if coarse is None or limits is None:
             continue
-        low, high, scale, zero_point = limits
         spans = channels.spans
-        wide = np.flatnonzero(4 * spans > high - low)
+        wide = np.flatnonzero(4 * spans > limits.high - limits.low)
         maker = None if len(wide) else subgraph.producer.get(tensor)
         consumers = Consumers(localizer.quantized.graph, subgraph.index)
         return CoarseTensor(
@@ -102,7 +101,7 @@ def first_coarse(
             coarse=int(coarse.sum()),
             channels=len(spans),
             wide=tuple(wide[np.argsort(-spans[wide], kind="stable")].tolist()),
-            reach=((low - zero_point) * scale, (high - zero_point) * scale),
+            reach=limits.reach,
             widened=(maker and consumers.widening_reason(maker)) or Reason(),
         )
     return None

@@ -67,14 +67,14 @@ class LayerError:
     op: str
     module: str | None
     dtypes: Mapping[str, str]
-    local_lsb_error: float | None
-    local_sqnr_db: float | None
-    local_rmse_lsb: float | None
-    cumulative_lsb_error: float | None
-    cumulative_sqnr_db: float | None
-    cumulative_rmse_lsb: float | None
-    clipped: float | None
     matched: bool
+    local_lsb_error: float | None = None
+    local_sqnr_db: float | None = None
+    local_rmse_lsb: float | None = None
+    cumulative_lsb_error: float | None = None
+    cumulative_sqnr_db: float | None = None
+    cumulative_rmse_lsb: float | None = None
+    clipped: float | None = None
     excess_lsb: float | None = None
     records: tuple[Finding, ...] = ()
     verdict: str = SOUND

@@ -242,11 +242,11 @@ class ConstantPair:
 
     def _kept(self, name: str, read: Callable[[], Any]) -> Any:
         """Read a constant, once if it is small."""
-        if name in self._read:
-            return self._read[name]
-        found = read()
-        if math.prod(self.shape) <= _SMALL:
-            self._read[name] = found
+        found = self._read.get(name)
+        if found is None:
+            found = read()
+            if math.prod(self.shape) <= _SMALL:
+                self._read[name] = found
         return found
 
 
