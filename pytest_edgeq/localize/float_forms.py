@@ -182,9 +182,6 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
     in the reference. A loaded file is compared with the reference's float file itself if its ops
     and most of its constants have a partner there. Without a converted reference the constants are
     unknown.
-
-    Raises:
-        ValueError: A constant of the file cannot be read.
     """
     if quantized.flow == "torchao":
         return _of_rounded_module(quantized)

@@ -14,12 +14,7 @@ from pytest_edgeq.compare.samples import Sample
 
 
 def decoder_of(model: LanguageModel) -> QuantizedModel:
-    """
-    Return the signature that decodes, with the float file as its reference.
-
-    Raises:
-        ValueError: There is no float file.
-    """
+    """Return the signature that decodes, with the float file as its reference."""
     if model.float_steps is None:
         raise ValueError(
             f"{model.name}: localize compares the ops of a language model with those of its float "
@@ -54,9 +49,6 @@ def states(
     The cache among them is the one that the file itself filled, token by token. By default the
     positions are the first, the last, and three between them. Inputs of the embedder are added to
     `embedded`.
-
-    Raises:
-        ValueError: A sequence has no such position.
     """
     session = CacheSession(model.steps, runtime)
     for index, sample in enumerate(sequences):

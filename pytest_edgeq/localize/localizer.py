@@ -121,10 +121,6 @@ class Localizer:
 
     The float form (`form`), its ops' partners (`pairs`) and the comparison of its outputs
     (`against_torch`) are known after the first sample.
-
-    Raises:
-        ValueError: A runtime that keeps no intermediate tensors.
-        RuntimeError: The kernels cannot allocate the file.
     """
 
     def __init__(self, quantized: QuantizedModel, runtime: str = "builtin") -> None:
@@ -196,13 +192,7 @@ class Localizer:
         self._open.close()
 
     def update(self, sample: Sample, known: Mapping[str, Arrays] = MappingProxyType({})) -> None:
-        """
-        Measure every op on one sample.
-
-        Raises:
-            RuntimeError: The kernels fail.
-            ValueError, TypeError: The sample does not fit the file.
-        """
+        """Measure every op on one sample."""
         if not self._count:
             self._start(sample)
         self._count_sample(sample.arrays() in self.quantized.ledger)

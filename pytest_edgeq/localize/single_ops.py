@@ -47,23 +47,13 @@ class OpGroup:
 
     @property
     def cut(self) -> Cut:
-        """
-        The second file, and what its inputs and outputs are in the whole file.
-
-        Raises:
-            ValueError: The constants are too many for one flatbuffer.
-        """
+        """The second file, and what its inputs and outputs are in the whole file."""
         return self._open()[0]
 
     def run(
         self, runtime: str, inputs: Mapping[str, Array] | None = None
     ) -> dict[tuple[int, int], Array]:
-        """
-        Return the outputs by index of the op and of the tensor; by default on the kept tensors.
-
-        Raises:
-            CopyError: The runtime refuses the file.
-        """
+        """Return the outputs by op and tensor; by default on the kept tensors."""
         cut, file = self._open()
         if not cut.outputs:
             return {}
@@ -123,12 +113,7 @@ class SingleOps:
         self._groups: list[OpGroup] = []
 
     def groups(self, inputs: Mapping[str, Array]) -> Iterator[OpGroup]:
-        """
-        Run the whole file on a sample and yield its ops, in order and in bounded memory.
-
-        Raises:
-            UnrunnableError: The base runtime refuses the file.
-        """
+        """Run the whole file on a sample and yield its ops, in order and in bounded memory."""
         edge = self.edge
         kept = edge.runner(self.base, keep=True)
         if self._inputs is not inputs:
