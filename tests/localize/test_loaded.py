@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,20 +27,15 @@ pytestmark = pytest.mark.slow
 GATED, MODULATED, SHUFFLED = (IDIOMS[name] for name in ("gated", "modulated", "shuffled"))
 
 
-def _code(file: FlatFile, name: str) -> int:
-    code = schema.OperatorCodeT()
-    code.builtinCode = getattr(schema.BuiltinOperator, name)
-    code.deprecatedBuiltinCode = code.builtinCode
-    file.model.operatorCodes.append(code)
-    return len(file.model.operatorCodes) - 1
-
-
 def _become(was: str, name: str) -> Change:
     """Exchange an op's code."""
 
     def spoil(file: FlatFile) -> int:
         op = ops_of(file, was)[0]
-        file.operators[op].opcodeIndex = _code(file, name)
+        code = schema.OperatorCodeT()
+        code.builtinCode = code.deprecatedBuiltinCode = getattr(schema.BuiltinOperator, name)
+        file.model.operatorCodes.append(code)
+        file.operators[op].opcodeIndex = len(file.model.operatorCodes) - 1
         return op
 
     return spoil
@@ -53,18 +47,10 @@ def _insert(behind: str, name: str) -> Change:
     def spoil(file: FlatFile) -> int:
         op = ops_of(file, behind)[-1]
         made = int(file.operators[op].outputs[0])
-        file.graph.tensors.append(copy.copy(file.tensor(made)))
-        file.tensor(made).name, new = b"before", len(file.graph.tensors) - 1
-        for reader in file.readers(made):
-            inputs = file.operators[reader].inputs
-            file.operators[reader].inputs = [new if i == made else i for i in inputs]
-        file.graph.outputs = [new if i == made else i for i in file.graph.outputs]
-        for signature in file.model.signatureDefs or ():
-            for border in signature.outputs:
-                border.tensorIndex = new if border.tensorIndex == made else border.tensorIndex
-        inserted = schema.OperatorT()
-        inserted.opcodeIndex, inserted.inputs, inserted.outputs = _code(file, name), [made], [new]
-        file.graph.operators.insert(op + 1, inserted)
+        new = file.add_tensor(made, "inserted")
+        file.reread(made, new, file.readers(made))
+        file.rename_output(made, new)
+        file.insert(op + 1, name, made, new, op)
         return op + 1
 
     return spoil

@@ -7,23 +7,15 @@ import math
 
 import pytest
 
-from pytest_edgeq.localize.rows import LayerErrors
+from pytest_edgeq.localize.rows import LayerError, LayerErrors
 from tests.localize.rows import row, wrong
 
-UNMATCHED = row(
-    3,
+UNMATCHED = LayerError(
+    index=3,
     op="TRANSPOSE",
     module=None,
     dtypes={"input": "int8", "output": "int8"},
-    local_lsb_error=None,
-    local_sqnr_db=None,
-    local_rmse_lsb=None,
-    cumulative_lsb_error=None,
-    cumulative_sqnr_db=None,
-    cumulative_rmse_lsb=None,
-    clipped=None,
     matched=False,
-    excess_lsb=None,
     verdict="unmatched",
 )
 
