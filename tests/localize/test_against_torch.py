@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -162,29 +161,12 @@ def test_a_constant_like_no_other_is_not_found(build: Build) -> None:
     assert not nearest_constants([(changed, changed)], [pair])
 
 
-Change = Callable[[FlatFile], int]
-
-
-def _sigmoid_for_tanh(file: FlatFile) -> int:
-    op = next(i for i in range(len(file.operators)) if file.name(i) == "TANH")
-    other = next(i for i in range(len(file.operators)) if file.name(i) == "LOGISTIC")
-    file.operators[op].opcodeIndex = file.operators[other].opcodeIndex
-    return op
-
-
-def _operands_exchanged(file: FlatFile) -> int:
-    op = next(i for i in range(len(file.operators)) if file.name(i) == "SUB")
-    file.operators[op].inputs = file.operators[op].inputs[::-1]
-    return op
-
-
-@pytest.mark.sweep(1)
-@pytest.mark.parametrize("change", [_sigmoid_for_tanh, _operands_exchanged])
-def test_an_op_in_place_of_another_is_found(maker: Edgeq, build: Build, change: Change) -> None:
-    """By its values, or by its operands."""
+def test_an_op_in_place_of_another_is_found(maker: Edgeq, build: Build) -> None:
+    """By its values."""
     quantized = build(GruWithState, DYNAMIC)
     file = FlatFile(quantized.tflite)
-    op = change(file)
+    op, other = ops_of(file, "TANH")[0], ops_of(file, "LOGISTIC")[0]
+    file.operators[op].opcodeIndex = file.operators[other].opcodeIndex
     broken = quantized.with_tflite(file.content())
     errors = maker.localize(broken, list(samples(GruWithState, 3, seed=2)))
     assert op in blamed(errors), errors
