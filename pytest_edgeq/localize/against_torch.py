@@ -196,64 +196,81 @@ class Standard:
     form: tuple[bytes, str | None]  # content of the float file, and the chosen signature
     is_measured: bool  # whether the ops are measured with the same file
     is_kept: bool  # whether it is the flow's own file, whose outputs a comparison has
-    n_ops: int  # number of ops in the form, for the tolerance
     noise: Mapping[str, float]
 
 
 class OutputCheck:
-    """Decides on a worker whether `AgainstTorch` must examine a sample."""
+    """Compares the outputs of a float form with torch's; `differs` is for workers."""
 
     def __init__(
-        self, quantized: QuantizedModel, standard: Standard, reference: Callable[..., Any] | None
+        self,
+        quantized: QuantizedModel,
+        form: EdgeFile,
+        reference: Callable[..., Any] | None,
+        noise: Mapping[str, float] = MappingProxyType({}),
+        *,
+        is_kept: bool,
     ) -> None:
-        self._quantized, self._standard = quantized, standard
-        self._is_own = reference is None
-        self._reference = quantized.float_model if reference is None else reference
+        self._quantized, self._form, self._reference = quantized, form, reference
+        self._is_own = reference is quantized.float_model
+        self._is_kept = is_kept
         self._wanted = [border.name for border in quantized.edge.signature.outputs]
-        self._tolerance = Tolerance(self._wanted, standard.n_ops, standard.noise)
-        content, key = standard.form
-        self._form = EdgeFile(content).at(key)
-        self.peaks: list[float] = []
+        self._tolerance = Tolerance(self._wanted, len(form.subgraph.ops), noise)
+        self.peaks: Sequence[float] = ()
 
-    def differs(self, sample: Sample, known: Mapping[str, Arrays], measured: Arrays | None) -> bool:
+    def differs(self, sample: Sample, known: Mapping[str, Arrays]) -> bool:
         """Whether the outputs of the form exceed the float32 tolerance to torch's."""
-        values = known.get("float") if self._is_own else None
-        if values is None:
-            assert self._reference is not None, "unreachable because a localizer has checked it"
-            name = self._quantized.name
-            values = in_file_order(call_reference(self._reference, sample), self._wanted, name)
+        values = self._torch_outputs(sample, known)
         self.peaks = [peak_of(each) for each in values]
         expected: _TorchOutputs = [(each, None) for each in values]
-        if measured is not None and self._standard.is_measured:
-            return self._tolerance.compare(expected, measured) is not None
-        kept = known.get("float_tflite") if self._standard.is_kept else None
-        if kept is not None and self._tolerance.compare(expected, kept) is None:
+        if self._is_explained(expected, known):
             return False
-        runner = self._form.runner("builtin", keep=True)
-        runner.run(self._form.encode(list(self._quantized.input_names), sample.arrays()))
-        made = kept_outputs(self._form, runner, self._quantized.edge)
-        return self._tolerance.compare(expected, made) is not None
+        self._run(self._form, sample)
+        return self._tolerance.compare(expected, self._outputs()) is not None
+
+    def reference(self, sample: Sample) -> Arrays:
+        """Return the reference's outputs in the order of the file."""
+        assert self._reference is not None, "unreachable because callers check `is_done`"
+        outputs = call_reference(self._reference, sample)
+        return in_file_order(outputs, self._wanted, self._quantized.name)
+
+    def _torch_outputs(self, sample: Sample, known: Mapping[str, Arrays]) -> Arrays:
+        values = known.get("reference", known.get("float") if self._is_own else None)
+        return self.reference(sample) if values is None else values
+
+    def _is_explained(self, expected: _TorchOutputs, known: Mapping[str, Arrays]) -> bool:
+        """Whether outputs of the form that are known already are within the tolerance."""
+        made = known.get("form", known.get("float_tflite") if self._is_kept else None)
+        return made is not None and self._tolerance.compare(expected, made) is None
+
+    @property
+    def _runner(self) -> Runner:
+        return self._form.runner("builtin", keep=True)
+
+    def _run(self, form: EdgeFile, sample: Sample) -> Runner:
+        runner = form.runner("builtin", keep=True)
+        runner.run(form.encode(list(self._quantized.input_names), sample.arrays()))
+        return runner
+
+    def _outputs(self) -> Sequence[Array]:
+        """Return the outputs of the form's last run, in the order of the file."""
+        return kept_outputs(self._form, self._runner, self._quantized.edge)
 
 
-class AgainstTorch:
+class AgainstTorch(OutputCheck):
     """Compares the outputs of the float form with torch's, sample by sample."""
 
     def __init__(self, quantized: QuantizedModel, forms: Forms, first: Sample) -> None:
-        self._quantized, self._forms = quantized, forms
-        self._form, self._reference = forms.checked, forms.reference
         kept = quantized.float_edge
-        self._is_kept = kept is not None and kept.graph is forms.checked.graph
+        is_kept = kept is not None and kept.graph is forms.checked.graph
+        super().__init__(quantized, forms.checked, forms.reference, is_kept=is_kept)
+        self._forms = forms
         self._pending: list[_PendingSample] = []
         self._furthest: tuple[float, _PendingSample] | None = None
         self.aligned: EdgeFile | None = None
-        form = self._form
-        self._wanted = [border.name for border in quantized.edge.signature.outputs]
         # Before interpreters are open: it needs twice the memory of the weights.
         self._first_in_float64 = self._run_in_float64(first)
-        self._runner = form.runner("builtin", keep=True)
-        n_ops = len(form.subgraph.ops)
-        self._tolerance = Tolerance(self._wanted, n_ops)
-        self._peaks = [0.0] * len(self._wanted)
+        self.peaks = [0.0] * len(self._wanted)
         self.divergence: Divergence | None = None
         self.is_rounded = False
 
@@ -275,10 +292,9 @@ class AgainstTorch:
         expected = self._expected(sample, known)
         self.note([peak_of(each) for each, _ in expected])
         if self.aligned is not None:
-            self._run(self.aligned, sample)
+            self._run(self._form, sample)
         elif not is_run:
-            kept = known.get("form", known.get("float_tflite") if self._is_kept else None)
-            if kept is not None and self._tolerance.compare(expected, kept) is None:
+            if self._is_explained(expected, known):
                 return
             self._run(self._form, sample)
         divergence = self._tolerance.compare(expected, self._outputs())
@@ -296,7 +312,7 @@ class AgainstTorch:
 
     def note(self, peaks: Sequence[float]) -> None:
         """Update the greatest magnitudes of torch's outputs."""
-        self._peaks = [max(pair) for pair in zip(self._peaks, peaks, strict=True)]
+        self.peaks = [max(pair) for pair in zip(self.peaks, peaks, strict=True)]
 
     def settle(self) -> None:
         """Judge the pending samples; `divergence` and `aligned` are final afterwards."""
@@ -305,21 +321,17 @@ class AgainstTorch:
         if not samples:
             return
         samples = self._within_rounding(samples)
-        nearest = self._forms.is_nearest
-        if nearest and self._is_explained_by_constants([(e.sample, e.expected) for e in samples]):
+        pairs, nearest = [(e.sample, e.expected) for e in samples], self._forms.is_nearest
+        if nearest and self._is_explained_by_constants(pairs):
             return
         found = self._first_unexplained(samples)
-        if found is None:
-            return
-        if not nearest and self._is_explained_by_constants(
-            [(e.sample, e.expected) for e in samples]
-        ):
+        if found is None or (not nearest and self._is_explained_by_constants(pairs)):
             return
         place, divergence = found
-        self._runner = self._form.clone().runner("builtin", keep=True)
+        self._form = self._form.clone()
         for each in samples[: place + 1] if self._form.is_stateful else samples[place : place + 1]:
             self._run(self._form, each.sample)
-        self.divergence = self._locate(samples[place].sample, samples[place].expected, divergence)
+        self.divergence = self._locate(*pairs[place], divergence)
 
     def _within_rounding(self, samples: list[_PendingSample]) -> list[_PendingSample]:
         """
@@ -374,9 +386,7 @@ class AgainstTorch:
 
     def _distances(self, each: _PendingSample) -> list[_OutputDistance]:
         """Return the distance of a sample from torch, by output."""
-        items = zip(
-            self._wanted, each.made, each.expected, self._peaks, each.roundings, strict=True
-        )
+        items = zip(self._wanted, each.made, each.expected, self.peaks, each.roundings, strict=True)
         return [
             self._tolerance.distance(name, made, *expected, peak=peak, rounding=rounding)
             for name, made, expected, peak, rounding in items
@@ -459,57 +469,35 @@ class AgainstTorch:
     @property
     def other_reference(self) -> Callable[..., Any] | None:
         """The reference of the form if it is not the model's own."""
-        return None if self._reference is self._quantized.float_model else self._reference
+        return None if self._is_own else self._reference
 
     @property
     def standard(self) -> Standard:
         """The current form and tolerance, for workers."""
-        form = self._form if self.aligned is None else self.aligned
+        form = self._form
         return Standard(
             (bytes(form.graph.buffer[:]), form.key),
             form is self._forms.exact,
-            form is self._form and self._is_kept,
-            len(form.subgraph.ops),
+            self._is_kept,
             dict(self._tolerance.noise),
         )
-
-    def _run(self, form: EdgeFile, sample: Sample, runner: Runner | None = None) -> None:
-        inputs = form.encode(list(self._quantized.input_names), sample.arrays())
-        (runner or self._runner).run(inputs)
 
     def _is_explained_by_constants(self, samples: Sequence[tuple[Sample, _TorchOutputs]]) -> bool:
         """Whether the form equals torch once torch's constants replace its own."""
         if self.aligned is not None or self._forms.aligned is None:
             return False
-        own, aligned = self._runner, self._forms.aligned()
-        self._runner = aligned.runner("builtin", keep=True)
-        for sample, expected in samples:
-            self._run(aligned, sample)
-            if self._tolerance.compare(expected, self._outputs()) is not None:
-                self._runner = own
-                return False
-        self.aligned = aligned
+        aligned = self._forms.aligned()
+        if any(self._run_if_right(aligned, *each) is None for each in samples):
+            return False
+        self._form, self.aligned, self._is_kept = aligned, aligned, False
         return True
-
-    def reference(self, sample: Sample) -> Arrays:
-        """Return the reference's outputs in the order of the file."""
-        assert self._reference is not None, "unreachable because callers check `is_done`"
-        outputs = call_reference(self._reference, sample)
-        return in_file_order(outputs, self._wanted, self._quantized.name)
 
     def _expected(self, sample: Sample, known: Mapping[str, Arrays]) -> _TorchOutputs:
         """Return torch's outputs; for the first sample in float64 as well."""
-        is_own = self._reference is self._quantized.float_model
-        values = known.get("reference", known.get("float") if is_own else None)
-        if values is None:
-            values = self.reference(sample)
+        values = self._torch_outputs(sample, known)
         exact, self._first_in_float64 = self._first_in_float64, None
         none: Sequence[Array | None] = [None] * len(values)
         return list(zip(values, none if exact is None else exact, strict=True))
-
-    def _outputs(self) -> Sequence[Array]:
-        """Return the outputs of the form's last run, in the order of the file."""
-        return kept_outputs(self._form, self._runner, self._quantized.edge)
 
     def _run_in_float64(self, sample: Sample) -> Sequence[Array] | None:
         """Return the outputs of the reference in float64; None if it fails."""
@@ -571,13 +559,9 @@ class AgainstTorch:
         self, form: EdgeFile, sample: Sample, expected: _TorchOutputs
     ) -> Runner | None:
         """Run a float file; return None if its outputs differ from torch's."""
-        runner = form.runner("builtin", keep=True)
-        self._run(form, sample, runner)
-        is_right = (
-            self._tolerance.compare(expected, kept_outputs(form, runner, self._quantized.edge))
-            is None
-        )
-        return runner if is_right else None
+        runner = self._run(form, sample)
+        made = kept_outputs(form, runner, self._quantized.edge)
+        return runner if self._tolerance.compare(expected, made) is None else None
 
     def _values_as_converted(self, runner: Runner) -> list[Array]:
         """Return the reference's float tensors, with those that torch's graph lacks."""

@@ -84,8 +84,18 @@ class OpsRunner:
             content, key = ops.form
             self._localizer = Localizer(self._model, ops.runtime)
             self._localizer.prepare(EdgeFile(content).at(key))
-            reference = None if ops.reference is None else unpickled_reference(ops.reference)
-            self._check = OutputCheck(self._model, ops.standard, reference)
+            self._is_one_form = ops.standard.is_measured
+            reference = self._model.float_model
+            if ops.reference is not None:
+                reference = unpickled_reference(ops.reference)
+            content, key = ops.standard.form
+            self._check = OutputCheck(
+                self._model,
+                EdgeFile(content).at(key),
+                reference,
+                ops.standard.noise,
+                is_kept=ops.standard.is_kept,
+            )
 
     def __call__(self, items: Iterable[tuple[int, Any]], extra: Any) -> CheckedChunk:
         """Measure samples."""
@@ -127,7 +137,8 @@ class OpsRunner:
         errors = self._localizer.measure(sample) if is_candidate else None
         differs = False
         if not has_diverged:
-            differs = self._check.differs(sample, known, None if errors is None else errors.form)
+            made = {"form": errors.form} if errors is not None and self._is_one_form else {}
+            differs = self._check.differs(sample, {**known, **made})
         return None if errors is None else replace(errors, form=()), differs
 
 
