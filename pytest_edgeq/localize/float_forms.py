@@ -117,7 +117,7 @@ def nearest_constants(
             if best is None or furthest < best[0]:
                 best = furthest, exact.transpose(order).reshape(pair.floats.shape)
         if best is not None:
-            found[pair.op.index, pair.place] = best[1]
+            found[pair.key] = best[1]
     return found
 
 
@@ -191,7 +191,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
     is_kept = quantized.float_edge is not None or quantized.flow == "float"
     if base is not None and structure is not None and structure.pairs.is_whole and is_kept:
         return Forms(base, base, reference)
-    made, simulated = _original_file(quantized), quantized.simulated
+    made = _original_file(quantized)
     constants = Structure(made, _in_float(made, {})).constants
     aligned: dict[tuple[int, int], Array] = {}
     modules: dict[int, str] = {}
@@ -199,15 +199,14 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
     if base is not None and structure is not None:
         own = structure if made is quantized.edge else Structure(made, base)
         is_alike = own.pairs.is_alike
-        aligned = {(each.op.index, each.place): each.floats for each in own.constants}
+        aligned = {pair.key: pair.floats for pair in own.constants}
         modules = _modules(structure.pairs, base)
     # A range may clip a mask: its effect on the scores is judged instead.
     masks = {key for key, each in aligned.items() if float(each.min(initial=0)) <= MASKING}
     found = {
-        key: aligned[key]
+        pair.key: aligned[pair.key]
         for pair in constants
-        if (key := (pair.op.index, pair.place)) in aligned
-        and is_rounded_to(pair, aligned[key], cut=key in masks)
+        if pair.key in aligned and is_rounded_to(pair, aligned[pair.key], cut=pair.key in masks)
     }
     floating = {key for key, values in aligned.items() if values.dtype.kind == "f"}
     is_nearest = 2 * len(floating & found.keys()) > len(floating)
@@ -226,20 +225,21 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
     if module is not None:
         floats += [_array(each) for _, each in _tensors(module)]
     candidates = [(each, each) for each in floats]
-    if (graph := graph_module(simulated)) is not None:
+    if (graph := graph_module(quantized.simulated)) is not None:
         candidates += [(_array(one), _array(two)) for one, two in litert.constants_of(graph)]
-    left = [pair for pair in constants if (pair.op.index, pair.place) not in found]
+    left = [pair for pair in constants if pair.key not in found]
     found |= nearest_constants(candidates, left)
     if is_alike:
         found = aligned | found
     unknown = {
-        (pair.op.index, pair.place): pair
-        for pair in left
-        if (pair.op.index, pair.place) not in found and pair.floats.dtype.kind == "f"
+        pair.key: pair for pair in left if pair.key not in found and pair.floats.dtype.kind == "f"
     }
     others = {key: aligned[key] for key in unknown if key in aligned}
-    multiplied = {key: times_a_number(unknown[key], values) for key, values in others.items()}
-    folded = {key: values for key, values in multiplied.items() if values is not None}
+    folded = {
+        key: product
+        for key, values in others.items()
+        if (product := times_a_number(unknown[key], values)) is not None
+    }
     found |= folded
     exact = _in_float(made, found)
     rounded = {

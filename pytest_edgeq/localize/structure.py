@@ -209,6 +209,7 @@ class ConstantPair:
     ) -> None:
         self.op, self.partner = ops
         self.place = place
+        self.key = self.op.index, place
         self._files, self._constants = files, constants
         self._read: dict[str, Any] = {}
 
