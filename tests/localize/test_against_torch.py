@@ -147,6 +147,20 @@ def _sample(quantized: QuantizedModel, kind: type[SmallModel]) -> Sample:
     return next(iter(read_samples(samples(kind, 1), quantized.spec, "evaluation")))
 
 
+def test_constants_that_explain_a_difference_do_so_on_every_sample(build: Build) -> None:
+    """With torch's in their place the file computes what torch does, also on later samples."""
+    quantized = build(ResidualNet, None)
+    file = FlatFile(quantized.tflite)
+    edited(file, 1, 1, lambda values: np.multiply(values, 2, out=values))
+    broken, sound = EdgeFile(file.content()), quantized.edge.clone()
+    forms = Forms(broken, broken, quantized.float_model, aligned=lambda: sound)
+    against = AgainstTorch(quantized, forms, _sample(quantized, ResidualNet))
+    for sample in read_samples(samples(ResidualNet, 3, seed=2), quantized.spec, "evaluation"):
+        against.update(sample)
+        assert against.divergence is None
+        assert against.aligned is sound
+
+
 def test_a_constant_like_no_other_is_not_found(build: Build) -> None:
     """Nor one of which a single value is off by a step."""
     edge = build(ResidualNet, PT2E).edge
