@@ -20,7 +20,6 @@ from pytest_edgeq.localize.mistakes import (
     BIT_DB,
     FAR,
     Mistake,
-    at_bias_limit,
     fill,
     is_cut_off,
     lossy,
@@ -327,13 +326,9 @@ def _defect(row: LayerError, evidence: Diagnostics) -> Finding:
         symptom = f"{nonfinite}the first op that gives any"
         reason = _INPUT_ROUNDED if evidence.nonfinite_by_rounding else reason
     else:
-        symptom = f"{_excess_text(row)} on its own inputs"
-        if (limited := at_bias_limit(evidence)) is not None:
-            symptom, reason = f"{limited.symptom}; {symptom}", limited.reason
-        else:
-            channel = one_channel(evidence)
-            where = f", and {channel}" if channel else ""
-            symptom = f"does not compute {row.op}: {symptom}{where}"
+        channel = one_channel(evidence)
+        where = f", and {channel}" if channel else ""
+        symptom = f"does not compute {row.op}: {_excess_text(row)} on its own inputs{where}"
     harm = USELESS if count else evidence.harm
     return _finding(WRONG_RESULT, row.place, Mistake(symptom, reason), harm)
 

@@ -80,8 +80,6 @@ def _perturbed(
 
 def times_a_number(pair: ConstantPair, floats: Array) -> Array | None:
     """Return floats times the integer, or its inverse, that a constant includes (1/N of a mean)."""
-    if not floats.size or floats.dtype.kind != "f":
-        return None
     constant, steps = pair.floats, _steps(pair)
     large = np.abs(floats) >= np.median(np.abs(floats))
     if not floats[large].all():
