@@ -15,6 +15,7 @@ from fixtures.models import SmallModel, SqueezeExcite, normal, samples, seeded, 
 from fixtures.tflite.writer import FileWriter
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.rows import LOWERING, QUANTIZATION
+from tests.localize.builds import PT2E, STATIC, Build, localized
 from tests.localize.rows import culprit
 
 
@@ -55,18 +56,16 @@ def _joined(m: Any, x: torch.Tensor) -> Any:
 @pytest.mark.parametrize(
     ("kind", "flow", "text"),
     [
-        (_masked, "recipe_static_wi8_ai8", "mask with −30, of which a softmax makes 1e-13"),
-        (_joined, "pt2e_static_int8", "has one scale for all of its operands; scale the operand"),
+        (_masked, STATIC, "mask with −30, of which a softmax makes 1e-13"),
+        (_joined, PT2E, "has one scale for all of its operands; scale the operand"),
     ],
     ids=["mask", "join"],
 )
-def test_who_has_widened_a_range_is_told(kind: type[SmallModel], flow: str, text: str) -> None:
+def test_who_has_widened_a_range_is_told(
+    maker: Edgeq, build: Build, kind: type[SmallModel], flow: str, text: str
+) -> None:
     """No calibration can help."""
-    maker = Edgeq()
-    quantized = maker.quantize(
-        seeded(kind), kind.sample_inputs(), quantizer=flow, calibration=samples(kind, 16)
-    )
-    errors = maker.localize(quantized, samples(kind, 4, seed=2))
+    errors = localized(maker, build(kind, flow), kind)
 
     assert [row.name for row in errors.rows if row.verdict == LOWERING] == []
     assert culprit(errors).verdict == QUANTIZATION
@@ -83,12 +82,12 @@ def _products(m: Any, x: torch.Tensor) -> Any:
     return m.last((x @ x.mT).flatten(1).index_select(1, m.below))
 
 
-def test_a_range_that_a_mean_shares_is_not_the_means() -> None:
+def test_a_range_that_a_mean_shares_is_not_the_means(maker: Edgeq) -> None:
     """Near miss: the values of the layer fill it, and more samples widen it."""
     model, image = seeded(SqueezeExcite), SqueezeExcite.sample_inputs()
-    quantized = Edgeq().quantize(model, image, calibration=samples(SqueezeExcite, 4, seed=1))
-    worst = Edgeq().compare(quantized, samples(SqueezeExcite, 48, seed=900)).worst_samples
-    errors = Edgeq().localize(quantized, [each.inputs.args for each in worst])
+    quantized = maker.quantize(model, image, calibration=samples(SqueezeExcite, 4, seed=1))
+    worst = maker.compare(quantized, samples(SqueezeExcite, 48, seed=900)).worst_samples
+    errors = maker.localize(quantized, [each.inputs.args for each in worst])
 
     assert culprit(errors).op == "CONV_2D", errors
     assert "is too narrow: " in errors.cause
@@ -102,37 +101,29 @@ def _bent(m: Any, x: torch.Tensor) -> Any:
     return torch.where(y > 0.1, y, 3 * y - 1)
 
 
-def test_a_scale_that_the_converter_took_from_another_operand_is_told() -> None:
+def test_a_scale_that_the_converter_took_from_another_operand_is_told(
+    maker: Edgeq, build: Build
+) -> None:
     """Both operands of a SELECT share a scale, whose range fits the values of the layer alone."""
-    errors = Edgeq().localize(_quantized(_bent), samples(_bent, 8, seed=2))
+    errors = maker.localize(build(_bent, PT2E), samples(_bent, 8, seed=2))
 
     assert culprit(errors).op == "SUB", errors
     assert "is too narrow: " in errors.cause
     told = r"its scale is that of FULLY_CONNECTED #0.*, which SELECT\w* #\d takes as well, and no "
     assert re.search(f"{told}calibration widens it; leave FULLY_CONNECTED #0 in", errors.cause)
-    by_recipe = _quantized(_bent, "recipe_static_wi8_ai8")
     helped, hurt = (
-        Edgeq().compare(each, samples(_bent, 8, seed=2)).total.sqnr_db
-        for each in (by_recipe, _quantized(_bent))
+        maker.compare(build(_bent, flow), samples(_bent, 8, seed=2)).total.sqnr_db
+        for flow in (STATIC, PT2E)
     )
     assert helped > hurt + 6
 
 
-def test_what_is_cut_and_never_chosen_is_no_loss() -> None:
+def test_what_is_cut_and_never_chosen_is_no_loss(maker: Edgeq, build: Build) -> None:
     """The range is that of the products that an index chooses."""
-    errors = Edgeq().localize(_quantized(_products), samples(_products, 4, seed=2))
+    errors = localized(maker, build(_products, PT2E), _products)
 
     assert any((row.clipped or 0) > 0.1 for row in errors.rows), errors
     assert errors.culprit is None, errors
-
-
-def _quantized(kind: type[SmallModel], flow: str = "pt2e_static_int8") -> QuantizedModel:
-    return Edgeq().quantize(
-        seeded(kind),
-        kind.sample_inputs(),
-        quantizer=flow,
-        calibration=samples(kind, 16, seed=1),
-    )
 
 
 def _observed_before_relu6(reach: float) -> QuantizedModel:
