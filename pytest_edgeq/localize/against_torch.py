@@ -189,16 +189,6 @@ class _PendingSample:
     roundings: Sequence[float]  # by output, absolute rounding error of the op that computes it
 
 
-@dataclass(frozen=True, slots=True)
-class Standard:
-    """Form and tolerance by which a worker compares outputs with torch; picklable."""
-
-    form: tuple[bytes, str | None]  # content of the float file, and the chosen signature
-    is_measured: bool  # whether the ops are measured with the same file
-    is_kept: bool  # whether it is the flow's own file, whose outputs a comparison has
-    noise: Mapping[str, float]
-
-
 class OutputCheck:
     """Compares the outputs of a float form with torch's; `differs` is for workers."""
 
@@ -211,9 +201,9 @@ class OutputCheck:
         *,
         is_kept: bool,
     ) -> None:
-        self._quantized, self._form, self._reference = quantized, form, reference
+        self._quantized, self.form, self._reference = quantized, form, reference
         self._is_own = reference is quantized.float_model
-        self._is_kept = is_kept
+        self.is_kept = is_kept
         self._wanted = [border.name for border in quantized.edge.signature.outputs]
         self._tolerance = Tolerance(self._wanted, len(form.subgraph.ops), noise)
         self.peaks: Sequence[float] = ()
@@ -225,7 +215,7 @@ class OutputCheck:
         expected: _TorchOutputs = [(each, None) for each in values]
         if self._is_explained(expected, known):
             return False
-        self._run(self._form, sample)
+        self._run(self.form, sample)
         return self._tolerance.compare(expected, self._outputs()) is not None
 
     def reference(self, sample: Sample) -> Arrays:
@@ -240,12 +230,12 @@ class OutputCheck:
 
     def _is_explained(self, expected: _TorchOutputs, known: Mapping[str, Arrays]) -> bool:
         """Whether outputs of the form that are known already are within the tolerance."""
-        made = known.get("form", known.get("float_tflite") if self._is_kept else None)
+        made = known.get("form", known.get("float_tflite") if self.is_kept else None)
         return made is not None and self._tolerance.compare(expected, made) is None
 
     @property
     def _runner(self) -> Runner:
-        return self._form.runner("builtin", keep=True)
+        return self.form.runner("builtin", keep=True)
 
     def _run(self, form: EdgeFile, sample: Sample) -> Runner:
         runner = form.runner("builtin", keep=True)
@@ -254,7 +244,7 @@ class OutputCheck:
 
     def _outputs(self) -> Sequence[Array]:
         """Return the outputs of the form's last run, in the order of the file."""
-        return kept_outputs(self._form, self._runner, self._quantized.edge)
+        return kept_outputs(self.form, self._runner, self._quantized.edge)
 
 
 class AgainstTorch(OutputCheck):
@@ -292,11 +282,11 @@ class AgainstTorch(OutputCheck):
         expected = self._expected(sample, known)
         self.note([peak_of(each) for each, _ in expected])
         if self.aligned is not None:
-            self._run(self._form, sample)
+            self._run(self.form, sample)
         elif not is_run:
             if self._is_explained(expected, known):
                 return
-            self._run(self._form, sample)
+            self._run(self.form, sample)
         divergence = self._tolerance.compare(expected, self._outputs())
         if divergence is not None and expected[0][1] is None:
             precise = self._run_in_float64(sample)
@@ -305,7 +295,7 @@ class AgainstTorch(OutputCheck):
                 divergence = self._tolerance.compare(expected, self._outputs())
         if self._is_inconclusive(expected):
             # A stateful form must run all samples in order.
-            if divergence is not None or self._form.is_stateful:
+            if divergence is not None or self.form.is_stateful:
                 self._keep_pending(sample, expected, is_explained=divergence is None)
         elif divergence is not None and not self._is_explained_by_constants([(sample, expected)]):
             self.divergence = self._locate(sample, expected, divergence)
@@ -328,9 +318,9 @@ class AgainstTorch(OutputCheck):
         if found is None or (not nearest and self._is_explained_by_constants(pairs)):
             return
         place, divergence = found
-        self._form = self._form.clone()
-        for each in samples[: place + 1] if self._form.is_stateful else samples[place : place + 1]:
-            self._run(self._form, each.sample)
+        self.form = self.form.clone()
+        for each in samples[: place + 1] if self.form.is_stateful else samples[place : place + 1]:
+            self._run(self.form, each.sample)
         self.divergence = self._locate(*pairs[place], divergence)
 
     def _within_rounding(self, samples: list[_PendingSample]) -> list[_PendingSample]:
@@ -373,12 +363,12 @@ class AgainstTorch(OutputCheck):
     def _keep_pending(self, sample: Sample, expected: _TorchOutputs, *, is_explained: bool) -> None:
         """Keep a sample for `settle`: the first few, and the furthest of the others."""
         made = [each.copy() for each in self._outputs()]
-        outputs = output_tensors(self._form, self._quantized.edge)
+        outputs = output_tensors(self.form, self._quantized.edge)
         rounding = [self._rounding_of_last_op(index) for index in outputs]
         new = _PendingSample(sample.clone(), expected, made, rounding)
         if len(self._pending) < _KEPT:
             self._pending.append(new)
-        elif not is_explained and not self._form.is_stateful:
+        elif not is_explained and not self.form.is_stateful:
             distances = self._distances(new)
             off = max(each.noise / max(each.count * each.allowed**2, _TINY) for each in distances)
             if self._furthest is None or off > self._furthest[0]:
@@ -448,8 +438,8 @@ class AgainstTorch(OutputCheck):
         A difference near 0 is as exact as its operands, a probability as 1. The error of a sum of
         products is bounded by the output's magnitude over all samples instead.
         """
-        graph = self._form.graph
-        subgraph = graph.subgraphs[self._form.signature.subgraph]
+        graph = self.form.graph
+        subgraph = graph.subgraphs[self.form.signature.subgraph]
         op = subgraph.producer.get(index)
         if op is None:
             return 0.0
@@ -472,15 +462,9 @@ class AgainstTorch(OutputCheck):
         return None if self._is_own else self._reference
 
     @property
-    def standard(self) -> Standard:
-        """The current form and tolerance, for workers."""
-        form = self._form
-        return Standard(
-            (bytes(form.graph.buffer[:]), form.key),
-            form is self._forms.exact,
-            self._is_kept,
-            dict(self._tolerance.noise),
-        )
+    def noise(self) -> Mapping[str, float]:
+        """The relative error of torch in float32 by output, as far as it was measured."""
+        return dict(self._tolerance.noise)
 
     def _is_explained_by_constants(self, samples: Sequence[tuple[Sample, _TorchOutputs]]) -> bool:
         """Whether the form equals torch once torch's constants replace its own."""
@@ -489,7 +473,7 @@ class AgainstTorch(OutputCheck):
         aligned = self._forms.aligned()
         if any(self._run_if_right(aligned, *each) is None for each in samples):
             return False
-        self._form, self.aligned, self._is_kept = aligned, aligned, False
+        self.form, self.aligned, self.is_kept = aligned, aligned, False
         return True
 
     def _expected(self, sample: Sample, known: Mapping[str, Arrays]) -> _TorchOutputs:
@@ -521,7 +505,7 @@ class AgainstTorch(OutputCheck):
             return self._run_if_right(form, sample, expected) is not None
 
         if other is not None and as_converted is not None:
-            repaired = repaired_op(self._form, other, is_right)
+            repaired = repaired_op(self.form, other, is_right)
             if repaired is None and self._forms.aligned is not None:
                 # Sound constants may be folded differently than in the other file.
                 repaired = repaired_op(self._forms.aligned(), other, is_right)
@@ -538,10 +522,10 @@ class AgainstTorch(OutputCheck):
         if as_converted is not None:
             known += self._values_as_converted(as_converted)
         same = self._same_as_partners(as_converted)
-        subgraph = self._form.subgraph
+        subgraph = self.form.subgraph
         made = (i for op in subgraph.ops for i in op.outputs if i >= 0)
         equal = {*subgraph.inputs, *(i for i in made if _is_among(self._runner.tensor(i), known))}
-        outputs = output_tensors(self._form, self._quantized.edge)
+        outputs = output_tensors(self.form, self._quantized.edge)
         last = outputs[self._wanted.index(divergence.output)]
         op = _first_unlike_partner(subgraph, last, equal, same)
         op = op or _first_that_differs(subgraph, last, equal)
@@ -549,7 +533,7 @@ class AgainstTorch(OutputCheck):
             return divergence
         values = self._runner.tensor(op.outputs[0])
         negated = values.dtype.kind == "f" and _is_among(-values, known)
-        misordered = None if negated else misordered_op(self._form, op, is_right)
+        misordered = None if negated else misordered_op(self.form, op, is_right)
         if misordered is not None:
             how = "; it does with the axes of this op's result in another order"
             return dataclasses.replace(divergence, op=misordered, how=how)
@@ -574,11 +558,11 @@ class AgainstTorch(OutputCheck):
     def _same_as_partners(self, converted: Runner | None) -> dict[int, bool]:
         """Return by tensor whether it has its partner's values in the reference's float file."""
         form = self._forms.converted
-        subgraph = self._form.subgraph
+        subgraph = self.form.subgraph
         same: dict[int, bool] = dict.fromkeys(subgraph.inputs, True)
         if form is None or converted is None:
             return same
-        for number, partner in paired(self._form, form).ops.items():
+        for number, partner in paired(self.form, form).ops.items():
             op = subgraph.ops[number]
             if partner.name != op.name:
                 continue

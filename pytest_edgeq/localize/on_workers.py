@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from pytest_edgeq.compare.executors.remote import (
     PickledReference,
@@ -18,7 +18,7 @@ from pytest_edgeq.compare.measurement import Arrays, Measurement, SampleRunner
 from pytest_edgeq.compare.parallel import on_one_thread
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.samples import Sample
-from pytest_edgeq.localize.against_torch import OutputCheck, Standard
+from pytest_edgeq.localize.against_torch import OutputCheck
 from pytest_edgeq.localize.localizer import Localizer, OpSampleErrors
 from pytest_edgeq.numerics.metrics import Distances
 from pytest_edgeq.progress import Step
@@ -28,13 +28,19 @@ if TYPE_CHECKING:
     from pytest_edgeq.compare.executors.engines import SampleExecutor
 
 
+_Packed: TypeAlias = tuple[bytes, str | None]
+"""Content of a float file, and the chosen signature."""
+
+
 @dataclass(frozen=True)
 class OpsPart:
     """Parts that workers need to measure ops; `reference` only if not the model's own."""
 
     runtime: str
-    form: tuple[bytes, str | None]
-    standard: Standard
+    form: _Packed
+    checked: _Packed | None  # the form whose outputs are compared, if it is another one
+    is_kept: bool  # whether that is the flow's own file, whose outputs a comparison has
+    noise: Mapping[str, float]
     reference: PickledReference | None
 
     @classmethod
@@ -42,8 +48,23 @@ class OpsPart:
         """Return the parts of a localizer that has measured a sample."""
         against, form = localizer.against_torch, localizer.form
         other = against.other_reference
-        reference = None if other is None else pickled_reference(other)
-        return cls(runtime, (bytes(form.graph.buffer[:]), form.key), against.standard, reference)
+        return cls(
+            runtime,
+            _packed(form),
+            None if against.form is form else _packed(against.form),
+            against.is_kept,
+            against.noise,
+            None if other is None else pickled_reference(other),
+        )
+
+
+def _packed(form: EdgeFile) -> _Packed:
+    return bytes(form.graph.buffer[:]), form.key
+
+
+def _unpacked(form: _Packed) -> EdgeFile:
+    content, key = form
+    return EdgeFile(content).at(key)
 
 
 class CheckedSample(NamedTuple):
@@ -81,21 +102,14 @@ class OpsRunner:
             self._runner = SampleRunner(self._model, model.runtime)
         self._localizer: Localizer | None = None
         if ops is not None:
-            content, key = ops.form
             self._localizer = Localizer(self._model, ops.runtime)
-            self._localizer.prepare(EdgeFile(content).at(key))
-            self._is_one_form = ops.standard.is_measured
+            self._localizer.prepare(_unpacked(ops.form))
+            self._is_one_form = ops.checked is None
+            form = _unpacked(ops.checked or ops.form)
             reference = self._model.float_model
             if ops.reference is not None:
                 reference = unpickled_reference(ops.reference)
-            content, key = ops.standard.form
-            self._check = OutputCheck(
-                self._model,
-                EdgeFile(content).at(key),
-                reference,
-                ops.standard.noise,
-                is_kept=ops.standard.is_kept,
-            )
+            self._check = OutputCheck(self._model, form, reference, ops.noise, is_kept=ops.is_kept)
 
     def __call__(self, items: Iterable[tuple[int, Any]], extra: Any) -> CheckedChunk:
         """Measure samples."""
