@@ -453,20 +453,6 @@ def test_a_layer_that_gives_nothing_has_no_range_that_is_too_wide() -> None:
     assert "too wide" in str(lossy(row(0, cumulative_sqnr_db=0.0), dead))
 
 
-def test_a_finding_stands_before_a_greater_loss_elsewhere() -> None:
-    """A zeroed channel is wrong, also where a range that cuts a few scores loses more."""
-    cut = {"beyond": (0.1, 0.0), "reference": (-40.0, 12.6), "codes": (-128, 125)}
-    findings = ("the weight's codes: output channel 3 is zero (9 of 72 differ)",)
-    loss = {"local_sqnr_db": 8.0, "local_rmse_lsb": 5.0}
-    alone = judged({6: loss}, {6: cut})
-    assert (culprit(alone).index, culprit(alone).verdict) == (6, "quantization")
-
-    zeroed = {"findings": findings, "local_sqnr_db": 22.0, "local_rmse_lsb": 2.0}
-    errors = judged({2: zeroed, 6: loss}, {6: cut})
-    assert culprit(errors).index == 2
-    assert findings[0] in errors.cause
-
-
 def test_the_most_harmful_defect_is_to_blame() -> None:
     """Not the first in execution order; of those within a bit of it the first one."""
     operand, mask = wrong("its operand has 4 scales"), wrong("the mask is lost")

@@ -128,16 +128,6 @@ def test_a_float_file_is_a_reference(maker: Edgeq, tmp_path: Path, kind: str) ->
         assert told, what
 
 
-def test_a_callable_is_not_called_torch(maker: Edgeq) -> None:
-    """The text names what the file was compared with."""
-    case = Case("dense", 3, "int8")
-    _, file = case.damages()[0]
-    told = alarm(maker, maker.load(file, reference=case.reference, name="net"), case)
-
-    assert "the file in float does not compute what the reference does" in told
-    assert "torch" not in told
-
-
 @pytest.mark.parametrize(("outputs", "first"), [(1, False), (3, True)])
 def test_a_probability_near_0_is_as_exact_as_its_logit(
     maker: Edgeq, outputs: int, first: bool
