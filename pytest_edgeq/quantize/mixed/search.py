@@ -87,20 +87,25 @@ class Search:
 
     def choose(self, first: Sequence[str] = ()) -> list[str] | None:
         """
-        Return layers that meet the criterion, each of which is needed; None if none do.
+        Return layers that meet the criterion, each of them tried without; None if none do.
 
         Layers that meet it on a few samples are tried first.
 
         Args:
             first: Layers to try before all others: those that nearly meet it.
         """
-        most = self.most()
-        if not self.meets(most):
-            return None
         if not first and len(self.samples) > 2 * FEW:
             # What it measures is known here, too; the curve has points on all samples alone.
             few = replace(self, samples=self.samples[:FEW], steps=[], _nearest=None)
-            first = few.choose() or ()
+            first = few.prune(few._enough() or (), few.meets, repeats=False)
+        enough = self._enough(first)
+        return None if enough is None else self.prune(enough, self.meets, repeats=False)
+
+    def _enough(self, first: Sequence[str] = ()) -> list[str] | None:
+        """Return layers that meet the criterion, those that lose most first; None if none do."""
+        most = self.most()
+        if not self.meets(most):
+            return None
         rest = [each for each in most if each not in first]
         ranked = [*first, *(self._by_gain(first, rest) if first else rest)]
         # `high` layers are enough; few more than the first ones are the likeliest.
@@ -116,14 +121,20 @@ class Search:
                 else:
                     low = middle + 1
         chosen = set(ranked[:high])
-        return self.prune([each for each in self._ranked() if each in chosen], self.meets)
+        return [each for each in self._ranked() if each in chosen]
 
-    def prune(self, chosen: Sequence[str], meets: Callable[[Iterable[str]], bool]) -> list[str]:
+    def prune(
+        self,
+        chosen: Sequence[str],
+        meets: Callable[[Iterable[str]], bool],
+        *,
+        repeats: bool = True,
+    ) -> list[str]:
         """
         Quantize layers again, the last first, until the criterion needs each that is left.
 
         Errors of layers cancel each other, so a layer that was needed may not be any more when
-        others are quantized: each is tried again after every change.
+        others are quantized: if it repeats, each is tried again after every change.
         """
         kept = list(chosen)
         needed = 0  # of the layers that were tried last, since the last change
@@ -131,7 +142,7 @@ class Search:
             while needed < len(kept):
                 *rest, module = kept
                 if meets(rest):
-                    kept, needed = rest, 0
+                    kept, needed = rest, 0 if repeats else needed
                 else:
                     kept, needed = [module, *rest], needed + 1
         except OutOfTimeError:
