@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -20,10 +20,13 @@ from pytest_edgeq.localize.mistakes import (
     BIT_DB,
     FAR,
     Mistake,
+    calibrated_on_nothing,
+    clipped,
     fill,
     is_cut_off,
     lossy,
     mistake,
+    never_calibrated,
     one_channel,
     overshoot,
     too_narrow,
@@ -116,8 +119,10 @@ def blame(
 
 
 def _finding(kind: str, place: Place, known: Mistake, harm: Harm = NO_HARM) -> Finding:
-    causes, fix = known.reason.causes, known.reason.fix
-    return Finding(kind=kind, place=place, symptom=known.symptom, causes=causes, fix=fix, harm=harm)
+    symptom, why = known
+    return Finding(
+        kind=kind, place=place, symptom=symptom, causes=why.causes, fix=why.fix, harm=harm
+    )
 
 
 def accumulated(rows: Sequence[LayerError]) -> Finding:
@@ -398,15 +403,11 @@ def _everywhere(rows: Sequence[LayerError], evidence: Sequence[Diagnostics]) -> 
     scaled = [
         (row, own) for row, own in zip(rows, evidence, strict=True) if own.scale and not own.unused
     ]
-    alike: dict[str, list[tuple[float, Mistake]]] = {}
-    for row, own in scaled:
-        found = mistake(row, own)
-        if found is not None and found.of_outputs:
-            alike.setdefault(found.of_outputs, []).append((own.scale or 0.0, found))
-    for text, known in alike.items():
-        if 2 * len(known) >= len(scaled):
-            _, middle = sorted(known, key=lambda each: each[0])[len(known) // 2]
-            return Mistake(f"{len(known)} of {len(scaled)} outputs {text}", middle.reason)
+    for test, text, why in _EVERYWHERE:
+        found = [own for row, own in scaled if test(row, own) is not None]
+        if found and 2 * len(found) >= len(scaled):
+            middle = sorted(found, key=lambda own: own.scale or 0.0)[len(found) // 2]
+            return Mistake(f"{len(found)} of {len(scaled)} outputs {text}", why(middle))
     return None
 
 
@@ -439,3 +440,20 @@ def _shared_by_ranges(
         f"{median(share for share, _ in narrow):.2g} × as much, in the median of these)"
     )
     return Mistake(symptom, narrow[0][1].calibration.too_narrow(on_more=True)), False
+
+
+_Test = Callable[[LayerError, Diagnostics], Mistake | None]
+_EVERYWHERE: tuple[tuple[_Test, str, Callable[[Diagnostics], Reason]], ...] = (
+    (
+        lambda _, own: never_calibrated(own),
+        "were never calibrated (scale 1.0, zero point 0)",
+        lambda _: Reason(),
+    ),
+    (
+        lambda _, own: calibrated_on_nothing(own),
+        "have a range of next to nothing",
+        lambda _: Reason(("calibrated on zeros",)),
+    ),
+    (clipped, "have too narrow a range", lambda own: own.calibration.too_narrow()),
+    (too_wide, "have too wide a range", lambda own: own.why_too_wide),
+)

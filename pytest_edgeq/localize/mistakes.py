@@ -21,7 +21,6 @@ class Mistake(NamedTuple):
 
     symptom: str  # what is wrong with it
     reason: Reason = Reason()  # the causes, and what to change
-    of_outputs: str = ""  # the symptom of several outputs
 
 
 def overshoot(evidence: Diagnostics) -> float:
@@ -134,7 +133,6 @@ def never_calibrated(evidence: Diagnostics) -> Mistake | None:
     return Mistake(
         "its output was never calibrated (scale 1.0, zero point 0)",
         Reason(("the observer saw no sample",), "calibrate before converting"),
-        "were never calibrated (scale 1.0, zero point 0)",
     )
 
 
@@ -148,7 +146,6 @@ def calibrated_on_nothing(evidence: Diagnostics) -> Mistake | None:
         f"its range is {_range(evidence)}, next to nothing, where torch gives "
         f"{_between(evidence.reference)}",
         _AVERAGED_VALUE if few else Reason(("calibrated on zeros",)),
-        "have a range of next to nothing",
     )
 
 
@@ -173,7 +170,7 @@ def too_narrow(evidence: Diagnostics) -> Mistake:
         causes = tuple(cause for each in known for cause in each.causes)
         why = Reason(causes, "; or ".join(each.fix for each in known if each.fix))
     text = f"its range {_range(evidence)} is too narrow: {beyond} of torch's values lie beyond"
-    return Mistake(text, why, "have too narrow a range")
+    return Mistake(text, why)
 
 
 def too_wide(row: LayerError, evidence: Diagnostics) -> Mistake | None:
@@ -196,7 +193,6 @@ def too_wide(row: LayerError, evidence: Diagnostics) -> Mistake | None:
     return Mistake(
         f"its range {_range(evidence)} is too wide: {levels} of {all_levels} levels are used{met}",
         evidence.why_too_wide,
-        "have too wide a range",
     )
 
 
