@@ -63,6 +63,10 @@ _KEPT = 8  # maximum number of unexplained samples that are kept to be judged to
 
 _TINY = float(np.finfo(np.float64).tiny)
 
+# Maximum number of ops between an unmatched constant and the difference it causes.
+# A layer, a product and a sum, which the converter folds in one file and not in the other.
+_IN_A_ROW = 3
+
 _EQUAL = 2.0**-15  # greatest difference of two equal tensors, relative to the greatest value
 
 
@@ -504,14 +508,10 @@ class AgainstTorch(OutputCheck):
         def is_right(form: EdgeFile) -> bool:
             return self._run_if_right(form, sample, expected) is not None
 
-        if other is not None and as_converted is not None:
-            repaired = repaired_op(self.form, other, is_right)
-            if repaired is None and self._forms.aligned is not None:
-                # Sound constants may be folded differently than in the other file.
-                repaired = repaired_op(self._forms.aligned(), other, is_right)
-            if repaired is not None:
-                how = "; it does with this op as the reference converts to it"
-                return dataclasses.replace(divergence, op=repaired, how=how)
+        repaired = None if as_converted is None else self._repaired(is_right)
+        if repaired is not None:
+            how = "; it does with this op as the reference converts to it"
+            return dataclasses.replace(divergence, op=repaired, how=how)
         if torch_module(self._reference) is None:
             return divergence
         from pytest_edgeq.compare.torch_graphs import recorded
@@ -519,25 +519,69 @@ class AgainstTorch(OutputCheck):
         known = recorded(self._reference, sample)
         if known is None:
             return divergence
-        if as_converted is not None:
-            known += self._values_as_converted(as_converted)
+        converted = [] if as_converted is None else self._values_as_converted(as_converted)
+        known += converted
         same = self._same_as_partners(as_converted)
         subgraph = self.form.subgraph
-        made = (i for op in subgraph.ops for i in op.outputs if i >= 0)
-        equal = {*subgraph.inputs, *(i for i in made if _is_among(self._runner.tensor(i), known))}
+        equal = {index for index in subgraph.inputs}
+        for op in subgraph.ops:
+            live = (i for i in op.outputs if i >= 0)
+            equal.update(i for i in live if _is_among(self._runner.tensor(i), known))
         outputs = output_tensors(self.form, self._quantized.edge)
         last = outputs[self._wanted.index(divergence.output)]
-        op = _first_unlike_partner(subgraph, last, equal, same)
-        op = op or _first_that_differs(subgraph, last, equal)
-        if op is None:
+        region = _backward_slice(subgraph, last, equal)
+        strange = self._first_unlike_reference(
+            subgraph, last, region, equal, is_known=bool(converted)
+        )
+        first = _first_unlike_partner(subgraph, last, equal, same)
+        found = strange or first or _first_that_differs(subgraph, region, equal)
+        if found is None:
             return divergence
-        values = self._runner.tensor(op.outputs[0])
-        negated = values.dtype.kind == "f" and _is_among(-values, known)
-        misordered = None if negated else misordered_op(self.form, op, is_right)
-        if misordered is not None:
-            how = "; it does with the axes of this op's result in another order"
-            return dataclasses.replace(divergence, op=misordered, how=how)
+        op = found
+        if strange is None:
+            op = _wrong_mover(subgraph, op, same) or op
+        made = self._runner.tensor(op.outputs[0])
+        negated = made.dtype.kind == "f" and _is_among(-made, known)
+        if strange is None and op is found and not negated:
+            misordered = misordered_op(self.form, op, is_right)
+            if misordered is not None:
+                how = "; it does with the axes of this op's result in another order"
+                return dataclasses.replace(divergence, op=misordered, how=how)
         return dataclasses.replace(divergence, op=op, is_negated=negated)
+
+    def _repaired(self, is_right: Callable[[EdgeFile], bool]) -> Op | None:
+        """Return the op whose replacement by its converted partner fixes the form."""
+        converted, aligned = self._forms.converted, self._forms.aligned
+        assert converted is not None, "the caller has run it"
+        found = repaired_op(self.form, converted, is_right)
+        if found is None and aligned is not None:
+            # Sound constants may be folded differently than in the other file.
+            found = repaired_op(aligned(), converted, is_right)
+        return found
+
+    def _first_unlike_reference(
+        self, subgraph: Subgraph, last: int, region: set[int], equal: set[int], *, is_known: bool
+    ) -> Op | None:
+        """Return the first op with another name or other constants than the reference's."""
+        substituted, unmatched = self._forms.substituted, self._forms.unmatched
+        for numbers, outputs in (
+            (region, substituted | unmatched),
+            (
+                _backward_slice(subgraph, last, set()),
+                substituted if is_known else substituted | unmatched,
+            ),
+        ):
+            for number in sorted(numbers):
+                op = subgraph.ops[number]
+                place = next((index for index in op.outputs if index in outputs), None)
+                near = place is not None and (
+                    not is_known
+                    or place in substituted
+                    or len(_backward_slice(subgraph, place, equal)) <= _IN_A_ROW
+                )
+                if near:
+                    return op
+        return None
 
     def _run_if_right(
         self, form: EdgeFile, sample: Sample, expected: _TorchOutputs
@@ -583,13 +627,28 @@ def _first_unlike_partner(
     A tensor may equal another one of torch's, or a permutation of it.
     """
     known = {i for i in equal if same.get(i, True)} | {i for i in same if same[i]}
-    first = _first_that_differs(subgraph, last, known)
+    first = _first_that_differs(subgraph, _backward_slice(subgraph, last, known), known)
     return first if first is not None and not same.get(first.outputs[0], True) else None
 
 
-def _first_that_differs(subgraph: Subgraph, last: int, equal: set[int]) -> Op | None:
-    """Return the first op in front of a tensor whose inputs are all equal to torch's."""
-    region = _backward_slice(subgraph, last, equal)
+def _wrong_mover(subgraph: Subgraph, op: Op, same: Mapping[int, bool]) -> Op | None:
+    """
+    Return the RESHAPE or TRANSPOSE in front of an op that moves other values than its partner.
+
+    Its values still equal some torch tensor or a permutation of it, so the consumer is the first op
+    to differ.
+    """
+    wrong = None
+    for index in op.inputs:
+        maker = subgraph.producer.get(index)
+        while maker is not None and maker.name in ("RESHAPE", "TRANSPOSE"):
+            wrong = maker if not same.get(maker.outputs[0], True) else wrong
+            maker = subgraph.producer.get(maker.inputs[0])
+    return wrong
+
+
+def _first_that_differs(subgraph: Subgraph, region: set[int], equal: set[int]) -> Op | None:
+    """Return the first op of a region whose inputs are all equal to torch's."""
     for op in subgraph.ops:
         live = (i for i in op.inputs if i >= 0 and not subgraph.tensors[i].is_constant)
         if op.index in region and all(i in equal or i not in subgraph.producer for i in live):

@@ -164,6 +164,10 @@ class Forms:
     checked: EdgeFile  # the one that is compared with torch; may be the same
     reference: Callable[..., Any] | None
     modules: Mapping[int, str] = field(default_factory=dict)  # by the op of the file
+    # Outputs of ops of `checked` that are other ops in the reference's file, or whose constants the
+    # reference lacks.
+    substituted: frozenset[int] = frozenset()
+    unmatched: frozenset[int] = frozenset()
     # `checked` with rounded constants drawn within half a step (by a seed), and with torch's.
     perturbed: Callable[[int], EdgeFile] | None = None
     aligned: Callable[[], EdgeFile] | None = None
@@ -193,12 +197,14 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
     constants = Structure(made, _in_float(made, {})).constants
     aligned: dict[tuple[int, int], Array] = {}
     modules: dict[int, str] = {}
-    is_alike = False
+    substituted: frozenset[int] = frozenset()
+    is_whole = False
     if base is not None and structure is not None:
         own = structure if made is quantized.edge else Structure(made, base)
-        is_alike = own.pairs.is_alike
+        is_whole = own.pairs.is_whole
         aligned = {pair.key: pair.floats for pair in own.constants}
         modules = _modules(structure.pairs, base)
+        substituted = _substituted(made, own.pairs) if is_whole else substituted
     # A range may clip a mask: its effect on the scores is judged instead.
     masks = {key for key, each in aligned.items() if float(each.min(initial=0)) <= MASKING}
     found = {
@@ -208,16 +214,12 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
     }
     floating = {key for key, values in aligned.items() if values.dtype.kind == "f"}
     is_nearest = 2 * len(floating & found.keys()) > len(floating)
-    # Differences may be the converter's choice: then the results are compared.
-    if (
-        base is not None
-        and structure is not None
-        and quantized.flow == "prebuilt"
-        and structure.pairs.is_alike
-        and floating <= found.keys() | masks
-        and not structure.findings(())
-    ):
-        return Forms(base, base, reference, modules)
+    if base is not None and structure is not None and quantized.flow == "prebuilt":
+        pairs = structure.pairs
+        is_alike = pairs.is_whole and not _substituted(quantized.edge, pairs)
+        # Differences may be the converter's choice: then the results are compared.
+        if is_alike and floating <= found.keys() | masks and not structure.findings(()):
+            return Forms(base, base, reference, modules)
     floats = list(() if base is None else _floats_of(base))
     module = torch_module(quantized.float_model)
     if module is not None:
@@ -227,7 +229,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         candidates += [(_array(one), _array(two)) for one, two in litert.constants_of(graph)]
     left = [pair for pair in constants if pair.key not in found]
     found |= nearest_constants(candidates, left)
-    if is_alike:
+    if is_whole and not substituted:
         found = aligned | found
     unknown = {
         pair.key: pair for pair in left if pair.key not in found and pair.floats.dtype.kind == "f"
@@ -238,6 +240,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         for key, values in others.items()
         if (product := times_a_number(unknown[key], values)) is not None
     }
+    unmatched = {pair.op.outputs[0] for key, pair in unknown.items() if key not in folded}
     found |= folded
     exact = _in_float(made, found)
     rounded = {
@@ -250,6 +253,8 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         exact,
         reference,
         modules,
+        substituted,
+        frozenset(unmatched),
         functools.partial(_perturbed, made, found, rounded) if rounded else None,
         functools.partial(_in_float, made, found | others) if others else None,
         is_nearest,
@@ -324,6 +329,13 @@ def _float_file(quantized: QuantizedModel, sample: Sample) -> EdgeFile | None:
             f"one by one, as the reference cannot be converted in float: {error}"
         )
         return None
+
+
+def _substituted(file: EdgeFile, pairs: Pairs) -> frozenset[int]:
+    """Return the output tensors of ops whose partners have another name."""
+    ops = file.subgraph.ops
+    partners = pairs.ops.items()
+    return frozenset(ops[n].outputs[0] for n, each in partners if ops[n].name != each.name)
 
 
 def _modules(pairs: Pairs, base: EdgeFile) -> dict[int, str]:

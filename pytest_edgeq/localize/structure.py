@@ -66,12 +66,6 @@ class Pairs:
         """Whether every op of both files has a partner."""
         return not self.unpaired and not self.unused
 
-    @property
-    def is_alike(self) -> bool:
-        """Whether every op of both files has a partner of its own name."""
-        partners = self.ops.items()
-        return self.is_whole and all(self._file.ops[n].name == each.name for n, each in partners)
-
     def source(self, tensor: int) -> int:
         """Return the tensor of the quantized file whose elements one holds."""
         return self.sources.get(tensor, tensor)
