@@ -94,8 +94,11 @@ def _changed_constants(graph: OpGraph, op: Op, origin: OpGraph, other: Op) -> li
 
 def _how(op: Op, ours: Constant, theirs: Constant) -> str:
     """Return how the values of a constant changed."""
-    alike = ours.values.shape == theirs.values.shape and ours.values.size > 0
-    if not alike or ours.dtype != theirs.dtype or np.array_equal(ours.values, theirs.values):
+    if ours.values.shape != theirs.values.shape:
+        return f"expected shape {list(theirs.values.shape)}, got {list(ours.values.shape)}"
+    if ours.dtype != theirs.dtype:
+        return f"expected {theirs.dtype}, got {ours.dtype}"
+    if np.array_equal(ours.values, theirs.values):
         return "it is stored in another way"
     target: npt.NDArray[Any] = theirs.values.astype(np.float64)
     if ours.zero_points is not None:

@@ -29,9 +29,13 @@ _NEAR = 2.0**-10  # relative tolerance of two float constants, to the greatest v
 def repaired_op(form: EdgeFile, other: EdgeFile, is_right: Callable[[EdgeFile], bool]) -> Op | None:
     """Return the first op whose replacement by its partner makes the outputs correct."""
     finder = _GraftFinder(form, other)
-    for grafts in itertools.islice(finder.candidates(), _MOST):
-        if _repairs(write_with(form.graph, other.graph, grafts), form, is_right):
-            return grafts[0].op
+    for count, grafts in enumerate(finder.candidates()):
+        if count >= _MOST:
+            return None
+        parts = list(grafts[0].parts()) if len(grafts) == 1 else []
+        for chosen in (grafts, *([part] for part in parts if len(parts) > 1)):
+            if _repairs(write_with(form.graph, other.graph, chosen), form, is_right):
+                return grafts[0].op
     return None
 
 

@@ -83,6 +83,15 @@ class Graft:
     # Positions of the operands that are replaced by the donor's constants
     constants: frozenset[int] = frozenset()
 
+    def parts(self) -> Iterable[Graft]:
+        """Split it into grafts of one part each."""
+        if self.replaces_kind:
+            yield Graft(self.op, self.donor, replaces_kind=True)
+        for place, tensor in self.operands.items():
+            yield Graft(self.op, self.donor, operands={place: tensor})
+        for place in sorted(self.constants):
+            yield Graft(self.op, self.donor, constants=frozenset({place}))
+
 
 def write_with(file: OpGraph, donor: OpGraph, grafts: Iterable[Graft]) -> bytes:
     """Write a file with parts of its ops replaced."""

@@ -155,8 +155,10 @@ def test_constants_that_explain_a_difference_do_so_on_every_sample(build: Build)
     broken, sound = EdgeFile(file.content()), quantized.edge.clone()
     forms = Forms(broken, broken, quantized.float_model, aligned=lambda: sound)
     against = AgainstTorch(quantized, forms, _sample(quantized, ResidualNet))
+    runner, names = broken.runner("builtin", keep=True), list(quantized.input_names)
     for sample in read_samples(samples(ResidualNet, 3, seed=2), quantized.spec, "evaluation"):
-        against.update(sample)
+        runner.run(broken.encode(names, sample.arrays()))
+        against.update(sample, is_run=True)
         assert against.divergence is None
         assert against.aligned is sound
 
@@ -274,6 +276,7 @@ def test_a_defect_in_an_op_of_a_loaded_file_is_located(
         ("matrices_as_stored", "operand replaced", 0),
         ("shuffled_pixels", "operand replaced", 0),
         ("between_norms", "operand replaced", 1),
+        ("divided_queries", "operand replaced", 2),  # by one operand of it alone
     ],
 )
 def test_an_op_that_repairs_a_loaded_file_is_named(
@@ -282,6 +285,38 @@ def test_an_op_that_repairs_a_loaded_file_is_named(
     """Though the converter makes other ops of the reference than PT2E has it make."""
     errors = _blamed_alone(maker, build, IDIOMS[name], kind, seed)
     assert "it does with this op as the reference converts to it" in errors.cause
+
+
+@small_model(
+    (1, 3, 8), layers=lambda: {"lstm": nn.LSTM(8, 8, batch_first=True), "last": nn.Linear(8, 4)}
+)
+def _recurrent(m: Any, x: torch.Tensor) -> Any:
+    return m.last(m.lstm(x)[0][:, -1])
+
+
+def test_a_constant_is_found_where_the_reference_cannot_be_converted(maker: Edgeq) -> None:
+    """Not at the first op of the region that differs, which is a whole LSTM."""
+    model, inputs = seeded(_recurrent), list(samples(_recurrent, 4))
+    quantized = maker.quantize(model, inputs[0], quantizer=None)
+
+    class Unconverted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) + 0 * torch.special.bessel_j0(x).sum()
+
+    def negate(values: Any) -> None:
+        values.reshape(-1)[3:6] *= -1
+
+    file = FlatFile(quantized.tflite)
+    edited(file, 15, 1, negate)
+    loaded = maker.load(file.content(), reference=Unconverted().eval())
+    with pytest.warns(UserWarning, match="the reference cannot be converted in float"):
+        culprit = maker.localize(loaded, inputs).culprit
+    assert culprit is not None
+    assert culprit.name.startswith("FULLY_CONNECTED #15")
 
 
 @small_model((1, 3, 6, 6), layers=lambda: {"convolution": nn.Conv2d(4, 8, 3)})

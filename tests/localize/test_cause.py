@@ -213,6 +213,12 @@ LOSSY: dict[str, tuple[dict[str, Any], str]] = {
         "[−0.000244, 0.000244]; PT2E gives no scale below 2⁻¹²; leave what is so small in float, "
         "or scale it up",
     ),
+    "clipped on its own samples": (
+        {"scale": 0.02, "beyond": (0.1, 0.13), "calibration": Calibration(1, 1)},
+        "its range [−2.56, 2.54] is too narrow: 23 % of torch's values lie beyond; "
+        "the file was calibrated on the one sample evaluated, so others will "
+        "not widen it: the model's weights or code changed after the calibration",
+    ),
     "averaged over its own samples": (
         {
             "scale": 0.02,

@@ -38,3 +38,4 @@ def test_each_part_is_taken_over_alone_and_together() -> None:
     assert _run(write_with(file, other, [Graft(add, sub, operands={0: product})])) == 2 * 3 * 2
     assert _run(write_with(file, other, [kind, constant])) == 3 - 3 * 5
     assert _run(write_with(file, other, [whole])) == 3 * 2 - 3
+    assert [_run(write_with(file, other, [part])) for part in whole.parts()] == [-3, 12, 6]
