@@ -68,6 +68,23 @@ def test_a_constant_is_told_by_its_role_and_by_what_became_of_it(
     assert origin_findings(EdgeFile(built.tflite), built.edge) == {}
 
 
+def test_a_kernel_of_another_shape_is_told(built: QuantizedModel) -> None:
+    """Its values cannot be compared one by one."""
+    file = FlatFile(built.tflite)
+    op = next(i for i in range(len(file.operators)) if file.name(i) == "CONV_2D")
+    weight = int(file.operators[op].inputs[1])
+    values = file.constant(weight)
+    assert values is not None
+    before, cut = values.shape, np.ascontiguousarray(values[:, :2, :2])
+    file.tensor(weight).shape = list(cut.shape)
+    file.model.buffers[file.tensor(weight).buffer].data = cut.view(np.uint8).ravel()
+
+    (told,) = origin_findings(EdgeFile(file.content()), built.edge)[op]
+
+    shapes = f"expected shape {list(before)}, got {list(cut.shape)}"
+    assert told.message == f"its weight is not the one that the flow wrote: {shapes}"
+
+
 @pytest.mark.parametrize(("place", "role"), [(1, "weight"), (2, "bias")])
 def test_a_constants_scale_is_held_against_the_flows(
     built: QuantizedModel, place: int, role: str
