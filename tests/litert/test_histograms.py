@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
@@ -9,7 +12,7 @@ from torchao.quantization.pt2e.observer import HistogramObserver
 
 from pytest_edgeq.litert.histograms import fast_histograms
 
-VALUES = {
+VALUES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "normal": lambda values: values,
     "positive": lambda values: values.relu(),
     "with outliers": lambda values: values**5,
@@ -28,7 +31,7 @@ def observer(
     )
     generator = torch.Generator().manual_seed(count)
     for batch in range(batches):
-        observed(VALUES[kind](torch.randn(count, generator=generator) * (1 + batch)))
+        observed.forward(VALUES[kind](torch.randn(count, generator=generator) * (1 + batch)))
     return observed
 
 
@@ -62,7 +65,9 @@ class Subscripts(TorchFunctionMode):
 
     count = 0
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         self.count += function is torch.Tensor.__getitem__
         return function(*args, **(kwargs or {}))
 

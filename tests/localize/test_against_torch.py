@@ -305,7 +305,8 @@ def test_a_constant_is_found_where_the_reference_cannot_be_converted(maker: Edge
             self.inner = model
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.inner(x) + 0 * torch.special.bessel_j0(x).sum()
+            result: torch.Tensor = self.inner(x) + 0 * torch.special.bessel_j0(x).sum()
+            return result
 
     def negate(values: Any) -> None:
         values.reshape(-1)[3:6] *= -1
