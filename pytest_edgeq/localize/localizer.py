@@ -17,7 +17,7 @@ from pytest_edgeq import litert
 from pytest_edgeq.compare.executors.worker import unpacked
 from pytest_edgeq.compare.measurement import AVERAGING, Arrays, InputWatches
 from pytest_edgeq.compare.parallel import MOST_WORKERS, begin, in_order, on_one_thread
-from pytest_edgeq.compare.reference import graph_module, undisturbed
+from pytest_edgeq.compare.reference import graph_module, quantizes_by_itself, undisturbed
 from pytest_edgeq.localize.against_torch import AgainstTorch
 from pytest_edgeq.localize.cause import NEAREST, ROUNDED, blame
 from pytest_edgeq.localize.execution import Execution, OpOutput
@@ -163,8 +163,11 @@ class Localizer:
         self.prepare(forms.exact)
 
     def _note_rounding(self) -> None:
+        reference, known = self.quantized.float_model, "quantizes by itself"
+        if reference is not None and not quantizes_by_itself(reference):
+            known = "returns only values of the file's output codes"
         note = (
-            f"{self.quantized.reference_name} quantizes by itself: its outputs were compared with "
+            f"{self.quantized.reference_name} {known}: its outputs were compared with "
             "the file's, and ops with their own form in float alone"
         )
         if note not in self.notes:
