@@ -236,7 +236,7 @@ class AnnotatedGraph:
         for (names, _), observer in missing.items():
             for name in names:
                 by_tensor.setdefault(name, []).append(observer)
-        with torch.no_grad(), quiet():
+        with torch.no_grad(), quiet(), fast_histograms():
             for name in self.graph.constants.keys() & by_tensor.keys():
                 for observer in by_tensor.pop(name):
                     observer(self.graph.constants[name])
@@ -275,8 +275,7 @@ def _rounding(observer: Any) -> Rounding | None:
     """Return the rounding of an observer; None of one that derives its scale, as of a bias."""
     if not hasattr(observer, "quant_min") or hasattr(observer, "obs_or_fqs"):
         return None
-    with fast_histograms():
-        scale, point = observer.calculate_qparams()
+    scale, point = observer.calculate_qparams()
     axis = observer.ch_axis if observer.qscheme in _PER_CHANNEL else None
     return Rounding(scale, point, observer.quant_min, observer.quant_max, axis)
 

@@ -94,18 +94,18 @@ class Search:
         Args:
             first: Layers to try before all others: those that nearly meet it.
         """
-        if not first and len(self.samples) > 2 * FEW:
-            # What it measures is known here, too; the curve has points on all samples alone.
-            few = replace(self, samples=self.samples[:FEW], steps=[], _nearest=None)
-            first = few.prune(few._enough() or (), few.meets, repeats=False)
-        enough = self._enough(first)
-        return None if enough is None else self.prune(enough, self.meets, repeats=False)
-
-    def _enough(self, first: Sequence[str] = ()) -> list[str] | None:
-        """Return layers that meet the criterion, those that lose most first; None if none do."""
         most = self.most()
         if not self.meets(most):
             return None
+        if not first and len(self.samples) > 2 * FEW:
+            # What it measures is known here, too; the curve has points on all samples alone.
+            few = replace(self, samples=self.samples[:FEW], steps=[], _nearest=None)
+            if few.meets(most):
+                first = few.prune(few._enough(most), few.meets, repeats=False)
+        return self.prune(self._enough(most, first), self.meets, repeats=False)
+
+    def _enough(self, most: Sequence[str], first: Sequence[str] = ()) -> list[str]:
+        """Return few of all these layers that meet the criterion, those that lose most first."""
         rest = [each for each in most if each not in first]
         ranked = [*first, *(self._by_gain(first, rest) if first else rest)]
         # `high` layers are enough; few more than the first ones are the likeliest.
