@@ -26,6 +26,14 @@ def _picture(data: Any) -> Any:
     return next(iter(_comparison(data)["worst_samples"][0]["pictures"].values()))
 
 
+def _damaged(folder: Path, damage: Damage) -> Path:
+    data = copy.deepcopy(dict(full_run().data))
+    damage(data)
+    path = folder / "run.json"
+    path.write_text(json.dumps(data))
+    return path
+
+
 def test_a_sound_record_is_read(tmp_path: Path) -> None:
     """With everything that there is to show."""
     path = tmp_path / "run.json"
@@ -51,10 +59,7 @@ def test_a_sound_record_is_read(tmp_path: Path) -> None:
 )
 def test_a_damaged_record_is_refused(tmp_path: Path, damage: Damage) -> None:
     """By one sentence, whatever reads it first."""
-    data = copy.deepcopy(dict(full_run().data))
-    damage(data)
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(data))
+    path = _damaged(tmp_path, damage)
 
     done = CliRunner().invoke(edgeq, ["report", str(path), "--html", str(tmp_path / "run.html")])
 
@@ -75,10 +80,7 @@ def test_a_damaged_record_is_refused(tmp_path: Path, damage: Damage) -> None:
 )
 def test_a_history_of_a_damaged_record_is_refused(tmp_path: Path, damage: Damage) -> None:
     """The sentence names the record."""
-    data = copy.deepcopy(dict(full_run().data))
-    damage(data)
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(data))
+    path = _damaged(tmp_path, damage)
 
     done = CliRunner().invoke(edgeq, ["report", "--history", str(tmp_path)])
 
