@@ -35,7 +35,7 @@ from fixtures.models import (
     seeded,
 )
 from pytest_edgeq import Edgeq, QuantizedModel, litert
-from pytest_edgeq.litert.converter import graphs_compiled_on_call
+from pytest_edgeq.litert.converter import composite_ops_listed_once, graphs_compiled_on_call
 from pytest_edgeq.litert.exported import number_paddings
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
@@ -601,17 +601,43 @@ def test_graphs_are_compiled_when_they_are_called(*, lazy: bool) -> None:
     assert torch.equal(graph(torch.ones(2)), torch.full((2,), 2.0))
 
 
-def test_the_file_is_the_same_with_graphs_compiled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the byte."""
+def test_the_composite_ops_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.13 lists them for each decomposition."""
+    composite_ops = torch._export.utils._collect_all_valid_cia_ops
+    listings: list[None] = []
+
+    def listed() -> set[Any]:
+        listings.append(None)
+        return composite_ops()
+
+    monkeypatch.setattr(torch._export.utils, "_collect_all_valid_cia_ops", listed)
+    monkeypatch.setattr(torch.export.exported_program, "_collect_all_valid_cia_ops", listed)
+    program = torch.export.export(nn.ReLU(), (torch.ones(2),))
+
+    def decompose() -> int:
+        listings.clear()
+        with litert.quiet():
+            for _ in range(2):
+                program.run_decompositions()
+        return len(listings)
+
+    assert decompose() == 2
+    with composite_ops_listed_once():
+        assert decompose() == 1
+
+
+@pytest.mark.parametrize("shim", ["graphs_compiled_on_call", "composite_ops_listed_once"])
+def test_a_shim_for_speed_changes_no_byte(monkeypatch: pytest.MonkeyPatch, shim: str) -> None:
+    """Nor without it."""
 
     def built() -> bytes:
         model, inputs = seeded(ConvBnRelu), ConvBnRelu.sample_inputs()
         quantized = Edgeq().quantize(model, inputs, calibration=samples(ConvBnRelu, 4))
         return quantized.path.read_bytes()
 
-    compiled_on_call = built()
-    monkeypatch.setattr(litert.converter, "graphs_compiled_on_call", contextlib.nullcontext)
-    assert built() == compiled_on_call
+    fast = built()
+    monkeypatch.setattr(litert.converter, shim, contextlib.nullcontext)
+    assert built() == fast
 
 
 def _draws(statement: str) -> bool:
