@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, ClassVar, Final, NamedTuple
 
 from pytest_edgeq.baselines.regular_files import NotRegularError, open_regular
 
@@ -68,6 +68,10 @@ _HELD: Final = _Held()
 class Store:
     """Entries of named byte strings, a file each; one that cannot be read or written is a miss."""
 
+    # Bytes that this process may write to a directory before it lists the files there again, which
+    # takes a `stat` of each.
+    _room: ClassVar[dict[Path, int]] = {}
+
     def __init__(self, directory: Path, warn: Report, *, limit: int = DEFAULT_LIMIT) -> None:
         self.directory = directory
         self._warn = warn
@@ -96,7 +100,7 @@ class Store:
         return parts
 
     def write(self, kind: str, key: str, parts: Mapping[str, bytes]) -> None:
-        """Store an entry atomically, and evict others if the directory is too large."""
+        """Store an entry atomically, and evict others if the directory may be too large."""
         path = self._path(kind, key)
         temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(8).hex()}")
         try:
@@ -104,6 +108,7 @@ class Store:
             try:
                 with temporary.open("wb") as file:
                     file.writelines(_pack(f"{kind}/{key}", parts))
+                    size = file.tell()
                 temporary.replace(path)
             except BaseException:
                 # The first error is reported; eviction deletes what is left.
@@ -113,7 +118,10 @@ class Store:
         except _REFUSALS as error:
             self.report(f"{path} cannot be written ({error}); the result is not kept")
             return
-        self._evict()
+        room = self._room.get(self.directory, 0) - size
+        if room < 0:  # other processes write, too
+            room = min(self._limit - self._evict(), self._limit // 64)
+        self._room[self.directory] = room
 
     def keys(self, kind: str, prefix: str) -> list[str]:
         """Return the keys of a kind that begin with a prefix, sorted."""
@@ -178,7 +186,8 @@ class Store:
         if not ignore.exists():
             ignore.write_text(_GITIGNORE, encoding="utf-8")
 
-    def _evict(self) -> None:
+    def _evict(self) -> int:
+        """Delete what was used longest ago, and return the bytes that are left."""
         total = 0
         entries: list[tuple[int, Path, int]] = []
         refusals: list[OSError] = []
@@ -197,6 +206,7 @@ class Store:
                 total -= size
         if refusals:
             self.report(f"an old file cannot be deleted ({refusals[0]}); others go in its place")
+        return total
 
 
 def size_of(directory: Path) -> tuple[int, int]:
