@@ -187,7 +187,7 @@ class Store:
             ignore.write_text(_GITIGNORE, encoding="utf-8")
 
     def _evict(self) -> int:
-        """Delete what was used longest ago, and return the bytes that are left."""
+        """Delete the least recently used entries, and return the bytes of the others."""
         total = 0
         entries: list[tuple[int, Path, int]] = []
         refusals: list[OSError] = []
