@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.errors import CopyError, UnrunnableError
+from pytest_edgeq.localize.measured import peak
 from pytest_edgeq.localize.single_ops import OpGroup, SingleOps
 from pytest_edgeq.names import GPU_KERNELS
 from pytest_edgeq.numerics.target_machine import PRECISIONS, TargetMachine
@@ -71,14 +72,16 @@ class Pair:
             self.worst, self.n_differ = math.inf, self.n_differ + base.size
             self.at = self._where(sample, "", list(actual.shape), list(base.shape))
             return
-        if self.is_float and np.array_equal(base, actual, equal_nan=True):
-            return  # NaN on both sides agrees; equal codes are still counted below
+        same = base == actual
+        if self.is_float:
+            same |= np.isnan(base) & np.isnan(actual)
+            if same.all():
+                return  # equal codes are still counted below
         data = hybrid_position(self.graph, self.op) if self.is_float else None
         if data is not None and not np.isfinite(values[self.op.inputs[data]]).all():
             self.is_undefined = True
             return
         one, two = base.astype(np.float64), actual.astype(np.float64)
-        same = (base == actual) | (np.isnan(one) & np.isnan(two))
         if self.is_float:
             one, two = (np.clip(side, -GREATEST, GREATEST) for side in (one, two))
             same |= one == two
@@ -116,8 +119,7 @@ class Pair:
     def _float_allowance(self, values: Values) -> tuple[float | Array, float | Array]:
         """Return the tolerances of sound float kernels: for float32 rounding, and in total."""
         graph, op = self.graph, self.op
-        floats = [np.abs(v) for v in values.values() if np.issubdtype(v.dtype, np.floating)]
-        greatest = max((float(v[v < GREATEST].max(initial=0.0)) for v in floats), default=0.0)
+        greatest = max(map(_peak, values.values()), default=0.0)
         noise = self._rounding([values[at] for at in op.inputs if at in values], values, greatest)
         data = hybrid_position(graph, op)
         if data is None:
@@ -219,6 +221,14 @@ def tolerances(
         "share": min(1.0, 0.5 + off) if off else 1.0,
         "ends": code_range(info.dtype),
     }
+
+
+def _peak(values: Array) -> float:
+    """Return the greatest magnitude of floats below `GREATEST`; 0 for integers."""
+    greatest = peak(values)
+    if greatest < GREATEST:
+        return greatest
+    return float(np.abs(values[np.abs(values) < GREATEST]).max(initial=0.0))
 
 
 def _weight_sum(graph: OpGraph, op: Op) -> float:
