@@ -50,7 +50,7 @@ LONGEST = (
     *("test_plugin_cache.py", "test_plugin_other_cpu.py", "test_docs_pages.py"),
     *("test_lowest.py", "test_packages.py", "test_runtime_tensorflow.py"),
     *("test_damaged_files.py", "test_kills.py", "test_detection.py", "test_hits.py"),
-    *("test_local_pool.py", "test_plugin_library_output.py", "test_beyond.py", "test_readers.py"),
+    *("test_local_pool.py", "test_plugin_library_output.py", "test_beyond.py", "test_consumers.py"),
     *("test_stacks.py", "test_efficientnet_gpu.py", "test_arm_install.py"),
 )
 

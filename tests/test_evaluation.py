@@ -14,8 +14,8 @@ import torch
 
 from fixtures import digits
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel
+from pytest_edgeq.baselines.claims import Owner
 from pytest_edgeq.baselines.paths import Layout
-from pytest_edgeq.baselines.record import Owner
 from pytest_edgeq.baselines.session import SnapshotSession
 from pytest_edgeq.check.remember import (
     Evaluation,

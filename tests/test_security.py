@@ -24,7 +24,7 @@ RUNS_CODE = {
 
 BETWEEN_OWN_PROCESSES = (
     ROOT / "compare" / "executors",
-    ROOT / "runtimes" / "workers" / "child.py",
+    ROOT / "runtimes" / "workers" / "isolated_file.py",
     ROOT / "runtimes" / "workers" / "remote_worker.py",
 )
 """What reads pickles that another process of the same session has sent through a pipe."""

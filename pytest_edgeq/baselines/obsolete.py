@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TypedDict
 
 from pytest_edgeq.baselines import store
+from pytest_edgeq.baselines.claims import ClaimRecord, Owner
 from pytest_edgeq.baselines.paths import Layout
-from pytest_edgeq.baselines.record import ClaimRecord, Owner
 from pytest_edgeq.numerics.findings import counted
 
 

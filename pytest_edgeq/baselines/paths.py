@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from pytest_edgeq.baselines.record import Owner
+    from pytest_edgeq.baselines.claims import Owner
 
 FOLDER = "__edgeq__"
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from pytest_edgeq.baselines import store
 from pytest_edgeq.baselines.build import UNDO, is_known, option_changes
+from pytest_edgeq.baselines.claims import Claim, ClaimRecord, Judge, Owner, Phase, RunningTest
 from pytest_edgeq.baselines.kinds import KINDS
 from pytest_edgeq.baselines.paths import Layout
-from pytest_edgeq.baselines.record import Claim, ClaimRecord, Judge, Owner, Phase, RunningTest
 from pytest_edgeq.errors import failure
 from pytest_edgeq.numerics.findings import NO_BASELINE, Finding, Place
 from pytest_edgeq.versions import producer, version_changes

@@ -13,10 +13,10 @@ from pytest_edgeq.compare.reference import in_file_order, undisturbed
 from pytest_edgeq.compare.samples import Sample
 from pytest_edgeq.localize.localizer import ClippedRange, Localizer
 from pytest_edgeq.localize.mistakes import BIT_DB, FAR
-from pytest_edgeq.numerics.checks import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import CLIPPED_ACTIVATION, Finding, Harm, input_findings
 from pytest_edgeq.numerics.metrics import sqnr_db
+from pytest_edgeq.numerics.static_health import Calibration
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.writing import write_clamped

@@ -18,7 +18,6 @@ from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.errors import failure, findings_of, warn_user
 from pytest_edgeq.localize.origin import origin_findings
 from pytest_edgeq.localize.rows import LOWERING, LayerError, LayerErrors
-from pytest_edgeq.numerics.checks import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import (
     BIAS_AT_INT32_LIMIT,
@@ -37,13 +36,14 @@ from pytest_edgeq.numerics.findings import (
 )
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB
 from pytest_edgeq.numerics.results import StageErrors, is_below_a_step
+from pytest_edgeq.numerics.static_health import Calibration
 from pytest_edgeq.progress import Progress
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.conformance import RULE_NAMES
 from pytest_edgeq.tflite.same import io_differences, op_differences
 
 if TYPE_CHECKING:
-    from pytest_edgeq.compare.executors.engines import SampleExecutor
+    from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
 
 Claims = Callable[[Comparison | None], Iterable[Callable[[], None]]]
 

@@ -38,7 +38,7 @@ from pytest_edgeq.numerics.token_errors import PositionErrors
 from pytest_edgeq.progress import Progress
 
 if TYPE_CHECKING:
-    from pytest_edgeq.compare.executors.engines import SampleExecutor
+    from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
 
 Array = npt.NDArray[Any]
 

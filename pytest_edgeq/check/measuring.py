@@ -32,7 +32,7 @@ from pytest_edgeq.progress import Step
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-    from pytest_edgeq.compare.executors.engines import SampleExecutor
+    from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
 
 
 _CHOSEN = 2  # number of first samples on which the ops are always measured

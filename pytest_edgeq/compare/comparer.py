@@ -20,14 +20,14 @@ from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import undisturbed
 from pytest_edgeq.compare.samples import Sample, SampleSource, read_samples
 from pytest_edgeq.numerics.arrays import contiguous
-from pytest_edgeq.numerics.checks import Calibration
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import STATEFUL_REFERENCE, Finding, Place
 from pytest_edgeq.numerics.samples import overlap_finding, repeated_finding
+from pytest_edgeq.numerics.static_health import Calibration
 from pytest_edgeq.progress import Progress
 
 if TYPE_CHECKING:
-    from pytest_edgeq.compare.executors.engines import SampleExecutor
+    from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
 
 
 def compare(

@@ -9,12 +9,6 @@ import numpy as np
 
 from pytest_edgeq.errors import UnmatchedError, UnrunnableError, grouped
 from pytest_edgeq.names import GPU_KERNELS, nearest
-from pytest_edgeq.numerics.checks import (
-    check_bias,
-    check_scales,
-    has_default_parameters,
-    uncalibrated_finding,
-)
 from pytest_edgeq.numerics.findings import (
     BLOCKING,
     PARTLY_ON_CPU,
@@ -23,6 +17,12 @@ from pytest_edgeq.numerics.findings import (
     USELESS,
     Finding,
     Place,
+)
+from pytest_edgeq.numerics.static_health import (
+    check_bias,
+    check_scales,
+    has_default_parameters,
+    uncalibrated_finding,
 )
 from pytest_edgeq.runtimes.delegation import delegation_of
 from pytest_edgeq.runtimes.edge import EdgeFile

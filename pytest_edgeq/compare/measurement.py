@@ -17,13 +17,13 @@ from pytest_edgeq.compare.foreign import is_keras, keras_output_names
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import call_reference, in_file_order
 from pytest_edgeq.compare.samples import Sample
-from pytest_edgeq.numerics.checks import UNKNOWN, Calibration
 from pytest_edgeq.numerics.comparison import PointSample, WorstSamples
 from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.numerics.health import InputHealth, OutputHealth
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB, Side, sqnr_db
 from pytest_edgeq.numerics.samples import EvaluatedLedger, SampleLedger
+from pytest_edgeq.numerics.static_health import UNKNOWN, Calibration
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.boundary import code_range, qparams
 from pytest_edgeq.tflite.choices import choices

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from pytest_edgeq.compare.executors.engines import SampleExecutor
+    from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
     from pytest_edgeq.compare.executors.session_executor import SessionExecutor
     from pytest_edgeq.litert.converter import Traced
     from pytest_edgeq.tflite.graph import OpGraph

@@ -4,12 +4,12 @@ Find the op to blame: compare each op with its float counterpart.
 - `float_forms` chooses the float form and finds the constants that the file's were rounded from;
   `structure` pairs the ops of both, `single_ops` runs ops alone, `execution` a float op on the
   inputs of the file's op.
-- `against_torch` compares the float form with torch, `moves` bounds the rounding of constants,
-  `repairs` finds the op whose replacement fixes the form, `origin` compares with the converted
-  file.
+- `against_torch` compares the float form with torch, `constant_rounding` bounds the rounding of
+  constants, `repairs` finds the op whose replacement fixes the form, `origin` compares with the
+  converted file.
 - `localizer` measures samples, `measured` accumulates the errors of a tensor, `on_workers`
-  measures by an executor; `constant_checks` finds wrong constants, `readers` checks ranges by their
-  consumers, `resolution` finds the tensor whose few codes lose the change of an input.
+  measures by an executor; `constant_checks` finds wrong constants, `consumers` checks ranges by the
+  ops that read them, `resolution` finds the tensor whose few codes lose the change of an input.
 - `language` yields the inputs of a language model's step at some positions of sequences.
 - `mistakes` and `cause` choose the op to blame and the words; `rows` holds the results.
 """
@@ -27,7 +27,7 @@ from pytest_edgeq.localize.rows import LayerErrors
 from pytest_edgeq.numerics.findings import FILE, NOT_LOCALIZED, OP_IN_FLOAT, WRONG_RESULT, Finding
 
 if TYPE_CHECKING:
-    from pytest_edgeq.compare.executors.engines import SampleExecutor
+    from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
     from pytest_edgeq.compare.quantized import QuantizedModel
     from pytest_edgeq.compare.samples import Sample
     from pytest_edgeq.numerics.comparison import Comparison

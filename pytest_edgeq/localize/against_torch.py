@@ -18,11 +18,11 @@ import numpy.typing as npt
 
 from pytest_edgeq.compare.measurement import Arrays
 from pytest_edgeq.compare.reference import call_reference, in_file_order, torch_module
+from pytest_edgeq.localize.constant_rounding import DRAWS, FEW_DRAWS, ConstantRounding
 from pytest_edgeq.localize.execution import kept_outputs, output_tensors
 from pytest_edgeq.localize.float_forms import Forms, axis_orders
 from pytest_edgeq.localize.measured import Codes, code_limits, difference
 from pytest_edgeq.localize.measured import peak as peak_of
-from pytest_edgeq.localize.moves import DRAWS, FEW_DRAWS, Moves
 from pytest_edgeq.localize.repairs import misordered_op, repaired_op
 from pytest_edgeq.localize.structure import paired
 from pytest_edgeq.runtimes.bounds import float_bound
@@ -417,10 +417,10 @@ class AgainstTorch(OutputCheck):
         self,
         samples: Sequence[_PendingSample],
         tests: Sequence[tuple[int, list[int], _OutputDistance]],
-    ) -> Moves:
+    ) -> ConstantRounding:
         """Run the samples with constants that are drawn within half a step."""
         assert self._forms.perturbed is not None, "the caller has checked it"
-        moves, names = Moves(), list(self._quantized.input_names)
+        moves, names = ConstantRounding(), list(self._quantized.input_names)
         for seed in range(DRAWS):
             file = self._forms.perturbed(seed)
             for place, each in enumerate(samples):
@@ -663,7 +663,9 @@ def _is_moved(made: Array, wanted: Array) -> bool:
     return not bool((difference(made, wanted) <= _EQUAL * peak_of(wanted)).all())
 
 
-def _is_within(moves: Moves, output: int, group: Sequence[int], distance: _OutputDistance) -> bool:
+def _is_within(
+    moves: ConstantRounding, output: int, group: Sequence[int], distance: _OutputDistance
+) -> bool:
     """Whether float32 and the rounding of constants explain a distance."""
     float32 = distance.allowed * math.sqrt(distance.count)
     return math.sqrt(distance.noise) <= float32 + math.sqrt(moves.limit(output, group))

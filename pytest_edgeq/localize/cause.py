@@ -41,7 +41,6 @@ from pytest_edgeq.localize.rows import (
     LayerError,
     LayerErrors,
 )
-from pytest_edgeq.numerics.checks import Reason
 from pytest_edgeq.numerics.findings import (
     ACCUMULATED_LOSS,
     FILE,
@@ -57,6 +56,7 @@ from pytest_edgeq.numerics.findings import (
     Harm,
     Place,
 )
+from pytest_edgeq.numerics.static_health import Reason
 from pytest_edgeq.tflite.ops import BOUNDED, LAYERS
 
 # Minimum number of layers to detect an outlier.

@@ -19,8 +19,8 @@ from pytest_edgeq.compare.reference import (
     torch_module,
 )
 from pytest_edgeq.errors import warn_user
+from pytest_edgeq.localize.consumers import MASKING
 from pytest_edgeq.localize.measured import difference
-from pytest_edgeq.localize.readers import MASKING
 from pytest_edgeq.localize.structure import ConstantPair, Pairs, Structure, paired
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.runner import Copied

@@ -20,6 +20,13 @@ from pytest_edgeq.compare.parallel import MOST_WORKERS, begin, in_order, on_one_
 from pytest_edgeq.compare.reference import graph_module, quantizes_by_itself, undisturbed
 from pytest_edgeq.localize.against_torch import AgainstTorch
 from pytest_edgeq.localize.cause import NEAREST, ROUNDED, blame
+from pytest_edgeq.localize.consumers import (
+    MASKING,
+    Consumers,
+    mask_finding,
+    masking_ops,
+    rule_findings,
+)
 from pytest_edgeq.localize.execution import Execution, OpOutput
 from pytest_edgeq.localize.float_forms import forms_of
 from pytest_edgeq.localize.measured import (
@@ -31,19 +38,12 @@ from pytest_edgeq.localize.measured import (
     errors_of,
 )
 from pytest_edgeq.localize.origin import left_in_float, origin_findings
-from pytest_edgeq.localize.readers import (
-    MASKING,
-    Consumers,
-    mask_finding,
-    masking_ops,
-    rule_findings,
-)
 from pytest_edgeq.localize.rows import Diagnostics, LayerError, LayerErrors
 from pytest_edgeq.localize.source_lines import source_line
 from pytest_edgeq.localize.structure import Structure, by_name
-from pytest_edgeq.numerics.checks import UNKNOWN, Calibration, Reason, keeps_nothing
 from pytest_edgeq.numerics.findings import NO_HARM, Finding, Harm
 from pytest_edgeq.numerics.health import more_than_chance
+from pytest_edgeq.numerics.static_health import UNKNOWN, Calibration, Reason, keeps_nothing
 from pytest_edgeq.runtimes.bounds import float_bound, float_reach, rounding_bound
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.boundary import code_range

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pytest_edgeq.localize.rows import Diagnostics, LayerError
-from pytest_edgeq.numerics.checks import Reason, keeps_nothing
 from pytest_edgeq.numerics.health import more_than_chance
+from pytest_edgeq.numerics.static_health import Reason, keeps_nothing
 from pytest_edgeq.tflite.ops import facts_of
 
 FAR = 0.1  # share of a range's width beyond which an overshoot is not chance

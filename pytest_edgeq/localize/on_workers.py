@@ -25,7 +25,7 @@ from pytest_edgeq.progress import Step
 from pytest_edgeq.runtimes.edge import EdgeFile
 
 if TYPE_CHECKING:
-    from pytest_edgeq.compare.executors.engines import SampleExecutor
+    from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
 
 
 _Packed: TypeAlias = tuple[bytes, str | None]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.localize.consumers import Consumers
 from pytest_edgeq.localize.measured import code_limits
 from pytest_edgeq.localize.mistakes import BIT_DB
-from pytest_edgeq.localize.readers import Consumers
-from pytest_edgeq.numerics.checks import Reason
+from pytest_edgeq.numerics.static_health import Reason
 from pytest_edgeq.tflite.boundary import decode
 from pytest_edgeq.tflite.subgraph import Subgraph
 

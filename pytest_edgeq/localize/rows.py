@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from pytest_edgeq.numerics.checks import LEAST_SCALE, UNKNOWN, Calibration, Reason
 from pytest_edgeq.numerics.findings import (
     LOSSY_OP,
     NO_HARM,
@@ -17,6 +16,7 @@ from pytest_edgeq.numerics.findings import (
     aligned,
 )
 from pytest_edgeq.numerics.metrics import json_number
+from pytest_edgeq.numerics.static_health import LEAST_SCALE, UNKNOWN, Calibration, Reason
 
 SOUND = "sound"
 """The op computes the same as torch, up to rounding, and loses as much as others of its kind."""

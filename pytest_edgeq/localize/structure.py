@@ -21,7 +21,7 @@ from pytest_edgeq.localize.constant_checks import (
     cover_all_values,
     written_scale,
 )
-from pytest_edgeq.localize.readers import changed_input
+from pytest_edgeq.localize.consumers import changed_input
 from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.boundary import qparams

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .checks import ON_NOTHING, UNKNOWN, Calibration, keeps_nothing, uncalibrated_finding
 from .error_sums import IOSpec
 from .findings import (
     CLIPPED_INPUT,
@@ -28,6 +27,7 @@ from .findings import (
 )
 from .metrics import Array, Side
 from .results import FIXED_SCALES
+from .static_health import ON_NOTHING, UNKNOWN, Calibration, keeps_nothing, uncalibrated_finding
 
 # Share of clipped or saturated elements above which there is a finding. The least and the greatest
 # of n calibrated values are exceeded by 2/(n + 1) of new ones on average: a calibration as small as

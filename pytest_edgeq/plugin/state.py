@@ -15,8 +15,8 @@ from pytest_edgeq.plugin.html_extras import writes_html
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pytest_edgeq.baselines.claims import Owner, Phase
     from pytest_edgeq.baselines.paths import Layout
-    from pytest_edgeq.baselines.record import Owner, Phase
     from pytest_edgeq.baselines.session import SnapshotSession
     from pytest_edgeq.plugin.artifacts import Artifacts
     from pytest_edgeq.plugin.options.declared import Settings
@@ -115,7 +115,7 @@ def _record_claims(current: RunningPhase, memory: SnapshotSession) -> None:
 
 def owner_of(item: pytest.Item) -> Owner:
     """Return the test as the owner of baselines."""
-    from pytest_edgeq.baselines.record import Owner
+    from pytest_edgeq.baselines.claims import Owner
 
     # Not from the node id: pytest-xdist appends the group to it with --dist=loadgroup.
     names: list[str] = []

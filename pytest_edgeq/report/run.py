@@ -19,7 +19,7 @@ from pytest_edgeq.report.whole_files import write_whole
 from pytest_edgeq.versions import producer
 
 if TYPE_CHECKING:
-    from pytest_edgeq.baselines.record import ClaimRecord
+    from pytest_edgeq.baselines.claims import ClaimRecord
     from pytest_edgeq.runtimes.edge import EdgeFile
 
 FORMAT = "pytest-edgeq run"

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from pytest_edgeq.baselines import session, store
+from pytest_edgeq.baselines.claims import Owner
 from pytest_edgeq.baselines.errors import is_explained_by, loose
 from pytest_edgeq.baselines.paths import Layout
-from pytest_edgeq.baselines.record import Owner
 from pytest_edgeq.baselines.session import SnapshotSession
 from pytest_edgeq.numerics.findings import LOSSY_OP, WRONG_OP, Finding, Place
 

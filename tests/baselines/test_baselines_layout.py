@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pytest_edgeq.baselines.claims import Owner
 from pytest_edgeq.baselines.paths import Layout
-from pytest_edgeq.baselines.record import Owner
 
 ROOT = Path("/root")
 MODULE = ROOT / "tests" / "test_x.py"

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from pytest_edgeq.baselines import store
+from pytest_edgeq.baselines.claims import Owner
 from pytest_edgeq.baselines.obsolete import CollectedModule, RunLog, Survey, prune, survey
 from pytest_edgeq.baselines.paths import Layout
-from pytest_edgeq.baselines.record import Owner
 from pytest_edgeq.baselines.session import SnapshotSession
 from pytest_edgeq.baselines.summary import Outcome, summarize
 

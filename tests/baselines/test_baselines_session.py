@@ -9,8 +9,8 @@ import pytest
 
 from pytest_edgeq.baselines import session, store
 from pytest_edgeq.baselines.build import option_changes
+from pytest_edgeq.baselines.claims import Owner, Phase
 from pytest_edgeq.baselines.paths import Layout
-from pytest_edgeq.baselines.record import Owner, Phase
 from pytest_edgeq.baselines.session import SnapshotSession
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -17,7 +17,7 @@ from fixtures.models import ResidualNet, seeded
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel
 from pytest_edgeq.compare.comparer import compare
 from pytest_edgeq.compare.executors import stream
-from pytest_edgeq.compare.executors.engines import SampleExecutor
+from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
 from pytest_edgeq.progress import Progress, Step
 from pytest_edgeq.report.journal import Journal
 from tests.executors.conftest import AtOnce, Near, figures

@@ -16,7 +16,7 @@ import pytest
 
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.compare.comparer import compare
-from pytest_edgeq.compare.executors import engines
+from pytest_edgeq.compare.executors import sample_executor
 from pytest_edgeq.compare.executors.local_pool import WorkerDiedError
 from tests.executors.conftest import AtOnce, Near, figures
 
@@ -151,9 +151,9 @@ def test_a_cluster_without_workers_or_scheduler_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After a minute, or at once."""
-    monkeypatch.setattr(engines, "_NOBODY_SECONDS", 0)
+    monkeypatch.setattr(sample_executor, "_NOBODY_SECONDS", 0)
     executor: Any = AtOnce(1)
     executor._client = _Cluster(error)
-    engine = engines.DaskSampleExecutor(executor)
+    engine = sample_executor.DaskSampleExecutor(executor)
     with pytest.raises(RuntimeError, match=text):
         compare(quantized, given, runtime="xnnpack", engine=engine)

@@ -11,7 +11,6 @@ import pytest
 from pytest_edgeq.localize.cause import blame
 from pytest_edgeq.localize.mistakes import lossy
 from pytest_edgeq.localize.rows import Diagnostics, LayerErrors
-from pytest_edgeq.numerics.checks import Calibration
 from pytest_edgeq.numerics.findings import (
     ACCUMULATED_LOSS,
     CLIPPED_INPUT,
@@ -21,6 +20,7 @@ from pytest_edgeq.numerics.findings import (
     Harm,
     Place,
 )
+from pytest_edgeq.numerics.static_health import Calibration
 from tests.localize.rows import culprit, row, wrong
 
 SOUND = Diagnostics(

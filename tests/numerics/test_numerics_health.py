@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_edgeq.numerics.checks import (
+from pytest_edgeq.numerics.error_sums import IOSpec
+from pytest_edgeq.numerics.findings import Finding, Place
+from pytest_edgeq.numerics.health import InputHealth, OutputHealth
+from pytest_edgeq.numerics.samples import SampleLedger, overlap_finding, repeated_finding
+from pytest_edgeq.numerics.static_health import (
     Calibration,
     check_bias,
     check_scales,
     has_default_parameters,
 )
-from pytest_edgeq.numerics.error_sums import IOSpec
-from pytest_edgeq.numerics.findings import Finding, Place
-from pytest_edgeq.numerics.health import InputHealth, OutputHealth
-from pytest_edgeq.numerics.samples import SampleLedger, overlap_finding, repeated_finding
 
 Array = npt.NDArray[Any]
 INT8 = IOSpec("y", 0.1, 0, -128, 127)

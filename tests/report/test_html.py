@@ -18,11 +18,11 @@ import pytest
 
 from fixtures.token_logits import comparison as of_tokens
 from fixtures.token_logits import sequences
-from pytest_edgeq.baselines.record import Category
+from pytest_edgeq.baselines.claims import Category
 from pytest_edgeq.numerics.findings import DiffLine, DiffPart
 from pytest_edgeq.report import run as run_module
 from pytest_edgeq.report.facts import comparison_facts
-from pytest_edgeq.report.html import figures
+from pytest_edgeq.report.html import chart_data
 from pytest_edgeq.report.html.page import html_page
 from pytest_edgeq.report.html.view import text_blocks
 from tests.report.runs import (
@@ -263,10 +263,10 @@ def test_numbers_that_json_lacks_are_shown(value: str) -> None:
 def test_shares_are_of_noise_power() -> None:
     """Twice the error is four times the noise, and two dB values are not added."""
     stages = _stages({"quantization": 1.0, "lowering": 2.0, "total": 5**0.5})
-    (found,) = figures.noise_by_output(stages)
+    (found,) = chart_data.noise_by_output(stages)
     assert found.shares == {"quantization": pytest.approx(0.2), "lowering": pytest.approx(0.8)}
     assert found.total_over_sum == pytest.approx(1)
-    assert figures.stage_sentence(found).endswith(" 100 % of the sum over the stages.")
+    assert chart_data.stage_sentence(found).endswith(" 100 % of the sum over the stages.")
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_shares_are_of_noise_power() -> None:
 def test_errors_that_cancel_or_agree_are_told(total: float, said: str) -> None:
     """The shares are of the sum, which the total then is not."""
     stages = _stages({"quantization": 1.0, "lowering": 1.0, "total": total})
-    assert said in figures.stage_sentence(figures.noise_by_output(stages)[0])
+    assert said in chart_data.stage_sentence(chart_data.noise_by_output(stages)[0])
 
 
 def _stages(rmse: dict[str, float]) -> Record:
@@ -286,18 +286,18 @@ def _stages(rmse: dict[str, float]) -> Record:
 
 def test_limits_are_the_values_of_the_extreme_codes() -> None:
     """Of signed and unsigned dtypes; a float output has none."""
-    assert figures.limits_of(border("y", SCALE)) == pytest.approx((-5.9, 6.85))
+    assert chart_data.limits_of(border("y", SCALE)) == pytest.approx((-5.9, 6.85))
     unsigned = border("y", 0.5) | {"dtype": "uint8", "zero_point": 128}
-    assert figures.limits_of(unsigned) == (-64, 63.5)
-    assert figures.limits_of(border("y", None)) is None
+    assert chart_data.limits_of(unsigned) == (-64, 63.5)
+    assert chart_data.limits_of(border("y", None)) is None
 
 
 def test_bins_hold_whole_codes() -> None:
     """A uniform distribution over the codes is flat, where other bins would draw a comb."""
     codes = np.tile(np.arange(-128, 127), 4) * SCALE
-    points = figures.points_of({"float": codes.tolist(), "edge": codes.tolist()})
+    points = chart_data.points_of({"float": codes.tolist(), "edge": codes.tolist()})
     assert points is not None
-    found = figures.distribution(points, (-128 * SCALE, 127 * SCALE), SCALE)
+    found = chart_data.distribution(points, (-128 * SCALE, 127 * SCALE), SCALE)
     # The last bin may reach beyond the last code.
     assert set(found.counts["edge"][:-1]) == {16}
     assert found.counts["edge"].sum() == len(codes)
@@ -308,28 +308,28 @@ def test_bins_hold_whole_codes() -> None:
 )
 def test_every_value_is_in_a_bin(values: list[float], scale: float | None) -> None:
     """Of a constant, too, and of values far beyond qmin and qmax."""
-    points = figures.points_of({"float": values})
+    points = chart_data.points_of({"float": values})
     assert points is not None
-    found = figures.distribution(points, (-5.9, 6.85) if scale else None, scale)
+    found = chart_data.distribution(points, (-5.9, 6.85) if scale else None, scale)
     assert found.counts["float"].sum() == len(values)
 
 
 def test_elements_that_are_not_finite_are_dropped_on_all_sides() -> None:
     """So the sides stay the same elements."""
-    points = figures.points_of({"edge": [1.0, "nan", 3.0], "float": [1.0, 2.0, "inf"]})
+    points = chart_data.points_of({"edge": [1.0, "nan", 3.0], "float": [1.0, 2.0, "inf"]})
     assert points is not None
     assert {side: values.tolist() for side, values in points.sides.items()} == {
         "float": [1.0],
         "edge": [1.0],
     }
     assert points.dropped == 2
-    assert figures.points_of({"float": ["nan"], "edge": [1.0]}) is None
-    assert figures.points_of({}) is None
+    assert chart_data.points_of({"float": ["nan"], "edge": [1.0]}) is None
+    assert chart_data.points_of({}) is None
 
 
 def test_infinite_errors_stand_at_the_edge_and_unmatched_ops_are_gaps() -> None:
     """A triangle is no measurement."""
-    points = figures.layer_points(layers(model()["ops"]))
+    points = chart_data.layer_points(layers(model()["ops"]))
     assert points is not None
     assert points.columns["local_marker"][0] == "triangle"
     assert points.columns["local"][0] > np.nanmax(points.columns["local"][1:])
@@ -340,7 +340,7 @@ def test_infinite_errors_stand_at_the_edge_and_unmatched_ops_are_gaps() -> None:
     nothing = layers(model()["ops"])
     for row in nothing["rows"]:
         row |= {"local_sqnr_db": None, "cumulative_sqnr_db": None}
-    assert figures.layer_points(nothing) is None
+    assert chart_data.layer_points(nothing) is None
 
 
 @pytest.mark.parametrize(("ops", "named"), [(20, True), (21, False)])

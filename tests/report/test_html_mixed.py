@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from pytest_edgeq.report.html import figures
+from pytest_edgeq.report.html import chart_data
 from pytest_edgeq.report.html.page import html_page
 from tests.report.runs import Record, event, model, outcome, plan, run_of, sensitivity
 from tests.report.test_html import SCHEMA, Page
@@ -46,7 +46,7 @@ def test_the_worst_20_layers_are_shown() -> None:
     found = sensitivity(*(f"encoder.layers.{i}.attention.query" for i in range(25)))
     page = page_of(event("sensitivity", "a", sensitivity=found))
     assert "The worst 20 of 25 layers." in page.text
-    bars = figures.layer_bars(found)
+    bars = chart_data.layer_bars(found)
     assert bars is not None
     assert bars.columns["module"] == [row["module"] for row in found["rows"][:20]]
 
@@ -56,7 +56,7 @@ def test_infinite_bars_end_right_of_the_finite_ones() -> None:
     found = sensitivity("a", "b", "c")
     found["rows"][0]["gain_db"] = "nan"
     found["rows"][1]["gain_db"] = "inf"
-    bars = figures.layer_bars(found)
+    bars = chart_data.layer_bars(found)
     assert bars is not None
     exact, *others = bars.columns["quantized"]
     assert exact > max(others)
@@ -77,7 +77,7 @@ def test_a_plan_without_a_finite_sqnr_is_drawn(value: str) -> None:
 
 def test_the_curve_is_the_best_choice_up_to_each_size() -> None:
     """In the order of sizes, in which the search did not measure them."""
-    curve = figures.plan_curve(plan("a", "b"))
+    curve = chart_data.plan_curve(plan("a", "b"))
     assert curve is not None
     assert curve.columns["layers"] == [0, 3, 2, 6]
     assert curve.columns["size"].tolist() == [11.4, 17.0, 17.5, 24.0]

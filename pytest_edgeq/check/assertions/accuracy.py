@@ -38,7 +38,7 @@ from pytest_edgeq.runtimes.edge import EdgeFile
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from pytest_edgeq.compare.executors.engines import SampleExecutor
+    from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
     from pytest_edgeq.numerics.comparison import Comparison
     from pytest_edgeq.quantize.mixed.engine import LayerEngine
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from pytest_edgeq.compare.executors.engines import SampleExecutor
 from pytest_edgeq.compare.executors.pickled import CannotTravelError, pickled
+from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
 from pytest_edgeq.compare.executors.stream import SampleError, Stream
 from pytest_edgeq.compare.executors.worker import Job, JobRunner, Task
 from pytest_edgeq.compare.foreign import OnnxReference, is_keras

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from pytest_edgeq.compare.executors.engines import SampleExecutor
+    from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
 
 NEEDS_DASK = (
     "dask:ADDRESS needs dask.distributed, which is not installed: pip install 'pytest-edgeq[dask]'"
@@ -69,15 +69,15 @@ class SessionExecutor:
         """Return the engine of a call."""
         if executor is None and self._default is None:
             return None
-        from pytest_edgeq.compare.executors.engines import engine_for
+        from pytest_edgeq.compare.executors.sample_executor import sample_executor_for
 
         if executor is not None:
             # The same engine for the same executor: its workers have the models of calls before.
             if self._last is None or self._last[0] is not executor:
-                self._last = executor, engine_for(check_executor(executor))
+                self._last = executor, sample_executor_for(check_executor(executor))
             return self._last[1]
         if self._engine is None:
-            self._engine = engine_for(self._made())
+            self._engine = sample_executor_for(self._made())
         return self._engine
 
     def _made(self) -> Executor:

@@ -9,9 +9,9 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, 
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_edgeq.compare.executors.engines import SampleExecutor
 from pytest_edgeq.compare.executors.local_pool import WorkerDiedError
 from pytest_edgeq.compare.executors.pickled import pickled
+from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
 from pytest_edgeq.compare.executors.worker import (
     Answer,
     ExecutorError,

@@ -33,7 +33,7 @@ from pytest_edgeq.quantize.pt2e import exported_graph, instance_of
 from pytest_edgeq.quantize.request import fresh
 
 if TYPE_CHECKING:
-    from pytest_edgeq.compare.executors.engines import SampleExecutor
+    from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
     from pytest_edgeq.litert.mixed import Roundings
     from pytest_edgeq.quantize.request import Request
 

@@ -33,7 +33,7 @@ from pytest_edgeq.quantize.request import Request, fresh
 from pytest_edgeq.runtimes.process_state import frozen_heap, seeded
 
 if TYPE_CHECKING:
-    from pytest_edgeq.compare.executors.engines import SampleExecutor
+    from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
 
 
 def sensitivity(

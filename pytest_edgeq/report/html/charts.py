@@ -28,7 +28,7 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure
 
-from pytest_edgeq.report.html.figures import (
+from pytest_edgeq.report.html.chart_data import (
     Distribution,
     LayerBars,
     LayerPoints,

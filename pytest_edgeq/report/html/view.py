@@ -12,16 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.numerics.findings import DiffLine, DiffPart, Finding
-from pytest_edgeq.report.html.charts import (
-    Chart,
-    histogram,
-    layer_chart,
-    plan_chart,
-    scatter,
-    sensitivity_chart,
-    stage_bar,
-)
-from pytest_edgeq.report.html.figures import (
+from pytest_edgeq.report.html.chart_data import (
     decibels,
     distribution,
     layer_bars,
@@ -31,6 +22,15 @@ from pytest_edgeq.report.html.figures import (
     plan_curve,
     points_of,
     stage_sentence,
+)
+from pytest_edgeq.report.html.charts import (
+    Chart,
+    histogram,
+    layer_chart,
+    plan_chart,
+    scatter,
+    sensitivity_chart,
+    stage_bar,
 )
 from pytest_edgeq.report.model_rows import HEADINGS, ModelRow, cells, model_rows, number_of
 from pytest_edgeq.report.run import findings_in

@@ -18,7 +18,7 @@ from pytest_edgeq.names import DEFAULT_RUNTIME, ISOLATE_MODES
 from pytest_edgeq.runtimes.engines import Opening
 from pytest_edgeq.runtimes.process_state import cpu_model
 from pytest_edgeq.runtimes.runner import open_here
-from pytest_edgeq.runtimes.workers.child import sent, source_file
+from pytest_edgeq.runtimes.workers.isolated_file import sent, source_file
 from pytest_edgeq.tflite.mapped import Buffer, MappedFile
 from pytest_edgeq.tflite.source import build_interpreter
 from pytest_edgeq.versions import version_of

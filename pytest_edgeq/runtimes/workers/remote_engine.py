@@ -25,8 +25,8 @@ from pytest_edgeq.runtimes.engines import (
     described,
 )
 from pytest_edgeq.runtimes.runner import on_disk, open_here
-from pytest_edgeq.runtimes.workers.child import OpenFile, source_file
 from pytest_edgeq.runtimes.workers.crash_report import WorkerCrashError, file_fact, size_text
+from pytest_edgeq.runtimes.workers.isolated_file import OpenFile, source_file
 from pytest_edgeq.runtimes.workers.link import LinkError
 from pytest_edgeq.runtimes.workers.target import link_error
 from pytest_edgeq.tflite.boundary import numpy_dtype

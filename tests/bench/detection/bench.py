@@ -34,8 +34,8 @@ from typing import Any
 import torch
 
 from pytest_edgeq import Edgeq, QuantizedModel
+from pytest_edgeq.baselines.claims import Owner
 from pytest_edgeq.baselines.paths import Layout
-from pytest_edgeq.baselines.record import Owner
 from pytest_edgeq.baselines.session import SnapshotSession
 from pytest_edgeq.tflite.runtimes import Runtime
 from tests.bench.detection import architectures, defects_file, defects_model, defects_runtime, peers

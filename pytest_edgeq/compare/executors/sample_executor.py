@@ -133,7 +133,7 @@ class DaskSampleExecutor(SampleExecutor):
         return future
 
 
-def engine_for(executor: Executor) -> SampleExecutor:
+def sample_executor_for(executor: Executor) -> SampleExecutor:
     """Return the engine of an executor."""
     is_dask = type(executor).__module__.startswith("distributed.")
     if is_dask and hasattr(executor, "_client"):

@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from pytest_edgeq.localize.moves import DRAWS, FEW_DRAWS, Moves
+from pytest_edgeq.localize.constant_rounding import DRAWS, FEW_DRAWS, ConstantRounding
 
 
 def _limit(moved: np.ndarray) -> float:
     """The limit of one output on one sample, of draws along the first axis."""
-    moves = Moves()
+    moves = ConstantRounding()
     for each in moved:
         moves.add(0, 0, each)
     return moves.limit(0, [0])
@@ -55,7 +55,7 @@ def test_few_draws_accept_only_what_lies_far_within() -> None:
 def test_samples_are_judged_together() -> None:
     """Their squares add up, and their directions."""
     draw = np.random.default_rng(0)
-    moves = Moves()
+    moves = ConstantRounding()
     for _ in range(DRAWS):
         for sample in range(4):
             moves.add(0, sample, draw.uniform(-1, 1, 3))

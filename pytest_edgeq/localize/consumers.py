@@ -10,9 +10,9 @@ import numpy.typing as npt
 from scipy.special import softmax as softmax_of
 
 from pytest_edgeq.localize.measured import Codes, TensorErrors, code_limits
-from pytest_edgeq.numerics.checks import Reason
 from pytest_edgeq.numerics.findings import WRONG_OP, WRONG_QPARAMS, Finding
 from pytest_edgeq.numerics.health import CLIPPED_LSB
+from pytest_edgeq.numerics.static_health import Reason
 from pytest_edgeq.tflite.boundary import code_range, qparams
 from pytest_edgeq.tflite.conformance import (
     BIAS_SCALE,

@@ -22,7 +22,7 @@ _CHANCE = 1e-6  # probability that a sound file exceeds one limit
 _ELEMENTS = 4096  # elements of a large output from which the degrees of freedom are estimated
 
 
-class Moves:
+class ConstantRounding:
     """
     Changes of the outputs as constants of unknown rounding vary within half a step.
 
