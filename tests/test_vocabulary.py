@@ -57,3 +57,31 @@ def test_a_denied_word_is_found(line: str) -> None:
     """In the docstring of a method as well."""
     code = f'class Sound:\n    """A sound one."""\n    def run(self):\n        """{line}"""\n'
     assert [*denied(ast.parse(code))] == [line]
+
+
+def _modules_left_out(package: Path) -> list[str]:
+    """Return the modules and packages of a package that its docstring does not name."""
+    documented = ast.get_docstring(ast.parse((package / "__init__.py").read_text("utf-8"))) or ""
+    modules = {each.stem for each in package.glob("*.py")} - {"__init__"}
+    packages = {each.parent.name for each in package.glob("*/__init__.py")}
+    return sorted(each for each in modules | packages if f"`{each}`" not in documented)
+
+
+PACKAGES = [path.parent for path in TREES if path.name == "__init__.py"]
+
+
+@pytest.mark.parametrize(
+    "package", [each for each in PACKAGES if each not in (PACKAGE, PACKAGE / "cli" / "commands")]
+)
+def test_a_package_names_its_modules(package: Path) -> None:
+    """Each command has a module of its name."""
+    assert _modules_left_out(package) == []
+
+
+def test_a_module_that_is_left_out_is_found(tmp_path: Path) -> None:
+    """A package inside, too."""
+    (tmp_path / "inner").mkdir()
+    for name in ("known", "unknown", "inner/__init__"):
+        (tmp_path / f"{name}.py").touch()
+    (tmp_path / "__init__.py").write_text('"""`known` is all."""')
+    assert _modules_left_out(tmp_path) == ["inner", "unknown"]

@@ -2,7 +2,9 @@
 The command line `edgeq`: inspect and compare `.tflite` files outside of a test.
 
 Each command is a module of `commands`, imported when it is used.
-`trouble.py` turns errors into sentences, `text.py` prints, `files.py` opens files and runtimes.
+- `trouble` turns errors into sentences, `text` prints, `files` opens files and runtimes.
+- `file_diff` and `file_compare` compare two files, by parameters and by outputs; `pages` finds the
+  documentation.
 """
 
 from __future__ import annotations

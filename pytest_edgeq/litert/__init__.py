@@ -5,8 +5,10 @@ Nothing outside this folder imports litert_torch, torchao or ai_edge_quantizer, 
 releases affect one place. Each shim names the versions and the symptom, and has a test in
 `tests/litert/` that fails when it is no longer needed.
 
-- `libraries` imports them, and finds rules that others have registered; `converter` converts.
-- PT2E quantizers: `pt2e_graphs`, `configs`, `annotations`, `simulated`, `mixed`. Training: `qat`.
+- `libraries` imports them, and finds rules that others have registered; `converter` converts, with
+  native steps in another process (`native`); `exported` rewrites exported graphs before.
+- PT2E quantizers: `pt2e_graphs`, `configs`, `annotations`, `histograms`, `simulated`, `mixed`.
+  Training: `qat`.
   FX mode: `fx`. torchao's `quantize_`: `ao`, `weights`. Recipes: `recipes`, `rules`.
 - `graphs` stores torch graphs without pickles, `digest` hashes them.
 

@@ -11,7 +11,8 @@ Find the op to blame: compare each op with its float counterpart.
   measures by an executor; `constant_checks` finds wrong constants, `consumers` checks ranges by the
   ops that read them, `resolution` finds the tensor whose few codes lose the change of an input.
 - `language` yields the inputs of a language model's step at some positions of sequences.
-- `mistakes` and `cause` choose the op to blame and the words; `rows` holds the results.
+- `mistakes` and `cause` choose the op to blame and the words; `rows` holds the results;
+  `source_lines` finds the line of the model that calls an op.
 """
 
 from __future__ import annotations

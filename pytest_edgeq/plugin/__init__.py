@@ -4,7 +4,11 @@ The plugin: hooks and fixtures only.
 It is loaded into every pytest run where pytest-edgeq is installed, so at first it imports only the
 options: the baselines, the journal, torch, numpy and the converter are imported with the fixture.
 
-All state is in `config.stash`.
+All state is in `config.stash` (`state`). `options` has the options, `markers` the marker `edgeq`,
+`project_targets` the targets of the ini. `controller` receives the reports and writes the views;
+`artifacts` and `html_extras` write what shows a failure. `tracebacks`, `library_output` and
+`terminal_progress` change what the terminal shows.
+
 What a test claimed is attached to its report as plain data, because only reports survive the crash
 of an xdist worker.
 """

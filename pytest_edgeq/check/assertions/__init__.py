@@ -1,6 +1,9 @@
 """
 Assertions of a test about a quantized model, one function each.
 
+`dtypes`, `qparams`, `numbers` (budgets, size), `accuracy` (with `scoring` and `drop_error`),
+`same_codes` of runtimes, `defects`; `expect` parses what users expect.
+
 Every function accepts a QuantizedModel, a path or the bytes of a `.tflite` file, raises
 AssertionError and works outside pytest. A name without a match is an `UnmatchedError`,
 which is an AssertionError, too.

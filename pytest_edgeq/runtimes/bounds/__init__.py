@@ -2,7 +2,8 @@
 Rounding errors of TFLite's builtin CPU kernels beyond the arithmetic of their ops.
 
 `rounding` bounds the codes of quantized kernels, `floats` the results of float kernels, `hybrid`
-computes the input of kernels that quantize it at run time. Read from the sources of LiteRT of
+computes the input of kernels that quantize it at run time; `linear`, `functions` and `fixed` have
+the rules, `site` an op with its tensors. Read from the sources of LiteRT of
 August 2026 (ai-edge-litert 2.3), below `tflite/kernels/`, and measured in
 `tests/runtimes/bounds/test_bounds.py`.
 """
