@@ -239,8 +239,8 @@ def test_kernels_that_quantize_nan_are_not_compared() -> None:
     assert found.differences == ()
     assert any(
         re.match(
-            r"runtimes 'xnnpack' and 'builtin' were not compared at FULLY_CONNECTED .* and behind "
-            "it: its kernels quantize NaN or infinite values",
+            r"runtimes 'xnnpack' and 'builtin' were not compared from FULLY_CONNECTED .* on: "
+            "the two kernels quantize NaN or infinity to different codes",
             note,
         )
         for note in found.notes
@@ -292,7 +292,7 @@ def test_what_no_op_explains_is_found(spoil: Spoil) -> None:
 
     found = _agreement(quantized, samples(ResidualNet, 4, seed=3))
 
-    why = "no op by itself explains it, so it is what the runtime does between the ops"
+    why = "no single op explains it, so the runtime moves data wrongly between the ops"
     assert sum(each.causes[0].startswith(why) for each in found.differences) == 1
     same = "expected other outputs of sample 3 than of sample 0, got the same"
     assert any(same in each.title for each in found.differences) == (spoil is _stuck_elsewhere)

@@ -487,11 +487,9 @@ def test_a_runtime_that_gives_something_else_is_found(heads: QuantizedModel) -> 
 
     count = len(heads.graph.ops)
     assert first.startswith(
-        f"runtimes 'board' and 'builtin': all {count} ops, each run alone, give something else: "
+        f"runtimes 'board' and 'builtin': all {count} ops differ when run alone: "
     )
-    assert why.startswith(
-        "cause: it is no kernel, but what stands between the file and the runtime"
-    )
+    assert why.startswith("cause: not the kernels but the runtime's buffers are wrong: ")
 
 
 def test_all_is_listed_the_most_telling_first(heads: QuantizedModel) -> None:
@@ -591,7 +589,7 @@ def test_codes_of_small_ops_are_counted_together() -> None:
 
     assert text.startswith(
         "runtimes 'board' and 'builtin': expected at most 50% of the codes of 4 ops to differ, as "
-        "rounding parts those near ties only, got 64 of 64, 0 of them lower and 64 higher\n"
+        "rounding changes only codes near ties, got 64 of 64, 0 of them lower and 64 higher\n"
         "cause: each op was run alone on both, on the same inputs: what stands between the file "
         "and the runtime changes what is read\n"
     )
@@ -605,14 +603,14 @@ def test_the_text_of_runtimes_that_differ() -> None:
 
     assert re.fullmatch(
         r"runtimes 'board' and 'builtin': ADD #0: expected at most 50% of the codes to differ, "
-        r"as rounding parts those near ties only, got 128 of 128, all higher \(sample 0, index "
+        r"as rounding changes only codes near ties, got 128 of 128, all higher \(sample 0, index "
         r"\[0, 0\]: board 1, builtin 0\) \[1 of 1 ops\]\n"
         "cause: each op was run alone on both, on the same inputs, so that nothing before it "
         "explains this: one of the two computes something else\n"
         r"fix: compare both with torch: edgeq.compare\(model, samples, runtime='board'\) and "
         "runtime='builtin'\n\n"
         "note: baselines were not checked: outside a test nothing is remembered\n"
-        "note: 2 different evaluation samples: too few to hold errors sample by sample, so the "
+        "note: 2 different evaluation samples: too few for paired, per-sample limits, so the "
         "limits are wide; give 5 or more that differ",
         text,
     ), text
@@ -655,7 +653,7 @@ def test_the_text_of_a_file_that_kernels_refuse() -> None:
     assert "(scale of the input 0.1, of the output 0.2)" in lines[1]
     assert lines[-2:] == [
         "note: ops were not compared with torch one by one, as the builtin runtime, which keeps "
-        "what is between them, refuses the file",
+        "intermediate tensors, refuses the file",
         _NOTE,
     ]
     assert sum("SharedQuantizationSpec" in line for line in lines) == 1

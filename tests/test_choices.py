@@ -122,7 +122,7 @@ def test_scores_of_which_nothing_is_left_are_found(case: str) -> None:
     content, reference, rows = _CASES[case]
     model = Edgeq().load(content(peak=3000.0), reference=reference, name="choice")
     text, _ = checked(model, _samples(rows))
-    assert f"output {case!r}: expected what " in text
+    assert f"output {case!r}: expected the choices of " in text
     assert "the scores that it chooses by, of FULLY_CONNECTED #0, have " in text
 
 

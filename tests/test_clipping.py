@@ -64,7 +64,7 @@ def test_tokens_that_the_calibration_never_had_are_found(tokens: QuantizedModel)
     assert ": expected values within the range of its codes, [" in first
     assert "% outside, as far as [" in first
     assert "(sample 7)" in first
-    assert others[0].startswith("cause: clipping makes most of the loss of output 'output_0'")
+    assert others[0].startswith("cause: clipping causes most of the loss of output 'output_0'")
     assert others[1].startswith("cause: on calibration samples the file has ")
     assert others[2] == "fix: calibrate with samples like those evaluated, preprocessed alike"
     # Of a few such tokens, chance explains how many values lie beyond, but not how far.

@@ -176,8 +176,8 @@ def test_one_black_image_is_told(net: QuantizedModel, remember: Remember) -> Non
         (
             (64, 4, 0),
             [
-                "4 different evaluation samples of 64 given: too few to hold errors sample by "
-                "sample, so the limits are wide; give 5 or more that differ"
+                "4 different evaluation samples of 64 given: too few for paired, per-sample "
+                "limits, so the limits are wide; give 5 or more that differ"
             ],
         ),
         (

@@ -99,10 +99,10 @@ def test_an_input_that_a_tensor_of_few_codes_loses_is_found() -> None:
     model = _loaded(_LARGE)
     for each in (model, model.signature("encode")):
         text = _text(each, _samples(6))
-        assert text.startswith("input 'source': expected 6.02 dB SQNR or more of what it changes ")
+        assert text.startswith("input 'source': expected 6.02 dB SQNR or more of the change that ")
         assert "in the output of FULLY_CONNECTED #0 rounding removes the change from 30 of " in text
         assert re.search(r"channels (0, 1|1, 0) fill its range", text)
-        assert re.search(r"scale channels (0, 1|1, 0) down in the model, and their readers", text)
+        assert re.search(r"scale channels (0, 1|1, 0) down in the model and the consumers up", text)
 
 
 def _joined() -> QuantizedModel:

@@ -217,8 +217,8 @@ class Agreement:
             ):
                 if share := _unrepeated(one, two):
                     cause = (
-                        "the runtime gives what an earlier run left, or keeps something from run "
-                        "to run: outputs that are not copied, a state that is not reset"
+                        "the runtime returns stale outputs or keeps state between runs: outputs "
+                        "are not copied, or a state is not reset"
                     )
                     headline = (
                         f"runtime {name!r}: output {border.name!r}: expected sample 0 to give the "
@@ -247,8 +247,8 @@ def _aborts(graph: OpGraph) -> str:
             tensor = graph.tensor(op, op.inputs[0])
             if tensor.dtype in ("int8", "uint8") and tensor.shape[-1] >= _SOFTMAX_ABORTS:
                 return (
-                    f"its kernels end the process at a SOFTMAX of {tensor.dtype} over "
-                    f"{tensor.shape[-1]} values, should they be equal"
+                    f"its kernels abort at a SOFTMAX of {tensor.dtype} over "
+                    f"{tensor.shape[-1]} values if all are equal"
                 )
     return ""
 

@@ -162,7 +162,7 @@ def _finding(
     others = f" and {len(ranges) - 1} more" if len(ranges) > 1 else ""
     file, clamped = (sqnr_db(errors.signal, each) for each in (errors.file, errors.clamped))
     causes = [
-        f"clipping makes most of the loss of output {output!r}: with this range{others} the float "
+        f"clipping causes most of the loss of output {output!r}: with this range{others} the float "
         f"model has {clamped:.1f} dB SQNR on the worst samples, the file {file:.1f} dB"
     ]
     if calibrated is not None:
@@ -174,8 +174,8 @@ def _finding(
         place=entry_of(quantized.graph, worst.op, quantized.edge.modules).place,
         expected="values within the range of its codes, [{:.3g}, {:.3g}]".format(*worst.reach),
         got=(
-            f"{100 * worst.share:.3g} % outside, as far as [{worst.met[0]:.3g}, "
-            f"{worst.met[1]:.3g}] (sample{'s' if len(worst.samples) > 1 else ''} {shown})"
+            f"{100 * worst.share:.3g} % outside, as far as [{worst.observed[0]:.3g}, "
+            f"{worst.observed[1]:.3g}] (sample{'s' if len(worst.samples) > 1 else ''} {shown})"
         ),
         harm=Harm.decibels(lost),
         causes=(*causes, *why.causes),

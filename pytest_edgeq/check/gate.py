@@ -56,7 +56,7 @@ _SHIP = (
 
 # SQNR that a file of float32, or with float16 constants, has at least: RAFT has 110 dB.
 _FLOAT32_DB, _FLOAT16_DB = 60.0, 40.0
-# SQNR of what varies between samples below which it is noted, if a constant output has 40 dB.
+# A spread SQNR below the first is noted if the samples' mean, as the output, exceeds the second.
 _LITTLE_DB, _CONSTANT_DB = 20.0, 40.0
 # Number of different calibration samples below which they are few.
 # A value of a new sample lies beyond the least and greatest of n with a probability of 2/(n + 1): a
@@ -260,8 +260,8 @@ class _Gate:
             rms = errors.rmse * 10 ** (errors.sqnr_db / 20)
             self._verdict.notes.append(
                 f"output {name!r} varies between the samples by {errors.spread:.3g} (rms) around "
-                f"values of {rms:.3g}, and the error is {errors.rmse:.3g}: {left:.3g} "
-                f"dB of what varies, although the SQNR is {errors.sqnr_db:.3g} dB; let the model "
+                f"values of {rms:.3g}; the error is {errors.rmse:.3g}: the variation has "
+                f"{left:.3g} dB SQNR, the whole output {errors.sqnr_db:.3g} dB; let the model "
                 "return the difference from a constant, or use samples that differ more"
             )
 

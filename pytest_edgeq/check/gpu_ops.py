@@ -271,9 +271,9 @@ class GpuResults(RuntimeResults):
         worst = self._costliest()
         return worst is not None and worst.sqnr_db <= _EXPLAINS_DB
 
-    def _why_apart(self) -> str:
+    def _why_outputs_differ(self) -> str:
         if not self._is_half:
-            return super()._why_apart()
+            return super()._why_outputs_differ()
         text = "float16 rounds every value and every sum to 11 bits"
         if (worst := self._costliest()) is None:
             return text

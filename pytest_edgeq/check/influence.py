@@ -159,8 +159,8 @@ class Influence:
             return Finding(
                 kind=LOST_INPUT,
                 place=Place("input", self._quantized.input_names[place]),
-                expected=f"{BIT_DB:.3g} dB SQNR or more of what it changes in output {name!r}, "
-                "which is one bit",
+                expected=f"{BIT_DB:.3g} dB SQNR or more of the change that it causes in output "
+                f"{name!r}",
                 got=f"{change.sqnr_db:.1f} dB where it was swapped between {count} of samples (the "
                 f"change is {share:.1f} dB relative to the output: the smaller it is, the less its "
                 "loss shows in the output's SQNR)",
@@ -223,7 +223,7 @@ def _channels(coarse: CoarseTensor) -> str:
 def _fix(coarse: CoarseTensor) -> str:
     """Return how to represent the coarse channels by more codes."""
     if coarse.wide:
-        return f"scale {_channels(coarse)} down in the model, and their readers up, {_BITS}"
+        return f"scale {_channels(coarse)} down in the model and the consumers up, {_BITS}"
     return f"{coarse.widened.fix or _OUTLIER}, {_BITS}"
 
 

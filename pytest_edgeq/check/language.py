@@ -48,7 +48,7 @@ SEQUENCES = 2
 # A float file: 117 dB and more at each position of two layers; half of the bits are left to depth.
 # With weights, caches or a reference of 16 bits the rounding of those, 54 dB for bfloat16.
 _FLOAT32_DB, _FLOAT16_DB = 80.0, 30.0
-_DRIFT_DB, _FEWEST = 12.0, 16  # of so many positions a quarter is no single one
+_DRIFT_DB, _FEWEST = 12.0, 16  # a quarter of 16 positions has four
 _OUTPUT = Place("output", "logits")
 
 
@@ -127,8 +127,8 @@ def _fix(model: LanguageModel, stage: str, position: int) -> str:
     """Return how to find the op: by localize where the quantizer lost it."""
     if stage == "quantization":
         return f"find the op by edgeq.localize(model, sequences, positions=[{position}])"
-    layer = "compare the layer of the first wrong cache tensor, its mask and its positions, with"
-    return f"{layer} {model.reference_name}: export it with that layer alone"
+    alone = "export the model with the layer of the first wrong cache tensor alone"
+    return f"{alone}, and compare it, its mask and its positions with {model.reference_name}"
 
 
 def _least_of_float(model: LanguageModel, layout: CacheLayout) -> float:

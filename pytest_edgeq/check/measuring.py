@@ -208,7 +208,7 @@ class Measuring:
 
     def _selects(self, distances: Sequence[float] | None) -> bool:
         """Whether to measure the ops on the next sample, by its distances from torch if known."""
-        # This costs several runs, which tell nothing new on samples of like errors. With a state,
+        # This costs several runs, which add nothing on samples with similar errors. With a state,
         # each sample changes the results of the next one.
         self._n_asked += 1
         is_furthest = distances is None or self._distances.exceeds(distances)
@@ -252,7 +252,7 @@ class Measuring:
         except UnrunnableError as error:
             refuses = "lacks an op of the file" if error.is_lacking else "refuses the file"
             self._refusals += [] if error.is_lacking else [error]
-            runtime = f"the {error.runtime} runtime, which keeps what is between them"
+            runtime = f"the {error.runtime} runtime, which keeps intermediate tensors"
             why = f", as {runtime}, {refuses}"
         except noted as error:
             why = f": {error}"

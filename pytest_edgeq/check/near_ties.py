@@ -39,12 +39,12 @@ def judge_choices(
         op = found[name].op.place
         got = f"got {agreeing} of {rows} ({100 * agreement:.3g} %)"
         scores = None if localizer is None else _scores(localizer, found[name], samples)
-        text = f"expected half of what {op} chose to be the reference's, {got}"
+        text = f"expected at least half of the choices of {op} to match the reference, {got}"
         causes: tuple[str, ...] = ()
         note, is_lost = "", agreement < _LEAST_MATCHES
         if scores is not None:
             maker, quality = scores
-            text = f"expected what {op} chose in the reference, {got}"
+            text = f"expected the choices of {op} to match the reference, {got}"
             causes = (
                 f"the scores that it chooses by, of {maker}, have {quality:.3g} dB SQNR: expected "
                 f"{ONE_BIT_DB:.3g} dB or more, which is one bit of them",
@@ -60,7 +60,7 @@ def judge_choices(
             )
         else:
             notes.append(
-                f"output {name!r}: {agreeing} of {rows} are what {op} chose in the reference{note}"
+                f"output {name!r}: {agreeing} of {rows} choices of {op} match the reference{note}"
             )
     return findings, notes
 

@@ -39,7 +39,7 @@ GREATEST = float(np.finfo(np.float32).max)
 # Of Hoeffding's bound, P(share ≥ p + d) ≤ exp(−2nd²): once in a million by chance.
 _CHANCE = math.log(1e6) / 2
 
-_NEAR_TIES = "as rounding parts those near ties only"
+_NEAR_TIES = "as rounding changes only codes near ties"
 
 
 @dataclass(eq=False)
@@ -149,7 +149,7 @@ class Pair:
         if not _exceeds_chance(moved, self.n_inside * self.share, self.n_inside):
             return ""
         if self.is_float:
-            what = "differences to go one way, as rounding is by chance"
+            what = "differences to have one sign, as rounding is random"
             ways = f", {'lower' if lower > higher else 'higher'}"
         else:
             what = f"codes to differ, {_NEAR_TIES}"
@@ -297,10 +297,10 @@ def _who(kernels: set[str], targets: list[TargetMachine | None]) -> str:
     machines = [each or TargetMachine.of("", facts()) for each in targets]
     releases = list(dict.fromkeys(f"{each.package} {each.release}" for each in machines))
     if len(releases) > 1:
-        return f"kernels of {' and '.join(releases)} round this op otherwise"
+        return f"kernels of {' and '.join(releases)} round this op differently"
     with_avx2 = [machine for machine in machines if "AVX2" in machine.features]
     # Measured: without AVX2 (Nehalem, emulated) builtin computes ARM's codes, with it others.
     if kernels == {"builtin"} and len(with_avx2) == 1:
-        return "x86 with AVX2 rounds this op otherwise"
+        return "x86 with AVX2 rounds this op differently"
     named = " and ".join(dict.fromkeys(machine.machine for machine in machines))
-    return f"kernels of {named} round this op otherwise"
+    return f"kernels of {named} round this op differently"

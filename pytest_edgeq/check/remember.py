@@ -129,8 +129,8 @@ def notes_on(samples: EvaluatedSamples) -> list[str]:
     elif 0 < different < FEWEST_SAMPLES:
         of = f" of {total} given" if total > different else ""
         notes.append(
-            f"{different} different evaluation samples{of}: too few to hold errors sample by "
-            f"sample, so the limits are wide; {enough}"
+            f"{different} different evaluation samples{of}: too few for paired, per-sample "
+            f"limits, so the limits are wide; {enough}"
         )
     if total and constant == total:
         which = "the evaluation sample is" if total == 1 else "all evaluation samples are"

@@ -93,8 +93,8 @@ class RuntimeResults:
 
     def findings(self) -> list[Finding]:
         """Return the findings on the runtime."""
-        apart = self._outputs_apart()
-        if wrong := self._wrong_pairs(apart):
+        differing = self._differing_outputs()
+        if wrong := self._wrong_pairs(differing):
             known = all((self.name, pair.op.name) in KNOWN_WRONG for pair in wrong)
             return [] if known else [self._wrong_ops(wrong)]
         if any(pair.is_undefined for pair in self._pairs.values()):
@@ -105,13 +105,13 @@ class RuntimeResults:
                 "and the runtime changes what is read"
             )
             return [self._differs(together, cause, self._compare)]
-        return apart
+        return differing
 
     def _wrong_pairs(self, on_outputs: Sequence[Finding]) -> list[Pair]:
         """Return the outputs of ops that differ, with the findings on the file's outputs."""
         return [pair for pair in self._pairs.values() if pair.problem()]
 
-    def _outputs_apart(self) -> list[Finding]:
+    def _differing_outputs(self) -> list[Finding]:
         """Return a finding for each output that is farther from the base than errors explain."""
         found = []
         for position, distance in self._distances.items():
@@ -127,11 +127,11 @@ class RuntimeResults:
             limit = _ERROR_RATIO * error * self._precision + step
             if not distance.difference <= limit:
                 text = (
-                    f"output {border.name!r}: expected at most {limit:.3g} between them (rms: "
-                    f"{_ERROR_RATIO} times what {self._base} is off torch, up to chance, and one "
-                    f"step), got {distance.difference:.3g}"
+                    f"output {border.name!r}: expected an RMS difference of at most {limit:.3g} "
+                    f"({_ERROR_RATIO} × the likely error of {self._base}, plus one step), got "
+                    f"{distance.difference:.3g}"
                 )
-                found.append(self._differs(text, self._why_apart()))
+                found.append(self._differs(text, self._why_outputs_differ()))
         if found and self.stale_sample is not None and not self._is_explained():
             text = f"expected other outputs of sample {self.stale_sample} than of sample 0, got "
             found.append(self._differs(f"{text}the same", _STALE))
@@ -140,18 +140,18 @@ class RuntimeResults:
     def not_compared(self) -> list[str]:
         """Return a note on the first op that quantizes NaN or infinity."""
         return [
-            f"runtimes {self.name!r} and {self._base!r} were not compared at "
-            f"{self._where(pair.op)} and behind it: its kernels quantize NaN or infinite values, "
-            "each to codes of its own"
+            f"runtimes {self.name!r} and {self._base!r} were not compared from "
+            f"{self._where(pair.op)} on: the two kernels quantize NaN or infinity to different "
+            "codes"
             for pair in self._pairs.values()
             if pair.is_undefined
         ][:1]
 
-    def _why_apart(self) -> str:
+    def _why_outputs_differ(self) -> str:
         """Return why outputs differ though no op by itself does."""
         return (
-            "no op by itself explains it, so it is what the runtime does between the ops: outputs "
-            "that are not read anew, inputs that are not written, memory that two tensors share"
+            "no single op explains it, so the runtime moves data wrongly between the ops: stale "
+            "outputs, inputs that are not written, memory that two tensors share"
         )
 
     def _is_explained(self) -> bool:
@@ -179,10 +179,10 @@ class RuntimeResults:
     def _wrong_ops(self, wrong: Sequence[Pair]) -> Finding:
         first, *others = [f"{self._where(pair.op)}: {pair.problem()}" for pair in wrong]
         if len(wrong) == len(self._pairs) >= _ALL:
-            text = f"all {len(wrong)} ops, each run alone, give something else: {first}"
+            text = f"all {len(wrong)} ops differ when run alone: {first}"
             cause = (
-                "it is no kernel, but what stands between the file and the runtime: the order or "
-                "the dtype of buffers, what is read before it is written"
+                "not the kernels but the runtime's buffers are wrong: their order or dtype, or a "
+                "read before the write"
             )
             return self._differs(text, cause, self._compare)
         more = [f"  … and {len(others) - 4} more"] if len(others) > 4 else []

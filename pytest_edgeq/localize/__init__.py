@@ -166,8 +166,8 @@ def _explain(
         return Finding(
             kind=NOT_LOCALIZED,
             place=FILE,
-            symptom="not known, as the float file itself differs more from the reference than the "
-            "quantized file from it, and ops are compared with those of the float file",
+            symptom="not known: ops are compared with those of the float file, whose own error "
+            "(conversion) exceeds that of quantization",
         )
     start = time.monotonic()
     count, left = 0, False

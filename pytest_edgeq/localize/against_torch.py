@@ -77,7 +77,7 @@ class Divergence:
     output: str  # name of the output in the file
     sqnr_db: float  # of the float form to torch there
     op: Op | None = None  # first that differs on torch's own values; None if torch has no graph
-    how: str = ", and all that this op takes is as in torch"
+    how: str = ", although the operands of this op equal torch's"
     is_negated: bool = False  # whether the op returns −1 × torch's values
     is_reordered: bool = False  # whether the output has torch's values in another order
 
@@ -510,7 +510,7 @@ class AgainstTorch(OutputCheck):
 
         repaired = None if as_converted is None else self._repaired(is_right)
         if repaired is not None:
-            how = "; it does with this op as the reference converts to it"
+            how = "; replacing this op by the reference's converted op fixes it"
             return dataclasses.replace(divergence, op=repaired, how=how)
         if torch_module(self._reference) is None:
             return divergence
@@ -530,22 +530,22 @@ class AgainstTorch(OutputCheck):
         outputs = output_tensors(self.form, self._quantized.edge)
         last = outputs[self._wanted.index(divergence.output)]
         region = _backward_slice(subgraph, last, equal)
-        strange = self._first_unlike_reference(
+        unmatched = self._first_unlike_reference(
             subgraph, last, region, equal, is_known=bool(converted)
         )
         first = _first_unlike_partner(subgraph, last, equal, same)
-        found = strange or first or _first_that_differs(subgraph, region, equal)
+        found = unmatched or first or _first_that_differs(subgraph, region, equal)
         if found is None:
             return divergence
         op = found
-        if strange is None:
+        if unmatched is None:
             op = _wrong_mover(subgraph, op, same) or op
         made = self._runner.tensor(op.outputs[0])
         negated = made.dtype.kind == "f" and _is_among(-made, known)
-        if strange is None and op is found and not negated:
+        if unmatched is None and op is found and not negated:
             misordered = misordered_op(self.form, op, is_right)
             if misordered is not None:
-                how = "; it does with the axes of this op's result in another order"
+                how = "; reordering the axes of this op's result fixes it"
                 return dataclasses.replace(divergence, op=misordered, how=how)
         return dataclasses.replace(divergence, op=op, is_negated=negated)
 

@@ -368,10 +368,11 @@ NEAREST = Reason(
 
 _INPUT_ROUNDED = Reason(
     (
-        "torch gives none there, and the op computes its inputs correctly, but quantization has "
-        "rounded one of them to 0 (of a logarithm or a divisor) or the like",
+        "torch has none there, and the op is correct on its inputs, but quantization rounded one "
+        "of them, for example a divisor to 0",
     ),
-    "leave the op that makes it in float, or clamp it in the model at a step of its range or more",
+    "leave the op that computes this input in float, or clamp the input in the model at a step of "
+    "its range or more",
 )
 
 

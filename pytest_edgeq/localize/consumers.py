@@ -44,7 +44,7 @@ _LEAST_SHARE = 1 / 512  # half a step of an 8-bit share, which any softmax may r
 MASKING = math.log(_NOTHING)  # scores so far below others that their share is `_NOTHING`
 _BIT = 4.0  # ratio of powers of one bit, 6.02 dB
 
-_SMALLER_MASK = "mask with −30, of which a softmax makes 1e-13, or leave that op in float"
+_SMALLER_MASK = "mask with −30, which a softmax maps to 1e-13, or leave that op in float"
 
 _SUMMED_MASK = (
     "add a mask of −30 to the scores, as a sum has a range of its own, or leave it in float"
@@ -130,8 +130,8 @@ def _flat_text(wanted: Floats, file: Floats, tensor: Tensor, lowest: float) -> s
     if not noise > signal / _BIT:
         return None
     return (
-        f"the mask's {min(lowest, float(wanted.min())):.3g} takes the range: a step is {step:.3g}, "
-        f"and of the scores the softmax gives {10 * math.log10(signal / noise):.1f} dB SQNR, not "
+        f"the mask value {min(lowest, float(wanted.min())):.3g} widens the range: a step is "
+        f"{step:.3g}, and the softmax has {10 * math.log10(signal / noise):.1f} dB SQNR, less than "
         "one bit"
     )
 
@@ -235,7 +235,7 @@ class Consumers:
             for value in self._constants(reader):
                 if any(abs(end) > 0 and abs(value - end) <= _ALIKE * abs(end) for end in ends):
                     constant = f"{value:.3g}".replace("-", "−")
-                    cause = f"that is the constant {constant} of {reader.place}"
+                    cause = f"an end of the range is the constant {constant} of {reader.place}"
                     return Reason((cause,), _SMALLER_MASK)
             operands = [i for i in reader.inputs if stored_constant(self._subgraph, i) is None]
             scales = [qparams(self._graph.tensor(reader, i)) for i in operands if i >= 0]
@@ -245,7 +245,7 @@ class Consumers:
                 fixed = (f", that of {i.place}" for i in made if i and facts_of(i.name).outputs)
                 return Reason(
                     (f"{reader.place} has one scale for all of its operands{next(fixed, '')}",),
-                    "scale the operand with the smaller values up in the model, and what reads it "
+                    "scale the operand with the smaller values up in the model and its consumers "
                     f"down, or leave {reader.place} in float",
                 )
         return self._observed_before_clamp(op, ends)
@@ -296,8 +296,8 @@ class Consumers:
                     reach = f"[{ends[0]:.3g}, {ends[1]:.3g}]".replace("-", "−")
                     return Reason(
                         (
-                            f"its scale is that of {reader.place} behind, whose values reach "
-                            f"{reach}, and no calibration widens it",
+                            f"its scale is that of {reader.place} downstream, whose values reach "
+                            f"{reach}; calibration cannot widen it",
                         ),
                         "annotate this op's output in the quantizer, or leave "
                         f"{reader.place} in float",
@@ -309,8 +309,8 @@ class Consumers:
                     other = self._subgraph.producer[index].place
                     return Reason(
                         (
-                            f"its scale is that of {other}, which {reader.place} takes as well, "
-                            "and no calibration widens it",
+                            f"its scale is that of {other}, another operand of {reader.place}; "
+                            "calibration cannot widen it",
                         ),
                         f"leave {other} in float, or quantize by a recipe (recipe_static_wi8_ai8)",
                     )

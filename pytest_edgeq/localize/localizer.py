@@ -101,7 +101,7 @@ class ClippedRange:
     op: Op
     tensor: int
     reach: tuple[float, float]  # the least and the greatest value of the codes
-    met: tuple[float, float]
+    observed: tuple[float, float]  # the least and the greatest float value
     share: float  # share of its values beyond the range, 0 to 1
     sqnr_db: float  # of the op on its own inputs
     samples: Sequence[int]  # indices of the measured samples with values beyond, most values first
@@ -111,7 +111,7 @@ class ClippedRange:
     @property
     def overshoot(self) -> float:
         """How far values exceed the range, as a share of its width."""
-        (low, high), (least, greatest) = self.reach, self.met
+        (low, high), (least, greatest) = self.reach, self.observed
         return max(greatest - high, low - least, 0.0) / (high - low) if high > low else 0.0
 
 
@@ -127,8 +127,8 @@ class Localizer:
         reference = quantized.float_model
         if reference is None:
             raise ValueError(
-                f"{quantized.name}: localize holds the file against a reference, and there is "
-                "none: give one, edgeq.load(tflite, reference=module)"
+                f"{quantized.name}: localize needs a reference: load the file with "
+                "edgeq.load(tflite, reference=module)"
             )
         self.quantized = quantized
         self._runtime = runtime
@@ -412,7 +412,7 @@ class Localizer:
                     op=op,
                     tensor=tensor,
                     reach=limits.reach,
-                    met=(
+                    observed=(
                         measured.smallest if is_low else max(measured.smallest, limits.floor),
                         measured.largest if is_high else min(measured.largest, limits.ceiling),
                     ),
@@ -485,9 +485,9 @@ class Localizer:
         for (number, place), measured in self._measured.items():
             limits = self._outputs[number, place].limits
             if limits is not None and measured.elements:
-                met = max(measured.largest, 0.0) - min(measured.smallest, 0.0)
-                spans[subgraph.ops[number].outputs[place]] = (limits.ceiling - limits.floor, met)
-        wider = {i: met / reach for i, (reach, met) in spans.items() if keeps_nothing(reach, met)}
+                used = max(measured.largest, 0.0) - min(measured.smallest, 0.0)
+                spans[subgraph.ops[number].outputs[place]] = (limits.ceiling - limits.floor, used)
+        wider = {i: used / span for i, (span, used) in spans.items() if keeps_nothing(span, used)}
         for op in subgraph.ops:
             if op.name in KEEPING_SCALE and op.inputs[0] in wider:
                 wider |= dict.fromkeys(op.outputs, wider[op.inputs[0]])
@@ -570,10 +570,10 @@ class Localizer:
         if limits is not None and made.value.size:
             found.add_codes(made.codes, limits)
         if not math.isfinite(found.noise):
-            strange = ~np.isfinite(made.value)
-            by_kernel = strange & (made.value != made.rounded)
+            nonfinite = ~np.isfinite(made.value)
+            by_kernel = nonfinite & (made.value != made.rounded)
             # Rounding alone may make greater values overflow float32.
-            nonfinite_by_rounding = strange & (np.abs(made.whole) < _HUGE)
+            nonfinite_by_rounding = nonfinite & (np.abs(made.whole) < _HUGE)
             found.nonfinite = int((by_kernel | nonfinite_by_rounding).sum())
             found.nonfinite_by_rounding = 0 if by_kernel.any() else found.nonfinite
         if output.op.name in NARROWING and made.value.size:

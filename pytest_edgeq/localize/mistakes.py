@@ -63,8 +63,8 @@ _MOST = 0.5  # share of values beyond a range that counts even with fewer elemen
 _FEW_VALUES = 2  # maximum values per sample whose averaged range is about their mean
 
 _AVERAGED_VALUE = Reason(
-    ("a recipe averages the ranges of the samples, and that of so few values is about their mean",),
-    "leave it in float, or calibrate by pt2e_static_int8, which keeps the ends of all",
+    ("a recipe averages the samples' ranges; for so few values the average is about their mean",),
+    "leave it in float, or calibrate by pt2e_static_int8, which keeps the extremes of all samples",
 )
 
 _ONE_CHANNEL = 0.5  # minimum share of the error that one channel among four or more is blamed for
@@ -189,9 +189,9 @@ def too_wide(row: LayerError, evidence: Diagnostics) -> Mistake | None:
     spanned = levels if zero is None else max(high, zero) - min(low, zero) + 1
     if not spanned < all_levels * _FEW_LEVELS:
         return None
-    met = f", and the values reach {_between(evidence.met)}" if evidence.met else ""
+    note = f", and the values reach {_between(evidence.observed)}" if evidence.observed else ""
     return Mistake(
-        f"its range {_range(evidence)} is too wide: {levels} of {all_levels} levels are used{met}",
+        f"its range {_range(evidence)} is too wide: {levels} of {all_levels} levels are used{note}",
         evidence.why_too_wide,
     )
 

@@ -148,7 +148,7 @@ class Diagnostics:
         return self._values(self.code_range)
 
     @property
-    def met(self) -> tuple[float, float] | None:
+    def observed(self) -> tuple[float, float] | None:
         """The least and the greatest value of the codes in use."""
         return self._values(self.codes)
 

@@ -135,7 +135,7 @@ def _sum_cause(inputs: list[Tensor], output: Tensor, shift: int) -> str:
     return (
         f"{text}. Such a scale comes from infinite or huge values, for instance an attention mask "
         "of -inf, which the converter clamps to the least float32: mask with a finite value of the "
-        "scores' own size (-30, of which a softmax makes 1e-13), or leave the op in float"
+        "scores' own size (-30, which a softmax maps to 1e-13), or leave the op in float"
     )
 
 

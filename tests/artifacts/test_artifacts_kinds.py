@@ -105,12 +105,12 @@ def test_whole_codes_given_as_fractions_are_found(loader: Edgeq) -> None:
 
 
 def test_a_custom_op_that_only_xnnpack_has(loader: Edgeq) -> None:
-    """Kernels that keep what is between ops lack it: a note, and the outputs are compared."""
+    """Kernels that keep intermediate tensors lack it: a note, and the outputs are compared."""
     kind = KINDS["custom_op"]()
 
     told = "\n".join(_notes(loader, kind))
 
-    assert "as the builtin runtime, which keeps what is between them, lacks an op" in told
+    assert "as the builtin runtime, which keeps intermediate tensors, lacks an op" in told
     assert "has a kernel in xnnpack, and none in builtin and reference" in told
     with pytest.raises(UnrunnableError, match="Convolution2DTransposeBias"):
         loader.localize(loader.load(kind.content, reference=kind.reference), kind.inputs)

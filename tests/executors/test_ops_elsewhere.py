@@ -93,7 +93,7 @@ def test_a_check_does_not_depend_on_workers_or_chunks(
     model = _damaged(model) if is_damaged else model
     inputs = _late(given)
     alone = _checked(model, inputs, None)
-    assert "clipping makes most of the loss" in alone[0] or is_damaged
+    assert "clipping causes most of the loss" in alone[0] or is_damaged
     assert ("verdict='lowering'" in alone[2]) == is_damaged
     assert _checked(model, iter(inputs), threads(3)) == Near(alone)
     rows = repr(Edgeq().localize(model, inputs))

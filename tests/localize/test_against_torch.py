@@ -284,7 +284,7 @@ def test_an_op_that_repairs_a_loaded_file_is_named(
 ) -> None:
     """Though the converter makes other ops of the reference than PT2E has it make."""
     errors = _blamed_alone(maker, build, IDIOMS[name], kind, seed)
-    assert "it does with this op as the reference converts to it" in errors.cause
+    assert "replacing this op by the reference's converted op fixes it" in errors.cause
 
 
 @small_model(
@@ -346,7 +346,7 @@ def test_axes_of_one_length_that_the_converter_exchanges(
 
     assert culprit(errors).op == name
     assert "does not compute what torch does" in errors.cause
-    assert errors.cause.endswith("it does with the axes of this op's result in another order")
+    assert errors.cause.endswith("reordering the axes of this op's result fixes it")
 
 
 def _resized(factor: float, mode: str, gain: float) -> nn.Module:

@@ -121,7 +121,7 @@ def test_a_mask_behind_which_scores_are_clamped_is_found(maker: Edgeq, build: Bu
     assert culprit(errors).verdict == LOWERING
     assert "the mask is lost: −3.4e+38 (or −inf) in torch is " in errors.cause
     assert errors.cause.endswith(
-        "mask with −30, of which a softmax makes 1e-13, or leave that op in float"
+        "mask with −30, which a softmax maps to 1e-13, or leave that op in float"
     )
 
 
@@ -131,7 +131,7 @@ def test_a_mask_that_takes_the_range_is_found(maker: Edgeq, build: Build, flow: 
     errors = localized(maker, build(_deep, flow), _deep)
 
     assert (culprit(errors).op, culprit(errors).verdict) == ("ADD", LOWERING)
-    assert "the mask's −1e+09 takes the range: a step is 3.9" in errors.cause
+    assert "the mask value −1e+09 widens the range: a step is 3.9" in errors.cause
 
 
 def test_a_mask_that_masks_though_it_is_cut_is_not_blamed(maker: Edgeq, build: Build) -> None:

@@ -125,7 +125,7 @@ def _parse_limit(max_drop: Any) -> float:
         raise ValueError(
             f"max_drop: expected more than 0, and finite, got {max_drop!r}\n"
             "cause: no number of samples shows that a drop is exactly zero\n"
-            "fix: that each sample's answer stays the same is "
+            "fix: to require unchanged answers use "
             "assert_within_budget(comparison, Budget(top1_agreement=1))"
         )
     return limit

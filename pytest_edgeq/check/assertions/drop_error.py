@@ -27,13 +27,13 @@ def drop_error(scores: Scores, limit: float, n_samples: int) -> AssertionError:
         fix = "edgeq.compare(model, samples) says which stage of the flow loses it"
         command = f"{least}, the least that these {items} support" if least else ""
     elif not least:
-        cause = f"{n} are so few that {scores.name} has no score where they are drawn anew."
-        fix = "give more, of every class"
+        cause = f"{n} are too few: {scores.name} is undefined on some bootstrap resamples."
+        fix = "pass more, of every class"
     else:
         side = (
             "is beyond the limit, but chance may explain it"
             if evidence.drop > limit
-            else "is within the limit, but to pass would promise what these do not show"
+            else f"is within the limit, but the data do not prove that the true {what} is"
         )
         cause = f"the bounds lie on both sides of {limit:g}. What was seen {side}."
         fix = f"{least} is the least that these {items} support"
@@ -77,7 +77,7 @@ def _changes(scores: Scores, items: str) -> list[str]:
     p = mcnemar_p(evidence.lost, evidence.gained)
     lines = [
         f"{evidence.lost} of {evidence.n} {items} became wrong, {evidence.gained} became "
-        f"right; exact McNemar p = {p:.2g}: how often a fair coin would part them as unevenly"
+        f"right; p = {p:.2g} (exact McNemar test)"
     ]
     if scores.worst:
         more = evidence.lost - len(scores.worst)

@@ -231,7 +231,7 @@ def assert_op_dtypes(
         )
     if count is not None and (count := parse_count("count", count)) == 0:
         raise ValueError(
-            f"count=0: nothing can be told of no op; write assert_op_counts(model, {{{op!r}: 0}})"
+            f"count=0: there is no op to check; write assert_op_counts(model, {{{op!r}: 0}})"
         )
     # An op of None would match every op.
     known_op(op)
@@ -362,8 +362,8 @@ def assert_op_counts(model: Model, expected: Mapping[str, int]) -> None:
                 f"all counts: {counts or 'no op'}",
             ),
             causes=(
-                "each QUANTIZE and DEQUANTIZE is a border between integers and floats: one more of "
-                "them tells of an op that left, or entered, the integers."
+                "QUANTIZE and DEQUANTIZE are inserted where integer and float ops meet: another "
+                "count means that an op changed between integer and float."
                 if any(op in QDQ for op, *_ in wrong)
                 else "the converter fuses, splits and drops ops, and a changed model has others.",
             ),

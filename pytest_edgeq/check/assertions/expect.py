@@ -160,8 +160,8 @@ def spread(expected: Any, names: Sequence[str], what: str) -> list[Any]:
         left_out = [name for name in names if name not in expected]
         if left_out:
             raise UnmatchedError(
-                f"{what} {left_out[0]!r} is left out of {dict(expected)!r}: an {what} that nobody "
-                f"looks at passes in silence. Add it, with None if it may be anything"
+                f"{what} {left_out[0]!r} is left out of {dict(expected)!r}: an unlisted {what} "
+                "would not be checked. Add it, with None if it may be anything"
             )
         each = [expected[name] for name in names]
     elif isinstance(expected, Sequence) and not isinstance(expected, (str, bytes)):

@@ -35,7 +35,7 @@ from pytest_edgeq.numerics.token_errors import PositionErrors
 
 _STAGE_MEANS = {
     "conversion": "float .tflite against torch: the converter changed what the model computes",
-    "quantization": "what integers cost before any kernel ran: ranges, granularity, number of bits",
+    "quantization": "quantization error (ranges, granularity, bit width), before lowering",
     "lowering": "the file against the simulated graph: the converter or the kernels differ from it",
 }
 

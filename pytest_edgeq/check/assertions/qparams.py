@@ -44,9 +44,9 @@ _WHY = {
     "device may have it built in.",
     "granularity": "one scale for all channels costs accuracy where their ranges differ; a scale "
     "for each channel is refused by some delegates.",
-    "scale_range": "a scale out of range tells of calibration data with outliers, or of none; a "
-    "scale of 0 is never right; print(edgeq.localize(model, samples)) tells whether values fill "
-    "it.",
+    "scale_range": "a scale out of range comes from outliers in the calibration data, or from no "
+    "calibration; a scale of 0 is never right; print(edgeq.localize(model, samples)) shows whether "
+    "values fill the range.",
     "shared_with": "these operands are added, joined or compared as codes, without rescaling.",
 }
 

@@ -169,7 +169,7 @@ def _runtimes_differ(
     if math.inf in (pair.worst for pair in wrong):
         causes.append("no bound accepts other shapes: one of the runtimes is wrong")
     elif len(scaled) < len(wrong):
-        causes.append("a class or an index has no step to forgive: its scores are as good as tied")
+        causes.append("a class or an index has no tolerance: its scores are nearly tied")
     else:
         command = f"max_lsb_error={max(scaled):g}"
     place, between = Place("output", first.border.name), f"{first.first} and {first.other}"

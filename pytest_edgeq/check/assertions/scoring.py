@@ -233,7 +233,7 @@ class MetricScorer:
                 f"its state {odd[0]!r} is neither summed nor a list" if odd else "it has no state"
             )
             raise TypeError(
-                f"{self.name}: {what}, so what one sample adds to it cannot be drawn anew: score "
+                f"{self.name}: {what}, so one sample's contribution cannot be resampled: score "
                 "each sample by a callable metric(outputs, label)"
             )
 
