@@ -52,7 +52,7 @@ class Edgeq:
     remembered.
 
     Args:
-        runtime: What runs files where a call names none, or a callable that tells.
+        runtime: Runtime of calls that name none, or a callable that returns its name.
         threads: Cores that may be used; all by default. Figures are the same for any number.
         seed: Of the random number generators of torch, numpy and Python while a model is
             quantized.
@@ -621,7 +621,7 @@ class Edgeq:
             runtime: What runs the file, as `compare` takes it.
             calibration: As `quantize` takes it; needed if its samples were an iterator.
             executor: As `compare` takes it.
-            seconds: After so many no further choice of layers is measured.
+            seconds: After this time no further choice of layers is measured.
 
         Returns:
             Layers, file, errors, and the code of the quantizer. If no choice of layers meets the
@@ -908,12 +908,12 @@ class Edgeq:
                 return ()
             if blamed.kind in UNEXPLAINED and change.is_explained:
                 return ()
-            # Of most ranges that are too narrow; which ones moved is known.
+            # Most ranges are too narrow; the change already names those that moved.
             if blamed.kind == LOSSY_EVERYWHERE and change.causes:
                 return ()
             if not is_explained_by(blamed, baseline, measured):
                 return ()
-            # Without its advice where what changed has to be undone.
+            # Without its own fix if the fix is to undo what changed.
             return (replace(blamed, fix="") if change.since else blamed,)
 
         self._memory.check(

@@ -72,9 +72,9 @@ def test_a_sample_that_does_not_fit(
 @pytest.mark.parametrize(
     ("shape", "wanted", "told"),
     [
-        ((1, 8, 8, 3), (1, 3, 8, 8), "; turn the sample: x.permute(0, 3, 1, 2), as its channels "),
-        ((1, 40, 3), (1, 3, 40), "; turn the sample: x.permute(0, 2, 1), as its channels are last"),
-        ((1, 3, 4, 8, 8), (1, 4, 8, 8, 3), "; turn the sample: x.permute(0, 2, 3, 4, 1), as its "),
+        ((1, 8, 8, 3), (1, 3, 8, 8), "; permute the sample: x.permute(0, 3, 1, 2), as its "),
+        ((1, 40, 3), (1, 3, 40), "; permute the sample: x.permute(0, 2, 1), as its channels"),
+        ((1, 3, 4, 8, 8), (1, 4, 8, 8, 3), "; permute the sample: x.permute(0, 2, 3, 4, 1), as "),
         ((1, 3, 9, 8), (1, 3, 8, 8), "expected shape 1×3×8×8, got 1×3×9×8"),
     ],
 )

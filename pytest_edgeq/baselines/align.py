@@ -162,7 +162,7 @@ def _pairs_of_one_place(
     """
     Pair ops that disappeared and appeared under one name and module.
 
-    Where as many went as came, that is: else nothing tells which of them is which.
+    Only if as many disappeared as appeared: otherwise the pairs are ambiguous.
     """
     places: dict[Hashable, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for side, (rows, indices) in enumerate(((old, disappeared), (new, appeared))):

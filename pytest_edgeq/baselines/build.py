@@ -60,7 +60,7 @@ def other_input(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 def is_known(options: Mapping[str, str]) -> bool:
-    """Whether they say all: the quantizer is none of the user's own classes."""
+    """Whether the options are complete: the quantizer is not of a user's own class."""
     return bool(options) and "unknown" not in options.values()
 
 
@@ -162,7 +162,7 @@ def _ranges(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     ratios = {
         one: after[other] / before[one]
         for one, other in pairs.items()
-        # Of other codes the steps are others, whatever the range.
+        # Scales of int8 and int16 differ for equal ranges.
         if before[one] and (one in wide[0]) == (other in wide[1])
     }
     moved = {where: ratio for where, ratio in ratios.items() if not _HALF <= ratio <= 1 / _HALF}

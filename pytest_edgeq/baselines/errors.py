@@ -36,7 +36,7 @@ from pytest_edgeq.numerics.findings import (
 )
 from pytest_edgeq.numerics.metric_table import LOWER_BOUNDED, METRICS
 
-_SHOWN_ROWS: Final = 4  # the first ones tell it; the others are metrics of the same loss
+_SHOWN_ROWS: Final = 4  # the others are metrics of the same loss
 
 # Of stages that gained as much noise, the one that explains the others first.
 _STAGES: Final = ("lowering", "quantization", "conversion", "total")
@@ -70,7 +70,7 @@ def problem(data: Mapping[str, Any]) -> str:
         return wrong
     keys = [_key(row) for row in data["errors"]]
     if not keys or len(set(keys)) < len(keys):
-        return "data.errors tells one metric twice" if keys else "data.errors is empty"
+        return "data.errors has one metric twice" if keys else "data.errors is empty"
     return ""
 
 
@@ -121,7 +121,7 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> Finding |
     if not (worse or gone or came or built or fewer):
         return None
     lines = _change_lines(before, after, worse, gone, came)
-    # What differs in the build is why the errors are worse; where they are not, it is the finding.
+    # Changes of the build are causes if errors are worse, else they are the finding.
     lines[1:1] = [] if worse else [*built, *fewer]
     return Finding(
         kind=ERRORS_REGRESSED if worse else BUILD_CHANGED,
@@ -144,7 +144,8 @@ def is_explained_by(layer: Finding, old: Mapping[str, Any], new: Mapping[str, An
     """
     Whether a finding on layers can be why errors are worse than in the baseline.
 
-    No loss is where the worse stage quantizes nothing, or weights and range did not change.
+    A loss by quantization cannot be if the worse stage quantizes nothing, or if weights and range
+    are the same.
     """
     if layer.kind not in LOSS_KINDS:
         return True

@@ -19,13 +19,12 @@ class Kind:
 
     title: str  # what messages call it
     depends_on: tuple[str, ...]  # what may have changed it and is not recorded
-    # says what is wrong with data of this kind as it was read; empty if nothing is
+    # returns why data of this kind is invalid; empty if it is valid
     problem: Callable[[Mapping[str, Any]], str]
     summarize: Callable[[Mapping[str, Any]], str]  # what is stored, in one line
     # what differs between stored and measured; None if nothing does
     describe_change: Callable[[dict[str, Any], dict[str, Any]], Finding | None]
-    # what is better than was stored, of data that did not change; None for a kind that has no
-    # better
+    # better values in unchanged data; None for a kind without an order
     loose: Callable[[dict[str, Any], dict[str, Any]], list[str]] | None = None
     # stored data with what is better in it
     tightened: Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]] | None = None

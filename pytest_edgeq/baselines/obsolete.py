@@ -147,7 +147,7 @@ def survey(layout: Layout, log: RunLog, reports: Iterable[Iterable[CollectedModu
     """
     Look through the folders of the modules that ran.
 
-    What a process that was killed while it wrote has left there is deleted.
+    Temporary files of killed writers are deleted.
     """
     obsolete: dict[Path, str] = {}
     unreadable: dict[Path, str] = {}
@@ -155,7 +155,7 @@ def survey(layout: Layout, log: RunLog, reports: Iterable[Iterable[CollectedModu
     claimed = {layout.rootdir / claim["path"] for claim in log.claims()}
     modules = {layout.rootdir / each["module"]: each for each in _merged(reports)}
     for name in sorted(log.modules()):
-        # Tests that ran, and nothing was heard of what else their worker collected.
+        # Tests ran, but their worker did not report what else it collected.
         module = layout.rootdir / name
         if module not in modules and layout.has_baselines(module):
             not_judged[name] = "its worker did not finish"

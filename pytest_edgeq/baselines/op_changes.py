@@ -153,7 +153,7 @@ class _OpChanges:
             )
             if indices
         ]
-        # What became of QUANTIZE and DEQUANTIZE follows from something else, which goes first.
+        # QUANTIZE and DEQUANTIZE follow from other changes, which are shown first.
         shown = [group for group in self._groups if group.rank < _QDQ_RANK][:2]
         if not (shown or others or came_and_went):
             shown = list(self._groups[:1])
@@ -321,7 +321,7 @@ def _io_changes(side: str, old: Sequence[Row], new: Sequence[Row]) -> list[str]:
     """Return the changes of the inputs or the outputs of a model."""
     before, after = [_io_key(row) for row in old], [_io_key(row) for row in new]
     if before == after or (
-        # Neither name is left, and as many are there: they were renamed, not replaced.
+        # No name is left, and the number is equal: they were renamed, not replaced.
         len(before) == len(after) and not set(before) & set(after)
     ):
         pairs = list(zip(old, new, strict=True))

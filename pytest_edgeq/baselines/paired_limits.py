@@ -58,7 +58,7 @@ def floor_db(flow: str, stage: str, sqnr_db: float) -> float:
 
 
 def at_least(row: _Row, floor: float) -> dict[str, Any]:
-    """Widen the limits of a measured row to a margin; one without a number of dB stays."""
+    """Widen the limits of a measured row to a margin; a value without a loss in dB is unchanged."""
     inner, outer = (min, max) if row["metric"] in LOWER_BOUNDED else (max, min)
     limits = _limits(row, floor, inner, outer)
     return {
@@ -70,7 +70,7 @@ def at_least(row: _Row, floor: float) -> dict[str, Any]:
 def _limits(
     row: _Row, margin: float, *combine: Callable[[float, float], float]
 ) -> dict[str, float]:
-    """Combine the limits of a row with those of a margin; none without a number of dB."""
+    """Combine the limits of a row with those of a margin; none for a value without a loss in dB."""
     if isinstance(row["value"], str):
         return {}
     found = {}

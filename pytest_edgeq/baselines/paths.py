@@ -4,9 +4,9 @@ Where baselines live.
 `__edgeq__/<test module>/<test>.<name>.json` beside the test module, or the same below the folder
 of the option `edgeq_snapshot_dir`, by the module's path from rootdir.
 
-A file name must stand on every file system, Windows' and macOS's included, where upper case is no
-difference and some characters are not allowed. Where that asks for a change, a short hash of the
-exact text keeps two names apart.
+A file name must be valid on every file system: Windows and macOS ignore case, and forbid some
+characters. A name that is changed for this has a short hash of the exact text, so that it stays
+unique.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ def explains_errors(
     """
     Whether op dtypes that changed are why errors are worse than in the baseline.
 
-    An error in steps of an output is, where the output has other steps. All others are, if each
-    output that is worse depends on an op that computes with fewer bits, and weights, calibration
-    samples and kernels are the baseline's.
+    An error in LSB is explained if the output's dtype changed. Other errors are, if each output
+    that is worse depends on an op that computes with fewer bits, and weights, calibration samples
+    and kernels are the baseline's.
     """
     dtypes = [{each["name"]: each["dtype"] for each in side["outputs"]} for side in maps]
     worse = [

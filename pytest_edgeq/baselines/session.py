@@ -238,7 +238,7 @@ class SnapshotSession:
         more = f" and {len(better) - 1} more" if len(better) > 1 else ""
         claim.note = (
             f"{self.layout.shown(claim.path)} is loose: {better[0]}{more}; --edgeq-update=tighten "
-            "remembers the better"
+            "stores the better values"
         )
 
     def _refuse(self, claim: Claim, refusal: Finding | None) -> None:
@@ -261,7 +261,7 @@ class SnapshotSession:
             when = f"{_PHASES[self._test.phase]} {self._test.owner}"
         raise RuntimeError(
             f"the {KINDS[kind].title} {name!r} was checked {when}: check it in the body of a test, "
-            "because a baseline belongs to one test, and here it cannot be told which"
+            "because a baseline belongs to one test, and outside of its body that is ambiguous"
         )
 
     def _refuse_second(self, earlier: Claim, claim: Claim) -> None:
@@ -303,7 +303,7 @@ class SnapshotSession:
                 )
             claim.note = (
                 f"{shown} names {stored.module}::{stored.test} as its owner, but {owner} uses it; "
-                "--edgeq-update=changed writes that down"
+                "--edgeq-update=changed records the new owner"
             )
         return stored
 

@@ -92,7 +92,7 @@ def write(path: Path, content: bytes) -> None:
         except FileNotFoundError:  # another process has deleted the folder meanwhile
             _put(path, temporary, content)
     except BaseException:
-        with contextlib.suppress(OSError):  # the first error is the one to tell of
+        with contextlib.suppress(OSError):  # the first error is reported
             temporary.unlink(missing_ok=True)
         raise
 
@@ -154,7 +154,7 @@ def read(path: Path, shown: str) -> Document:
 
 
 def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number of it")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -88,12 +88,12 @@ def summarize(layout: Layout, log: RunLog, outcome: Outcome) -> list[Line]:
     if older := [claim for claim in log.claims() if claim["since"]]:
         paths = _once(claim["path"] for claim in older)
         bumps = ", ".join(dict.fromkeys(bump for claim in older for bump in claim["since"]))
-        text = f"of other versions or options: {bumps}; --edgeq-update=changed writes these down"
+        text = f"of other versions or options: {bumps}; --edgeq-update=changed records these"
         add("info", f"Info: {_baselines(paths)} {text}")
-    # What is better in a model that failed is nothing to accept.
+    # Better values of a test that failed are not offered.
     failed = (each for each in log.claims(of_failed=True) if each["category"] != "tighten")
-    told = [*log.claims(of_failed=False), *failed]
-    for note in _once(note for each in told for note in (each["note"], *each["remarks"]) if note):
+    shown = [*log.claims(of_failed=False), *failed]
+    for note in _once(note for each in shown for note in (each["note"], *each["remarks"]) if note):
         add("info", f"Info: {note}")
     return lines
 

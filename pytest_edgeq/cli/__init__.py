@@ -78,5 +78,5 @@ def main() -> None:
         # The same usage and the same completion variable for `edgeq` and `python -m pytest_edgeq`.
         edgeq.main(prog_name="edgeq", complete_var="_EDGEQ_COMPLETE")
     except OSError as error:
-        # Commands tell errors of the files that they read and write themselves.
+        # Commands report errors of the files that they read and write themselves.
         output_lost(error)

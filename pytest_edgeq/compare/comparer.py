@@ -15,7 +15,7 @@ from pytest_edgeq.compare.language.encoder_decoder import EncoderDecoder, Encode
 from pytest_edgeq.compare.language.model import LanguageModel
 from pytest_edgeq.compare.language.runner import LanguageMeasurement, LanguageRunner
 from pytest_edgeq.compare.measurement import Arrays, Measurement, SampleOutputs, SampleRunner
-from pytest_edgeq.compare.parallel import AtOnce, begin, in_order, on_one_thread
+from pytest_edgeq.compare.parallel import InFlight, begin, in_order, on_one_thread
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import undisturbed
 from pytest_edgeq.compare.samples import Sample, SampleSource, read_samples
@@ -138,21 +138,21 @@ class Comparer:
 
     def update_all(self, samples: Iterator[Sample], threads: int) -> None:
         """Measure samples, in order if the first one changes the reference's state."""
-        at_once = AtOnce(1, is_remote=False)
+        in_flight = InFlight(1, is_remote=False)
         if isinstance(self._runner, SampleRunner):
             self._runner.prepare()  # on all cores, as no sum is in it
             is_remote = self._quantized.edge.runtimes.target_of(self._runtime) is not None
-            at_once = AtOnce(threads, is_remote=is_remote)
+            in_flight = InFlight(threads, is_remote=is_remote)
         # A language model one by one: each interpreter holds its weights, and uses all cores.
         with on_one_thread():
-            if begin(samples, self._quantized, at_once.workers, self.update):
-                self._update_together(samples, at_once)
+            if begin(samples, self._quantized, in_flight.workers, self.update):
+                self._update_together(samples, in_flight)
 
-    def _update_together(self, samples: Iterator[Sample], at_once: AtOnce) -> None:
+    def _update_together(self, samples: Iterator[Sample], in_flight: InFlight) -> None:
         workers: list[tuple[SampleRunner, Measurement]] = []
 
         def worker() -> tuple[SampleRunner, Measurement]:
-            workers.append((self._runner.clone(at_once.cores), self._new_measurement()))
+            workers.append((self._runner.clone(in_flight.cores), self._new_measurement()))
             return workers[-1]
 
         def measure(worker: tuple[SampleRunner, Measurement], numbered: tuple[int, Sample]) -> None:
@@ -165,7 +165,7 @@ class Comparer:
                 yield self.count, sample.clone()
                 self.pass_on(sample.arrays())
 
-        for _ in in_order(numbered(), worker, measure, at_once.workers):
+        for _ in in_order(numbered(), worker, measure, in_flight.workers):
             pass
         for _, measurement in workers:
             self.measurement.merge(measurement)

@@ -161,7 +161,7 @@ class OnnxReference:
             return cast
         raise TypeError(
             f"the ONNX input {name!r} takes {wanted}, the sample has {value.dtype}, and a cast "
-            "would change its values: wrap the reference in a function that casts as is meant"
+            "would change its values: wrap the reference in a function with the intended cast"
         )
 
 

@@ -359,7 +359,7 @@ def check_layout(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> 
                 "are others: an axis, a permutation, a slice"
             )
         elif quantized.edge.layouts.of(io_tensor) is not None:
-            hint = "; it was turned by layout=, and would fit as the file has it"
+            hint = "; layout= permuted it; without layout= it would fit"
         raise ValueError(
             f"{quantized.name}: output {io_tensor.name!r}: the reference gives shape "
             f"{list(expected.shape)}, the file {list(actual.shape)}{hint}"

@@ -49,7 +49,7 @@ def on_one_thread() -> contextlib.AbstractContextManager[None]:
     return torch_threads(1)
 
 
-class AtOnce:
+class InFlight:
     """Number of samples in flight, and the semaphore of the cores that they share."""
 
     def __init__(self, threads: int, *, is_remote: bool) -> None:

@@ -63,11 +63,11 @@ class InputSpec:
                 permute = _suggested_permute(shape, self.shape)
                 hint = mismatch_hint(shape, self.shape) if self.layout == "" else ""
                 if permute:
-                    hint += f"{'; or' if hint else ';'} turn the sample: {permute}"
+                    hint += f"{'; or' if hint else ';'} permute the sample: {permute}"
             elif self.layout and mismatch_hint(shape, self.shape):
                 hint = (
                     f"; samples are laid out as the reference has them, and layout="
-                    f"{self.layout!r} turns them for the file"
+                    f"{self.layout!r} permutes them for the file"
                 )
             raise ValueError(
                 f"{where}, input {self.name!r}: expected shape {_shape(self.shape)}, got "

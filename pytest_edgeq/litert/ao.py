@@ -226,13 +226,13 @@ def _why_not(weight: QuantizedWeight, block_size: tuple[int, ...]) -> str | None
         return None
     if weight.zero_points.any():
         return (
-            "zero points other than 0, which no op that quantizes its activations takes: use "
+            "zero points other than 0, which no op that quantizes its activations supports: use "
             "weight_mapping_type=MappingType.SYMMETRIC, or a weight-only config"
         )
     if weight.axis == 0 or weight.axis is None:
         return None
     if not weight.block:
-        return "scales along the inputs, which no op that quantizes its activations takes"
+        return "scales along the inputs, which no op that quantizes its activations supports"
     if weight.bits != 4 or weight.block % 32:
         return (
             f"int{weight.bits} in groups of {weight.block} with quantized activations, which "

@@ -234,8 +234,8 @@ class _Matcher:
             uses = self._uses.setdefault(our, {})
             if uses.setdefault(user, chain) != chain:
                 raise RefusedError(
-                    f"quantizer_from_fx: {_name(user)} takes {our} twice, quantized in two ways, "
-                    "which an annotated graph cannot say"
+                    f"quantizer_from_fx: {_name(user)} reads {our} twice with different "
+                    "quantization, which annotations cannot express"
                 )
         elif isinstance(their, (list, tuple)):
             if not isinstance(our, (list, tuple)) or len(our) != len(their):
@@ -268,7 +268,7 @@ class _Matcher:
             what = f"is {tuple(actual.shape)} {actual.dtype}, not {tuple(expected.shape)}"
         raise RefusedError(
             f"quantizer_from_fx: {our.target} of the model {what} from {their.target} of the "
-            f"prepared one, whose training its parameters belong to{_WAY_OUT}"
+            f"prepared one, for whose weights its parameters were chosen{_WAY_OUT}"
         )
 
     def _unquantized(self, node: Any) -> tuple[Any, list[_Params]]:
@@ -314,8 +314,7 @@ class _Matcher:
             elif len(chain) > at_source:
                 raise RefusedError(
                     f"quantizer_from_fx: {source} is quantized {len(chain)} time(s) on its way to "
-                    f"{_name(user)}, and elsewhere in another way, which an annotated graph cannot "
-                    "say"
+                    f"{_name(user)}, and differently elsewhere, which annotations cannot express"
                 )
 
     def _check_number(self, node: Any, params: _Params) -> None:
@@ -331,8 +330,8 @@ class _Matcher:
         )
         if with_number and [params] in operands:
             raise RefusedError(
-                f"quantizer_from_fx: {_name(node)} takes a number, {node.args}, and FX has no "
-                "parameters for what it gives. Make the number a buffer of the model: "
+                f"quantizer_from_fx: {_name(node)} has a number operand, {node.args}, and FX has "
+                "no parameters for its result. Make the number a buffer of the model: "
                 "self.register_buffer('offset', torch.tensor([10.0]))"
             )
 

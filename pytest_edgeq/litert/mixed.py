@@ -49,7 +49,7 @@ class Roundings(NamedTuple):
     results: Mapping[str, Rounding]  # by the name of an op
 
     def of(self, op: str, operand: str) -> tuple[Rounding, ...]:
-        """Return the roundings of an operand: that of the result, and its own if it is another."""
+        """Return the roundings of an operand: its producer's, and its own if that differs."""
         first, second = self.results.get(operand), self.operands.get((op, operand))
         both = (first,) if first is second else (first, second)
         return tuple(each for each in both if each is not None)
@@ -58,7 +58,7 @@ class Roundings(NamedTuple):
         """
         Return those of one layer; `layers` has the layer of each op.
 
-        A tensor that another op's result annotates as well is that one's.
+        An operand that is also an annotated result belongs to its producer.
         """
         return Roundings(
             {

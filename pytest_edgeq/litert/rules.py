@@ -118,7 +118,7 @@ def _check_rule(rule: Rule) -> None:
     try:
         re.compile(regex)
     except (re.error, TypeError) as error:
-        raise rule.refused(f"regex {regex!r} is none: {error}") from None
+        raise rule.refused(f"regex {regex!r} is invalid: {error}") from None
     if not rule.quantizes:
         return
     config = rule.content["op_config"]
@@ -282,13 +282,13 @@ def _check_precedence(
             for other in rules
             if other is not rule and other.content["regex"] == rule.content["regex"]
         ]
-        outcome = "leaves it in float" if actual[0] == _NO_QUANTIZE else "takes another"
+        outcome = "leaves it in float" if actual[0] == _NO_QUANTIZE else "applies another"
         raise rule.refused(
-            f"stands last among the rules for {op.where}, and ai-edge-quantizer {outcome}: it "
-            f"files rules with one regex together ({' and '.join(twins)} has the same), and a rule "
-            "for '*' throws the earlier ones with its regex away. Write this rule's regex "
-            f"differently ({'(' + rule.content['regex'] + ')'!r} means the same), or take "
-            "it out if the file is meant so",
+            f"is the last rule for {op.where}, but ai-edge-quantizer {outcome}: it groups rules "
+            f"with one regex ({' and '.join(twins)} has the same), and a rule for '*' removes the "
+            "earlier ones with its regex. Write this rule's regex differently "
+            f"({'(' + rule.content['regex'] + ')'!r} means the same), or remove the rule if the "
+            "result is intended",
         )
 
 

@@ -186,7 +186,7 @@ class Budget:
         if output.degenerate:
             note = (
                 f"reference and actual are zero in all {output.n_elements} elements: "
-                "nothing was tested; give inputs that make this output speak"
+                "nothing was tested; use inputs for which this output is not zero"
             )
             return [_violation("degenerate", stage, output, 1, "at most 0", note)]
         notes = dict.fromkeys(("max_abs_error", "max_lsb_error"), f"the greatest at {at}")

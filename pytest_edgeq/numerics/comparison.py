@@ -125,7 +125,7 @@ class Comparison:
 
     Attributes:
         name: the model.
-        flow: how the quantizer took it to the edge.
+        flow: the flow that made the file, such as `pt2e` or `recipe`.
         runtime: the kernels that ran it.
         total: edge against float.
         quantization: simulated against float (in a recipe flow edge against float_tflite).
@@ -138,7 +138,7 @@ class Comparison:
             samples of `edgeq.samples` over a digest of each.
         machines: hosts and processors of an executor that measured it; empty of this process.
         target: the machine whose kernels ran the file; None for this one.
-        build: gives what of the file the errors may not show, which is remembered beside them.
+        build: returns properties of the build that errors may not show, for the baseline.
         points: elements of each output by its name and side, of the first samples, where they were
             asked for; for charts.
         positions: errors of the logits of a language model by position, of each stage; empty of

@@ -34,8 +34,8 @@ from .static_health import ON_NOTHING, UNKNOWN, Calibration, keeps_nothing, unca
 # 4 samples of a head of 10 classes gives 5 % in a sound model.
 CLIPPED_SHARE_LIMIT = 0.05
 
-# How many standard deviations above a share a count must lie to be more than chance. Of few
-# elements a share says little: of 32, 5 % are 1.6, and 5 are not yet a surprise.
+# How many standard deviations above a share a count must lie to be more than chance. For few
+# elements a share means little: 5 % of 32 are 1.6, and 5 may occur by chance.
 _SIGMAS = 3
 
 # How many elements of a sample may lie outside of a range that is an average over the samples. A
@@ -53,8 +53,8 @@ CLIPPED_LSB = 1.5
 # multiplier moves the values.
 SATURATED_INSIDE = 1 / 8
 
-# Share of the codes that the values of a range that was meant span at least. Inputs in steps of 1
-# are whole numbers, which differ from others; outputs are rounded to them.
+# Least share of the codes spanned by values of a range chosen on purpose. Inputs in steps of 1 are
+# integers, recognized as such; outputs are rounded to integers.
 _FILLED = {"input": 1 / 4, "output": 1 / 32}
 
 # Codes, 0 among them, that an input must span: 3 bits of whatever it has. Pixels that were

@@ -45,7 +45,7 @@ class Side:
 
     def __init__(self, array: Array) -> None:
         self.array = np.asarray(array)
-        # Others, such as complex numbers, are refused by those who know the output's name.
+        # Others, such as complex numbers, are refused by callers, which know the output's name.
         known = self.array if self.array.dtype.kind in "biuf" else np.empty(0)
         self.flat: Array = known.astype(np.float64, copy=False).ravel()
         with np.errstate(over="ignore", invalid="ignore"):

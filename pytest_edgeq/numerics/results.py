@@ -35,25 +35,25 @@ class SampleErrors(NamedTuple):
 
     sample: int  # index of the sample
     n: int  # number of elements
-    signal: float  # σf²
-    noise: float  # σ(f−q)²
-    power: float  # σq²
-    product: float  # σfq
-    absolute: float  # σ|f−q|
+    signal: float  # Σf²
+    noise: float  # Σ(f−q)²
+    power: float  # Σq²
+    product: float  # Σfq
+    absolute: float  # Σ|f−q|
     largest: float  # max|f−q|
     agreeing: int  # rows where the top-1 class agrees, or that match (`OutputErrors.chosen`)
     rows: int  # all rows
-    magnitude: float  # σ|f|
+    magnitude: float  # Σ|f|
     peak: float  # max|f|
     first: int  # rows of the reference with which zeros agree: the top-1 class is the first one
     # Of logits of a sequence of tokens; 0 of any other output.
     positions: int = 0  # number of positions
-    kl: float = 0.0  # σKL(reference‖actual) over the positions, in nats
-    kl_of_zeros: float = 0.0  # σKL(reference‖uniform)
+    kl: float = 0.0  # ΣKL(reference‖actual) over the positions, in nats
+    kl_of_zeros: float = 0.0  # ΣKL(reference‖uniform)
     tokens: int = 0  # number of positions whose next token is known
-    nll: float = 0.0  # σ−log q(next token)
-    nll_reference: float = 0.0  # σ−log p(next token)
-    nll_squares: float = 0.0  # σ(log p − log q)² of the next token
+    nll: float = 0.0  # Σ−log q(next token)
+    nll_reference: float = 0.0  # Σ−log p(next token)
+    nll_squares: float = 0.0  # Σ(log p − log q)² of the next token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,10 +47,10 @@ class SampleLedger:
     @property
     def chance(self) -> float:
         """
-        Return the share of honest new samples that are known by chance: 0 but of few whole numbers.
+        Return the share of new samples that repeat a known one by chance; 0 unless few integers.
 
-        It is that of the known ones that were met more than once (Good, The population frequencies
-        of species, 1953), one more and three standard deviations of their number counted as such.
+        It is estimated by the share of samples seen more than once (Good, The population
+        frequencies of species, 1953), plus one and three standard deviations.
         """
         if not self._recurs or not self.n_added:
             return 0.0

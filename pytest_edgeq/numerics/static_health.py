@@ -98,8 +98,8 @@ _CHANGED = "the model's weights or code changed after the calibration"
 
 # More samples do not help.
 _AVERAGES = (
-    "averages the ranges of the samples, and cuts about half of them at the ends: if they are "
-    "alike, pt2e_static_int8 keeps the least and the greatest value of all"
+    "averages the samples' ranges, which clips about half of the samples: if all are alike, "
+    "pt2e_static_int8 keeps the least and the greatest value of all"
 )
 
 
@@ -171,7 +171,7 @@ def keeps_nothing(reach: float, needed: float) -> bool:
 
 
 ON_NOTHING: Final = Reason(
-    ("the calibration samples are zero there, or next to it",),
+    ("the calibration samples are zero or nearly zero there",),
     "calibrate with samples like those evaluated, preprocessed alike",
 )
 """Why an input's range keeps nothing."""

@@ -219,9 +219,9 @@ def _check_names(model: torch.nn.Module, kwargs: Iterable[str], label: str) -> N
         for part in path.split("."):
             if keyword.iskeyword(part) or any(each in part for each in '"\n\r\0'):
                 raise ValueError(
-                    f"{label}: {readable(path)}: expected names without quotation marks and line "
-                    "breaks that are no keywords of Python, as torch.export writes them into code, "
-                    f"got '{readable(part)}'; rename this attribute or key of the model"
+                    f"{label}: {readable(path)}: expected names that are no Python keywords and "
+                    "have no quotation marks or line breaks, as torch.export writes them into "
+                    f"code, got '{readable(part)}'; rename this attribute or key of the model"
                 )
 
 

@@ -108,7 +108,7 @@ class Request:
             raise RuntimeError(
                 f"{self.name}: expected a file that interpreters open, got one that they refuse: "
                 f"{message}\ncause: converter and quantizer wrote it so, without an error: a fault "
-                "upstream. Seen where a recipe quantizes a constant that two ops take in two ways\n"
+                "upstream. Seen where a recipe quantizes a constant differently for two consumers\n"
                 "fix: leave such ops in float by a rule of no_quantize, or quantize by PT2E"
             ) from error
 
@@ -183,8 +183,8 @@ def _check_outputs_are_kept(edge: EdgeFile, float_edge: EdgeFile, name: str) -> 
         raise ValueError(
             f"{name}: ai-edge-quantizer made {len(after)} outputs ({', '.join(after)}) of the "
             f"{len(before)} of the float file: an output that another op reads, too, was "
-            "requantized and left in as well. Quantize by PT2E, leave that op in float by a rule "
-            "of no_quantize, or give out only what no op of the model reads"
+            "requantized, and the old one was kept. Quantize by PT2E, leave that op in float by a "
+            "rule of no_quantize, or return only tensors that no op of the model reads"
         )
 
 

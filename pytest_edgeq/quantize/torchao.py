@@ -52,7 +52,7 @@ def quantize_torchao(request: Request, config: Any) -> QuantizedModel:
     if missing:
         raise ValueError(
             f"{request.name}: the converter folds {', '.join(missing)} with its neighbours into "
-            "values that the codes do not give, or computes with it in another op than "
+            "values that the codes cannot represent, or uses it in another op than "
             "FULLY_CONNECTED and EMBEDDING_LOOKUP. Fold a norm's weight into the layer before "
             "quantizing (of a batch norm: torch.nn.utils.fusion.fuse_linear_bn_eval; of a "
             "LayerNorm in front: linear.bias += linear.weight @ norm.bias, linear.weight *= "

@@ -49,8 +49,8 @@ def portable(data: Any, rootdir: Path) -> Any:
     """
     Return a copy of JSON-able data without absolute paths and, in texts of errors, environment.
 
-    A path of which this machine lacks the first folder is none: tensors of a file made from ONNX
-    are called `/conv/Conv_output_0`. The value of an environment variable becomes `$NAME`.
+    A text is a path only if its first folder exists on this machine: tensors of a file made from
+    ONNX are called `/conv/Conv_output_0`. The value of an environment variable becomes `$NAME`.
     """
     return _portable(data, _known_folders(rootdir), is_free=isinstance(data, str))
 

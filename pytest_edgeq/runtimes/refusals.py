@@ -16,9 +16,9 @@ from pytest_edgeq.tflite.subgraph import Op
 # The kernels' own words, with cause and fix.
 _KNOWN_REFUSALS = {
     r"div\.cc.*data\[i\] != zero_point": (
-        "a divisor is the code of 0, for which the kernel ends the run: what is less than half a "
-        "step of the divisor's range is rounded to it. Clamp the divisor in the model at a step or "
-        "more, or leave the op in float."
+        "a divisor has the code of 0, at which the kernel fails: values below half a step of the "
+        "divisor's range are rounded to 0. Clamp the divisor in the model at a step or more, or "
+        "leave the op in float."
     ),
     r"broadcast_to\.cc.*must be broadcastable": (
         "the tensor does not broadcast to the shape that the op has. litert-torch 0.10 writes this "

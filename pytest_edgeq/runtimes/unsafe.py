@@ -56,7 +56,7 @@ def _reads_past(graph: OpGraph, op: Op) -> str:
     channels = weight.shape[-1]
     return (
         f"it is dynamic, with one scale for {channels} channels: the kernels read a scale for each "
-        "channel, past the end of the one, and compute something else in every run. Quantize its "
+        "channel, past the end of the only one, and return other values in every run. Quantize its "
         "weights per channel (CHANNELWISE in a recipe's rule for DEPTHWISE_CONV_2D), or leave it "
         "in float"
     )
@@ -72,9 +72,9 @@ def _not_unpacked(graph: OpGraph, op: Op) -> str:
     if not (data.is_floating_point and weight.dtype == "int2"):
         return ""
     return (
-        "its weights are int2 and its input is float: the kernels take them for int8, read past "
-        "their end, and compute something else in every run. FULLY_CONNECTED and EMBEDDING_LOOKUP "
-        "do take int2: give the convolutions 4 bits or 8"
+        "its weights are int2 and its input is float: the kernels read them as int8, past their "
+        "end, and return other values in every run. FULLY_CONNECTED and EMBEDDING_LOOKUP support "
+        "int2: give the convolutions 4 bits or 8"
     )
 
 
@@ -129,7 +129,7 @@ def _sum_cause(inputs: list[Tensor], output: Tensor, shift: int) -> str:
         return ""
     if greatest < _HUGE:
         return (
-            f"{text}. Such an output was zero, or next to it, in every sample of the calibration: "
+            f"{text}. Such an output was zero or nearly zero in every sample of the calibration: "
             "calibrate with samples for which it is not, or leave the op in float"
         )
     return (

@@ -56,7 +56,7 @@ def _parameters(
     if not len(tensor.scales):
         raise TypeError(
             f"{io_tensor.name!r} is quantized {tensor.granularity}: only inputs and outputs with "
-            "one scale, or one a channel, can be crossed"
+            "one scale, or one per channel, are supported"
         )
     if not np.all((tensor.scales > 0) & np.isfinite(tensor.scales)):
         raise ValueError(
@@ -90,7 +90,7 @@ def encode(value: npt.NDArray[Any], io_tensor: SignatureTensor) -> npt.NDArray[A
     if tensor.is_quantized:
         if not is_float:
             raise TypeError(
-                f"input {io_tensor.name!r} expects floats, which it is quantized from to "
+                f"input {io_tensor.name!r} expects floats, which are quantized to "
                 f"{tensor.dtype} here, got {value.dtype}; convert the sample to float32"
             )
         return _quantize(value, io_tensor, target)

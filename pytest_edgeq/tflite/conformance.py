@@ -232,8 +232,8 @@ def _output_scale(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleViolat
         OUTPUT_SCALE,
         op,
         text,
-        "TFLite's specification has one zero point: CPU kernels compute another, which cuts values "
-        "off at an end, and accelerators may refuse it"
+        "TFLite's specification fixes the zero point: CPU kernels also compute others, which clip "
+        "values at one end, and accelerators may refuse them"
         if computed
         else "its kernels write these whatever the file says, or refuse the file",
         "give its output FixedQParamsQuantizationSpec"
@@ -251,7 +251,7 @@ def _int16(graph: OpGraph, op: Op) -> Iterator[RuleViolation]:
                 INT16_ZERO_POINT,
                 op,
                 f"{name} is int16 and has zero point {parameters[1]}, expected 0",
-                "its kernels of int16 know no zero point, or refuse the file",
+                "its int16 kernels ignore the zero point, or refuse the file",
                 "quantize int16 activations symmetrically",
             )
             return
@@ -289,7 +289,7 @@ def _weighted_dtypes(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleVio
                 DTYPES,
                 op,
                 f"its weight is {weight.dtype} and its input {data.dtype}",
-                f"its kernels know {' and '.join(sorted(rules.dynamic))} weights beside float "
+                f"its kernels support {' and '.join(sorted(rules.dynamic))} weights with float "
                 "inputs, and refuse others or read them as these",
                 "quantize the weight symmetrically to int8, or leave it in float",
             )
@@ -304,7 +304,7 @@ def _weighted_dtypes(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleVio
                 DTYPES,
                 op,
                 f"its first operand is {data.dtype} and the second {weight.dtype}",
-                "its kernels know codes beside floats as the second operand alone, and a dynamic "
+                "its kernels support codes with floats only as the second operand; a dynamic "
                 "recipe quantizes a constant in either place",
                 "compute (bᵀ aᵀ)ᵀ in place of a b in the model, or leave the op in float",
             )
@@ -314,10 +314,10 @@ def _weighted_dtypes(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleVio
         yield RuleViolation(
             DTYPES,
             op,
-            f"it takes {data.dtype} and gives {output.dtype}",
-            "no kernel does, and one of the two is computed from constants alone (learned "
-            "queries): PT2E leaves such a product in float, and the converter takes the "
-            "dequantization in front of it away",
+            f"its input is {data.dtype} and its output {output.dtype}",
+            "no kernel supports this; one operand is computed from constants alone (learned "
+            "queries): PT2E leaves such a product in float, and the converter removes the "
+            "DEQUANTIZE in front of it",
             "quantize by a recipe (recipe_static_wi8_ai8), or leave the layer that takes the "
             "constant in float",
         )
@@ -511,8 +511,8 @@ def _shifts(graph: OpGraph, op: Op) -> Iterator[RuleViolation]:
         op,
         f"its scales are 2^{first} and 2^{second}, and its output's 2^{output}, expected "
         f"2^{max(first, second)}",
-        "the kernels shift where all scales are powers of two, and refuse a file whose output has "
-        "not the greater one of its inputs",
+        "the kernels shift where all scales are powers of two, and refuse a file whose output "
+        "scale is not the greater input scale",
         "give its output that scale, or set pot_scale_int16 of the op to false",
     )
 

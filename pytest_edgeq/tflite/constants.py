@@ -51,7 +51,7 @@ def read_constant(graph: OpGraph, op: Op, stored: StoredTensor) -> Constant:
     subgraph = op.subgraph
     parts = [values, *(_spread_parameters(graph, subgraph, tensor) if tensor.is_quantized else ())]
     try:
-        for name, argument in _carriers(graph, op, stored):
+        for name, argument in _layout_ops(graph, op, stored):
             spread = [np.broadcast_to(each, values.shape) for each in parts]
             change = np.reshape if name == "RESHAPE" else np.transpose
             parts = [change(each, argument) for each in spread]
@@ -126,17 +126,17 @@ def _spread_parameters(graph: OpGraph, subgraph: int, tensor: Tensor) -> tuple[A
     return np.repeat(scales.reshape(rows), tensor.block_size, axis=-1), np.zeros(1, np.int64)
 
 
-def _carriers(graph: OpGraph, op: Op, stored: StoredTensor) -> list[tuple[str, tuple[int, ...]]]:
+def _layout_ops(graph: OpGraph, op: Op, stored: StoredTensor) -> list[tuple[str, tuple[int, ...]]]:
     """Return the RESHAPE and TRANSPOSE ops between a constant and its consumer, in order."""
     subgraph = graph.subgraphs[op.subgraph]
     found: list[tuple[str, tuple[int, ...]]] = []
     index = stored.operand.index
     while index != stored.tensor.index:
-        carrier = subgraph.producer[index]
-        if carrier.name == "RESHAPE":
-            found.append((carrier.name, subgraph.tensors[carrier.outputs[0]].shape))
-        elif carrier.name == "TRANSPOSE":
-            order = graph.constant(graph.tensor(carrier, carrier.inputs[1])).view("<i4")
-            found.append((carrier.name, tuple(order.tolist())))
-        index = carrier.inputs[0]
+        layout_op = subgraph.producer[index]
+        if layout_op.name == "RESHAPE":
+            found.append((layout_op.name, subgraph.tensors[layout_op.outputs[0]].shape))
+        elif layout_op.name == "TRANSPOSE":
+            order = graph.constant(graph.tensor(layout_op, layout_op.inputs[1])).view("<i4")
+            found.append((layout_op.name, tuple(order.tolist())))
+        index = layout_op.inputs[0]
     return found[::-1]

@@ -143,4 +143,6 @@ def mismatch_hint(reference: Sequence[int], file: Sequence[int]) -> str:
         + ("last and the reference first" if word.endswith("c") else "first and the reference last")
         for word in words
     )
-    return f"; only the place of the channels differs, and nothing is turned unasked: pass {ways}"
+    return (
+        f"; only the place of the channels differs, and nothing is permuted by default: pass {ways}"
+    )

@@ -258,7 +258,7 @@ def test_better_is_loose_until_it_is_tightened(check: Check, data: Data, path: P
     assert (category, written) == ("tighten", False)
     assert note == (
         "__edgeq__/test_x/test_y.errors.json is loose: total, output 'logits': sqnr_db 36.5 → 40; "
-        "--edgeq-update=tighten remembers the better"
+        "--edgeq-update=tighten stores the better values"
     )
     assert path.read_bytes() == before
 
@@ -415,7 +415,7 @@ def test_what_comes_or_goes_is_a_failure(check: Check, data: Data) -> None:
         ({"errors": []}, "data.errors is empty"),
         ({"errors": [row("snr", 1.0, 1.0, 1.0)]}, r"data.errors\[0\].metric is not one of"),
         ({"errors": [row("rmse", "nan", 1.0, 1.0)]}, r"data.errors\[0\].value is not a number"),
-        ({"errors": [row("rmse", 1.0, 1.0, 1.0)] * 2}, "tells one metric twice"),
+        ({"errors": [row("rmse", 1.0, 1.0, 1.0)] * 2}, "has one metric twice"),
     ],
 )
 def test_a_file_that_is_not_whole_is_refused(

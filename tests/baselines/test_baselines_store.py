@@ -135,7 +135,7 @@ WHOLE = json.loads(store.render(document({})))
         (json.dumps({**WHOLE, "kind": 1}), ["content.kind is not a text"]),
         (
             json.dumps({**WHOLE, "data": {"a": float("nan")}}),
-            ["not valid JSON", "NaN is no number"],
+            ["not valid JSON", "NaN is not a JSON number"],
         ),
         ('{"a": ' + "9" * 5000 + "}", ["not valid JSON", "Exceeds the limit"]),
         ('{"b": {"a": 1, "a": 2}}', ["not valid JSON", "the key 'a' stands twice in one object"]),

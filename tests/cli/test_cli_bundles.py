@@ -73,7 +73,7 @@ def test_node_data_is_of_one_model(bundle: Path, tmp_path: Path, run: Run) -> No
     """The tensors of several sections would have the same names."""
     done = run("show", bundle, "--model-explorer", tmp_path / "data")
     assert done.exit_code == 2
-    assert "--model-explorer is of one model: name it by --section" in done.stderr
+    assert "--model-explorer needs one model: choose it by --section" in done.stderr
     done = run("show", bundle, "--section", "embedder", "--model-explorer", tmp_path / "data")
     assert done.exit_code == 0
 

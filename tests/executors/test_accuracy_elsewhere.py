@@ -90,14 +90,14 @@ def test_a_metric_or_label_that_cannot_travel_is_refused(
     (tmp_path / "classes").write_text("0")
     with (
         (tmp_path / "classes").open() as file,
-        pytest.raises(TypeError, match=r"the metric, .* cannot travel to a worker: an open file"),
+        pytest.raises(TypeError, match=r"the metric, .* cannot be sent to a worker: an open file"),
     ):
         assert_accuracy_drop(
             quantized, pairs, lambda outputs, label: bool(file), 0.5, executor=executor
         )
     assert not executor.count
     labelled = [*pairs[:2], (pairs[2][0], (each for each in [1]))]
-    with pytest.raises(TypeError, match=r"sample 2, or its label, cannot travel to a worker: "):
+    with pytest.raises(TypeError, match=r"sample 2, or its label, cannot be sent to a worker: "):
         assert_accuracy_drop(quantized, labelled, lambda *_: True, 0.5, executor=AtOnce(2))
 
 

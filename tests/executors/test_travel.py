@@ -50,7 +50,7 @@ def test_a_reference_that_cannot_travel_is_refused_before_anything_runs(
     executor = AtOnce(1)
     with (tmp_path / "weights").open() as file:
         loaded = Edgeq().load(quantized.tflite, reference=lambda x: (file, x)[1])
-        with pytest.raises(TypeError, match=r"the reference .*lambda.* cannot travel") as error:
+        with pytest.raises(TypeError, match=r"the reference .*lambda.* cannot be sent") as error:
             Edgeq().compare(loaded, iter([]), executor=executor)
     assert not executor.count
     assert "fix: " in str(error.value)
@@ -66,12 +66,12 @@ def test_a_factory_or_runtime_that_cannot_travel_is_refused(
     count = executor.count
     generator = (each for each in given)
     source = Edgeq.samples(lambda indices: [next(generator) for _ in indices], len(given))
-    with pytest.raises(TypeError, match="the factory of the samples cannot travel"):
+    with pytest.raises(TypeError, match="the factory of the samples cannot be sent"):
         Edgeq().compare(quantized, source, executor=executor)
     runner: Any = lambda path, signature: lock  # noqa: E731 # a lambda is what users write
     own = Edgeq(runtimes={"mine": runner})
     loaded = own.load(quantized.tflite, reference=quantized.float_model)
-    with pytest.raises(TypeError, match="the runtime 'mine' cannot travel"):
+    with pytest.raises(TypeError, match="the runtime 'mine' cannot be sent"):
         own.compare(loaded, given, runtime="mine", executor=executor)
     assert executor.count == count
 

@@ -228,9 +228,9 @@ LOSSY: dict[str, tuple[dict[str, Any], str]] = {
         },
         "its range [−2.56, 2.54] is too narrow: 23 % of torch's values lie beyond; "
         "the file was calibrated on all 2 samples evaluated, so others will "
-        "not widen it: either a recipe averages the ranges of the samples, and cuts about half of "
-        "them at the ends: if they are alike, pt2e_static_int8 keeps the least and the greatest "
-        "value of all, or the model's weights or code changed after the calibration (then a file "
+        "not widen it: either a recipe averages the samples' ranges, which clips about half of the "
+        "samples: if all are alike, pt2e_static_int8 keeps the least and the greatest value of "
+        "all, or the model's weights or code changed after the calibration (then a file "
         "built anew has another range)",
     ),
     "uneven": (

@@ -179,7 +179,7 @@ def test_degenerate_is_a_violation_by_itself() -> None:
     assert violation.kind == ZERO_OUTPUT
     assert violation.title == (
         "total, output 'scores': degenerate: expected at most 0, got 1 (reference and actual are "
-        "zero in all 1 elements: nothing was tested; give inputs that make this output speak)"
+        "zero in all 1 elements: nothing was tested; use inputs for which this output is not zero)"
     )
 
 

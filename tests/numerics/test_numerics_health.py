@@ -174,7 +174,7 @@ def test_an_average_of_ranges_does_not_hide_a_wrong_one() -> None:
         health.update(values, quantize(values, spec)[0])
     (finding,) = health.findings(Calibration(averages=True))
     assert finding.kind == "clipped_output"
-    assert "a recipe averages the ranges of the samples" in finding.message
+    assert "a recipe averages the samples' ranges" in finding.message
     (of_another_tool,) = health.findings()
     assert "recipe" not in of_another_tool.message
 
@@ -406,7 +406,7 @@ def test_an_input_that_was_calibrated_on_zeros() -> None:
     """Only zeros leave a hundredth of its values, and more of them would not help."""
     (finding,) = input_findings(normal(1000, 1.0), spec=IOSpec("x", 4e-12, -128, -128, 127))
     zeros = (
-        "the calibration samples are zero there, or next to it; calibrate with samples like those "
+        "the calibration samples are zero or nearly zero there; calibrate with samples like those "
         "evaluated, preprocessed alike"
     )
     assert finding.message.endswith(zeros)

@@ -238,7 +238,7 @@ def test_baselines_of_other_versions_are_told_on_every_run(
         path.write_text(text.replace(f'"torch": "{torch}"', '"torch": "2.0.1"'), encoding="utf-8")
     told = (
         f"Info: 2 baselines are of other versions or options: torch 2.0.1 → {torch}; "
-        "--edgeq-update=changed writes these down"
+        "--edgeq-update=changed records these"
     )
     remembering.run(*workers, passed=2, shows=told)
     remembering.run(*workers, files=test.format("; assert 0"), shows=told)

@@ -449,8 +449,8 @@ IN_VAIN: dict[str, tuple[Any, tuple[str, ...]]] = {
     "a later rule with an earlier regex": (
         [dynamic(), dynamic("Linear_wide", bits=4), left(".*", "FULLY_CONNECTED")],
         (
-            "rule 3 of 3: stands last among the rules for FULLY_CONNECTED #8 (wide), and "
-            "ai-edge-quantizer takes another",
+            "rule 3 of 3: is the last rule for FULLY_CONNECTED #8 (wide), but "
+            "ai-edge-quantizer applies another",
             "(rule 1 of 3 has the same)",
             "('(.*)' means the same)",
         ),
@@ -462,7 +462,7 @@ IN_VAIN: dict[str, tuple[Any, tuple[str, ...]]] = {
             dynamic(algorithm="GPTQ"),
         ],
         (
-            "rule 2 of 3: stands last among the rules for CONV_2D #1 (stem), and "
+            "rule 2 of 3: is the last rule for CONV_2D #1 (stem), but "
             "ai-edge-quantizer leaves it in float",
             "(rule 1 of 3 and rule 3 of 3 has the same)",
         ),
@@ -470,7 +470,7 @@ IN_VAIN: dict[str, tuple[Any, tuple[str, ...]]] = {
     # It says int8 for what it does not rotate, and leaves that in float.
     "the library's own file that throws a rule away": (
         LIBRARY / "dynamic_wi8_afp32_hadamard_recipe.json",
-        ("rule 1 of 2: stands last ", " CONV_2D #1 (stem)"),
+        ("rule 1 of 2: is the last rule ", " CONV_2D #1 (stem)"),
     ),
     "an op that is never quantized": (
         [dynamic(".*", "ADD")],
@@ -583,8 +583,8 @@ BAD_RULES: list[tuple[str, Any, str]] = [
         r"  known: no_quantize, ",
     ),
     ("algorithm_key", "MES", r"unknown algorithm_key 'MES' \(did you mean MSE\?\)"),
-    ("regex", "[", r"regex '\[' is none: unterminated character set"),
-    ("regex", 3, r"regex 3 is none"),
+    ("regex", "[", r"regex '\[' is invalid: unterminated character set"),
+    ("regex", 3, r"regex 3 is invalid"),
     ("op_confg", {}, r"unknown key 'op_confg' \(did you mean op_config\?\)"),
     ("op_config", [], r"op_config: expected a dict, got \[\]"),
     ("op_config", {}, r"op_config: 'weight_tensor_config' missing"),

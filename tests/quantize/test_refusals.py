@@ -171,8 +171,8 @@ REFUSED: dict[str, Refused] = {
         PT2E,
         (
             LOAD + "FULLY_CONNECTED #",
-            "\ncause: it takes int8 and gives float32; no kernel does, and one of ",
-            "takes the dequantization in front of it away\nfix: " + BY_RECIPE,
+            "\ncause: its input is int8 and its output float32; no kernel supports this; ",
+            "removes the DEQUANTIZE in front of it\nfix: " + BY_RECIPE,
         ),
         (_learned_queries, RECIPE),
     ),
@@ -204,10 +204,10 @@ REFUSED: dict[str, Refused] = {
         _from_the_left,
         ((1, 5, 4),),
         DYNAMIC,
-        (": ", "codes beside floats as the second operand alone", "leave the op in float"),
+        (": ", "codes with floats only as the second operand", "leave the op in float"),
     ),
     "a divisor of 0": Refused(
-        _quotient, ((1, 5, 4),), RECIPE, (": ", "a divisor is the code of 0", "leave the op in fl")
+        _quotient, ((1, 5, 4),), RECIPE, (": ", "a divisor has the code of 0", "leave the op in fl")
     ),
     "export": Refused(
         NeverExported,

@@ -60,8 +60,8 @@ def test_infinite_bars_end_right_of_the_finite_ones() -> None:
     assert bars is not None
     exact, *others = bars.columns["quantized"]
     assert exact > max(others)
-    assert bars.columns["quantized_told"] == ["∞ dB", "36.0 dB", "37.0 dB"]
-    assert bars.columns["gain_told"] == ["–", "+∞ dB", "+0.80 dB"]
+    assert bars.columns["quantized_text"] == ["∞ dB", "36.0 dB", "37.0 dB"]
+    assert bars.columns["gain_text"] == ["–", "+∞ dB", "+0.80 dB"]
     assert bars.range[0] == 0.0 < bars.range[1]
 
 

@@ -164,7 +164,7 @@ def test_a_value_in_range_comes_back_within_half_a_step(
         ("int4", np.int8, "is int4, which cannot be given"),
         ("string", np.int8, "is string, which cannot be given"),
         # Codes would be quantized once more.
-        ("int8 codes", np.int8, "expects floats, which it is quantized from to int8"),
+        ("int8 codes", np.int8, "expects floats, which are quantized to int8"),
     ],
 )
 def test_dtypes_that_do_not_fit_are_refused(dtype: str, value: Any, text: str) -> None:

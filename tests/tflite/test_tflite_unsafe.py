@@ -32,7 +32,7 @@ def test_an_output_that_was_zero_in_calibration_is_told_from_a_mask() -> None:
 
     text = _refusal(content)
 
-    assert "Such an output was zero, or next to it, in every sample of the calibration" in text
+    assert "Such an output was zero or nearly zero in every sample of the calibration" in text
     assert "mask" not in text
 
 

@@ -18,7 +18,7 @@ from pytest_edgeq.check.assertions.scoring import ScoredSample, Scorer, scorer_f
 from pytest_edgeq.compare.failed_samples import FailedSamples, attach_samples
 from pytest_edgeq.compare.foreign import is_keras, keras_output_names
 from pytest_edgeq.compare.measurement import check_layout
-from pytest_edgeq.compare.parallel import AtOnce, begin, in_order, on_one_thread
+from pytest_edgeq.compare.parallel import InFlight, begin, in_order, on_one_thread
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import (
     call_unflattened,
@@ -277,11 +277,11 @@ def _score_all(
         pairs = reading.items()
     n_samples = 0
     is_remote = model.edge.runtimes.target_of(model.runtime) is not None
-    at_once = AtOnce(model.threads, is_remote=is_remote)
+    in_flight = InFlight(model.threads, is_remote=is_remote)
     items: Iterator[Any] = (_LabelledSample(index, *pair) for index, pair in enumerate(pairs))
 
     def measure(edge: EdgeFile, pair: _LabelledSample) -> tuple[_LabelledSample, tuple[Any, Any]]:
-        return pair, _run_both(model, edge, pair, scorer, at_once.cores)
+        return pair, _run_both(model, edge, pair, scorer, in_flight.cores)
 
     # In this thread, since a user's metric need not be thread-safe.
     def add(pair: _LabelledSample, outputs: tuple[Any, Any]) -> None:
@@ -292,12 +292,12 @@ def _score_all(
     def run(pair: Any) -> None:
         add(*measure(model.edge, pair))
 
-    if begin(items, model, at_once.workers, run):
+    if begin(items, model, in_flight.workers, run):
         # A loader may reuse the memory of samples and labels.
         kept = (
             _LabelledSample(each.index, each.sample.clone(), _copied(each.label)) for each in items
         )
-        for pair, outputs in in_order(kept, model.edge.clone, measure, at_once.workers):
+        for pair, outputs in in_order(kept, model.edge.clone, measure, in_flight.workers):
             add(pair, outputs)
     return n_samples
 

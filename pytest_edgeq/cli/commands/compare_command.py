@@ -106,9 +106,9 @@ def command(
     """
     Measure the errors of file B against file A on the same samples.
 
-    Samples are floats, whatever the files take: they are quantized for a quantized input, and its
+    Samples are floats, whatever the files' dtypes: they are quantized for a quantized input, and
     outputs are dequantized. The .npz file holds an array for each input of A, by its name as `edgeq
-    show` tells it, or as args_0, args_1, … (arr_0, arr_1, … as np.savez names them) by position.
+    show` prints it, or as args_0, args_1, … (arr_0, arr_1, … as np.savez names them) by position.
     Other arrays are ignored.
 
     An array has the shape of the input, for one sample, or an axis more in front that counts the
@@ -120,8 +120,8 @@ def command(
     default tolerance: without --budget the figures are shown, and the exit code is 0 unless an
     output of B is NaN or infinite.
 
-    Each file is first run in a child process: what crashes there, or does not return within 300
-    seconds, is told with the op that was running.
+    Each file is first run in a child process: a crash there, or a run of more than 300 seconds, is
+    reported with the op that was running.
     """
     with in_sentences():
         comparison = _compared(a, b, inputs, runtime, section, signature)

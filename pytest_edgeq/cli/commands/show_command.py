@@ -77,11 +77,11 @@ def command(
     Health is read from the parameters alone, nothing is run: scales that are zero or subnormal,
     activations that were never calibrated (scale 1.0, zero point 0), biases at the limits of int32,
     ops that the kernels abort at or compute from foreign memory, and ops whose quantization the
-    kernels refuse or do not compute. A warning, which is no finding, is of what the CPU kernels
-    compute and accelerators may refuse.
+    kernels refuse or do not compute. Quantization that the CPU kernels compute and accelerators may
+    refuse is a warning, not a finding.
     """
     if record is not None and model_explorer is None:
-        raise click.UsageError("--record is of --model-explorer: name the folder by it, too")
+        raise click.UsageError("--record needs --model-explorer DIR")
     from pytest_edgeq.tflite.bundles import open_bundle
 
     runtimes = contextlib.nullcontext() if runtime is None else project_runtimes(runtime)
@@ -89,7 +89,7 @@ def command(
         bundle = None if section is not None else open_bundle(model)
         names = [section] if bundle is None else bundle.names
         if model_explorer is not None and len(names) != 1:
-            raise click.UsageError("--model-explorer is of one model: name it by --section, too")
+            raise click.UsageError("--model-explorer needs one model: choose it by --section")
         documents: dict[str | None, dict[str, Any]] = {}
         lines = [] if bundle is None else _section_lines(bundle)
         written, found = [], False

@@ -25,7 +25,7 @@ import numpy as np
 from pytest_edgeq.compare.samples import is_tensor
 
 
-class CannotTravelError(TypeError):
+class CannotSendError(TypeError):
     """A user's object cannot be sent to another process."""
 
 
@@ -33,7 +33,7 @@ _MOST_SHOWN = 60  # characters of what Python says of an object that cannot be p
 
 
 def pickled(value: Any, what: str, fix: str, *, clones_views: bool = False) -> bytes:
-    """Return the pickle of a user's object, or raise a CannotTravelError."""
+    """Return the pickle of a user's object, or raise a CannotSendError."""
     stream = io.BytesIO()
     pickler = _Pickler(stream, clones_views=clones_views)
     try:
@@ -45,8 +45,8 @@ def pickled(value: Any, what: str, fix: str, *, clones_views: bool = False) -> b
                     cloudpickle.unregister_pickle_by_value(each)
     except Exception as error:  # of whatever the object holds
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CannotTravelError(
-            f"executor: {what} cannot travel to a worker: {first[:_MOST_SHOWN]}\nfix: {fix}"
+        raise CannotSendError(
+            f"executor: {what} cannot be sent to a worker: {first[:_MOST_SHOWN]}\nfix: {fix}"
         ) from error
     return stream.getvalue()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from pytest_edgeq.compare.executors.pickled import CannotTravelError, pickled
+from pytest_edgeq.compare.executors.pickled import CannotSendError, pickled
 from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
 from pytest_edgeq.compare.executors.stream import SampleError, Stream
 from pytest_edgeq.compare.executors.worker import Job, JobRunner, Task
@@ -87,7 +87,7 @@ def _opened(
 
 
 def pickled_model(quantized: QuantizedModel, runtime: str, first: Callable[[], Sample]) -> bytes:
-    """Return the pickle of a function that opens a model, or raise a CannotTravelError."""
+    """Return the pickle of a function that opens a model, or raise a CannotSendError."""
     edge = quantized.edge
     own, target = edge.runtimes.own.get(runtime), edge.runtimes.target_of(runtime)
     fix = "write it as a function or a class that opens its device when it is called"
@@ -128,7 +128,7 @@ def _reference(quantized: QuantizedModel, first: Callable[[], Sample]) -> Pickle
     is_language = isinstance(quantized, LanguageModel)  # an export has sequences of one length
     try:
         return pickled_reference(reference)
-    except CannotTravelError:
+    except CannotSendError:
         module = torch_module(reference)
         if module is None or module is not reference or is_language:
             raise
@@ -159,8 +159,8 @@ def pickled_reference(reference: Callable[..., Any]) -> PickledReference:
     if encoded is not None:
         return encoded
     if isinstance(reference, OnnxReference):
-        raise CannotTravelError(
-            "executor: the onnxruntime session of the reference cannot travel to a worker\n"
+        raise CannotSendError(
+            "executor: the onnxruntime session of the reference cannot be sent to a worker\n"
             "fix: pass a function that makes the session when it is first called; or leave the "
             "executor out"
         )

@@ -153,9 +153,9 @@ class Stream:
             chunk.future = self._engine.submit(task, *shared, with_content=with_content)
         except BrokenExecutor as error:
             raise ExecutorError(
-                f"executor: {task.named}: expected what a worker measured, but the pool broke "
-                f"while these and others were measured: {type(error).__name__}: {error}\n"
-                "cause: a worker died, and this kind of executor does not go on then\n"
+                f"executor: {task.named}: expected a worker's result, but the pool broke while "
+                f"measuring these and others: {type(error).__name__}: {error}\n"
+                "cause: a worker died, and this kind of executor does not recover\n"
                 "fix: --edgeq-executor=processes:N, loky and dask start another worker, and "
                 "run its samples there"
             ) from error
@@ -214,7 +214,7 @@ class Stream:
             is_given_up or isinstance(error, (WorkerDiedError, BrokenExecutor, CancelledError))
         ):
             raise ExecutorError(
-                f"executor: {named}: expected what a worker measured, got {said}"
+                f"executor: {named}: expected a worker's result, got {said}"
             ) from error
         if chunk.was_sent_again or is_given_up:
             raise ExecutorError(_all_died(named, error, said)) from error
@@ -229,7 +229,7 @@ def _all_died(named: str, error: Exception, said: str) -> str:
     where = f" (the last one: {worker})" if worker else ""
     others = ", or on others in flight" if isinstance(error, BrokenExecutor) else ""
     return (
-        f"executor: {named}: expected what a worker measured, but each worker that ran them "
+        f"executor: {named}: expected a worker's result, but each worker that ran them "
         f"died{where}: {said}\n"
         f"cause: the file, a runtime or the reference ends the process on these samples{others}, "
         "or the machine has too little memory\n"

@@ -89,7 +89,7 @@ class Settings:
     target_timeout: int = _option(
         DEFAULT_SECONDS,
         "SECONDS",
-        "After so many seconds without an answer a target has failed.",
+        "Seconds without an answer after which a target has failed.",
         values.integer(1),
     )
     threads: int = _option(
@@ -112,7 +112,7 @@ class Settings:
     update: frozenset[str] = _option(
         "",
         "WHAT",
-        "Accept what was measured into the baselines: comma list of "
+        "Store measurements as baselines: comma list of "
         f"{', '.join(values.UPDATE_CATEGORIES)}; without a value {values.BARE_UPDATE}. "
         "A test path cannot follow the bare flag. Refused on CI.",
         values.update_of,
@@ -133,14 +133,14 @@ class Settings:
     localize: Literal["auto", "off"] = _option(
         "auto",
         "MODE",
-        "Name the layer to blame when a budget or a remembered error fails: "
+        "Name the layer to blame when a budget or a baseline of errors fails: "
         f"{' or '.join(LOCALIZE_MODES)}.",
         values.choice(LOCALIZE_MODES),
     )
     localize_timeout: int = _option(
         60,
         "SECONDS",
-        "After so many seconds of it no further sample is looked at.",
+        "Seconds after which localization uses no further sample.",
         values.integer(1),
     )
     suggest: int = _option(
@@ -177,7 +177,7 @@ class Settings:
     isolate_timeout: int = _option(
         DEFAULT_SECONDS,
         "SECONDS",
-        "After so many seconds one step in the child process has failed.",
+        "Seconds after which one step in the child process has failed.",
         values.integer(1),
     )
     isolate_memory: int | None = _option(

@@ -56,7 +56,7 @@ class Criterion(Protocol):
         ...
 
     def looser(self, simulated: Any, file: Any) -> Criterion:
-        """Return what a simulation keeps whenever its file keeps this."""
+        """Return a criterion that a simulation meets if its file meets this one."""
         ...
 
 

@@ -98,7 +98,7 @@ class Search:
         if not self.meets(most):
             return None
         if not first and len(self.samples) > 2 * FEW:
-            # What it measures is known here, too; the curve has points on all samples alone.
+            # The copy shares the measurements; the curve has no points on few samples.
             few = replace(self, samples=self.samples[:FEW], steps=[], _nearest=None)
             if few.meets(most):
                 first = few.prune(few._enough(most), few.meets, repeats=False)

@@ -122,8 +122,8 @@ def layer_points(layers: Mapping[str, Any]) -> LayerPoints | None:
         "verdict": [row["verdict"] for row in rows],
         "local": _placed(local, bounds),
         "cumulative": _placed(cumulative, bounds),
-        "local_told": [_figures(row, "local") for row in rows],
-        "cumulative_told": [_figures(row, "cumulative") for row in rows],
+        "local_text": [_figures(row, "local") for row in rows],
+        "cumulative_text": [_figures(row, "cumulative") for row in rows],
         "clipped": [
             "–" if (c := number_of(row["clipped"])) is None else f"{100 * c:.3g} %" for row in rows
         ],
@@ -195,8 +195,8 @@ def layer_bars(sensitivity: Mapping[str, Any]) -> LayerBars | None:
         "in_float": [_decibels(float(row["in_float_db"])) for row in rows],
         "quantized": _placed(quantized, bounds),
         "gain": _placed(gain, bounds),
-        "quantized_told": [_decibels(value) for value in quantized],
-        "gain_told": [_gain(value) for value in gain],
+        "quantized_text": [_decibels(value) for value in quantized],
+        "gain_text": [_gain(value) for value in gain],
     }
     # The figures are written right of the bars.
     return LayerBars(columns, (low, high + 0.3 * span))
@@ -231,7 +231,7 @@ def plan_curve(plan: Mapping[str, Any]) -> PlanCurve | None:
         "size": np.array([each["size_bytes"] / 1000 for each in (*steps, plan)]),
         "sqnr": placed,
         "best": np.maximum.accumulate(placed),
-        "told": [_decibels(value) for value in values],
+        "text": [_decibels(value) for value in values],
         "layers": counts,
         "marker": [*(_marker(each, "circle") for each in values[:-1]), _marker(values[-1], "star")],
     }

@@ -149,8 +149,8 @@ def layer_chart(points: LayerPoints) -> Chart:
     tooltips = [
         ("op", "@op #@index"),
         ("module", "@module"),
-        ("local", "@local_told"),
-        ("up to here", "@cumulative_told"),
+        ("local", "@local_text"),
+        ("up to here", "@cumulative_text"),
         ("clipped", "@clipped"),
         ("verdict", "@verdict"),
     ]
@@ -179,7 +179,7 @@ def sensitivity_chart(bars: LayerBars) -> Chart:
         )
         look = {"height": 0.26, "color": color, "legend_label": label}
         drawn.append(chart.hbar(y="y", right=name, source=source, **look))
-        _text(chart, "end", "y", f"{name}_told", source, _NEUTRAL, text_align="left", x_offset=2)
+        _text(chart, "end", "y", f"{name}_text", source, _NEUTRAL, text_align="left", x_offset=2)
     # Above the bars, as an axis has no room for a path of modules on a phone.
     left = {"x": [bars.range[0]] * len(names), "y": [(each, 0.33) for each in names]}
     _text(chart, "x", "y", "name", ColumnDataSource({**left, "name": names}), _NEUTRAL, **_NAME)
@@ -190,8 +190,8 @@ def sensitivity_chart(bars: LayerBars) -> Chart:
         ("ops", "@ops"),
         ("weights", "@weights"),
         ("read by", "@readers"),
-        ("alone quantized", "@quantized_told"),
-        ("alone in float", "@in_float (@gain_told)"),
+        ("alone quantized", "@quantized_text"),
+        ("alone in float", "@in_float (@gain_text)"),
     ]
     hover = HoverTool(renderers=drawn, tooltips=tooltips)
     return _finished(chart, "SQNR and gain of each layer", hover, x="dB")
@@ -210,7 +210,7 @@ def plan_chart(curve: PlanCurve) -> Chart:
             (plan, {"size": 14, "color": COLORS["edge"], "legend_label": "plan"}),
         )
     ]
-    tooltips = [("layers", "@layers"), ("size", "@size{0,0.0} KB"), ("SQNR", "@told")]
+    tooltips = [("layers", "@layers"), ("size", "@size{0,0.0} KB"), ("SQNR", "@text")]
     hover = HoverTool(renderers=dots, tooltips=tooltips)
     label = "SQNR over file size of the choices of layers"
     return _finished(chart, label, hover, x="size of the file, KB", y="SQNR, dB")
@@ -226,7 +226,7 @@ def history_chart(
         {
             "time": np.array([time.replace(tzinfo=None) for time in times], "datetime64[ms]"),
             "value": np.where(np.isfinite(numbers), numbers, np.nan),
-            "told": [f"{number:.6g}" for number in numbers],
+            "text": [f"{number:.6g}" for number in numbers],
             "when": [f"{time:%Y-%m-%d %H:%M}" for time in times],
             "verdict": list(verdicts),
             "marker": ["x" if each == "failed" else "circle" for each in verdicts],
@@ -237,7 +237,7 @@ def history_chart(
     dots = chart.scatter(
         x="time", y="value", marker="marker", source=source, size=9, line_width=2, color="color"
     )
-    tooltips = [("run", "@when"), (name, "@told"), ("tests", "@verdict")]
+    tooltips = [("run", "@when"), (name, "@text"), ("tests", "@verdict")]
     return _finished(
         chart, f"{name} of each run", HoverTool(renderers=[dots], tooltips=tooltips), x="", y=name
     )

@@ -245,7 +245,7 @@ class Link:
         if self._owner != os.getpid():
             return
         with self._ending:
-            # No loss, after which threads that wait would start it anew.
+            # Not "lost", after which waiting threads would restart the worker.
             self._end = self._end or LinkError("closed", "the end of the session")
         stdin, stdout, stderr = self._pipes
         with self._writing, self._reading:  # threads that wait notice the end within a tick

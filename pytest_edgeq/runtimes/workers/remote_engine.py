@@ -363,8 +363,8 @@ class TriedEngine(Engine):
     """
     An engine of this process whose file is loaded and run once in the child, first.
 
-    What the kernels refuse there is not tried here. A user's own runtime is: it may depend on this
-    process.
+    A file that kernels refuse there is not run here. One on a user's own runtime is: it may depend
+    on this process.
     """
 
     def __init__(
