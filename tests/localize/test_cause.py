@@ -312,7 +312,7 @@ def test_many_ranges_that_are_too_narrow_are_told_together() -> None:
     assert loaded.cause == errors.cause  # it may be of any tool
     of_recipe = {"averaged": 4, "calibration": Calibration(averages=True)}
     averaged = judged({}, {i: BEYOND | of_recipe for i in (1, 4)}, n=16)
-    assert averaged.cause.startswith(f"{errors.cause}; a recipe averages the ranges")
+    assert averaged.cause.startswith(f"{errors.cause}; a recipe averages the samples' ranges")
     for few in (
         judged({}, {4: BEYOND}),
         judged({}, {i: BEYOND for i in (1, 4)}, n=17),
