@@ -590,8 +590,8 @@ def test_codes_of_small_ops_are_counted_together() -> None:
     assert text.startswith(
         "runtimes 'board' and 'builtin': expected at most 50% of the codes of 4 ops to differ, as "
         "rounding changes only codes near ties, got 64 of 64, 0 of them lower and 64 higher\n"
-        "cause: each op was run alone on both, on the same inputs: what stands between the file "
-        "and the runtime changes what is read\n"
+        "cause: each op was run alone on both, on the same inputs: the runtime changes data "
+        "between the file and the kernels\n"
     )
 
 

@@ -212,7 +212,7 @@ class Agreement:
             except UnrunnableError as error:
                 self._refused(error)
                 continue
-            for border, one, two in zip(
+            for io_tensor, one, two in zip(
                 self._edge.signature.outputs, results.first, again, strict=True
             ):
                 if share := _unrepeated(one, two):
@@ -221,8 +221,8 @@ class Agreement:
                         "are not copied, or a state is not reset"
                     )
                     headline = (
-                        f"runtime {name!r}: output {border.name!r}: expected sample 0 to give the "
-                        f"same when it is run again, got {share}"
+                        f"runtime {name!r}: output {io_tensor.name!r}: expected sample 0 to give "
+                        f"the same when it is run again, got {share}"
                     )
                     place = Place("runtime", name)
                     found.append(

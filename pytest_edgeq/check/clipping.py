@@ -123,8 +123,8 @@ def _with_clamped(
     content = write_clamped(form.graph, form.signature.subgraph, limits)
     clamped = EdgeFile(content, runtimes=form.runtimes)
     clamped = clamped if form.key is None else clamped.at(form.key)
-    wanted = [border.name for border in quantized.edge.signature.outputs]
-    names = [border.name for border in clamped.signature.outputs]
+    wanted = [io_tensor.name for io_tensor in quantized.edge.signature.outputs]
+    names = [io_tensor.name for io_tensor in clamped.signature.outputs]
     found: dict[str, _Errors] = {}
     for sample in samples:
         reference, file = runner.both(sample)
@@ -140,12 +140,12 @@ def _errors(
 ) -> dict[str, _Errors]:
     """Return the errors of one sample."""
     found = {}
-    borders = quantized.edge.signature.outputs
-    for border, *values in zip(borders, reference, file, clamped, strict=True):
+    io_tensors = quantized.edge.signature.outputs
+    for io_tensor, *values in zip(io_tensors, reference, file, clamped, strict=True):
         wanted, got, cut = (value.astype(np.float64).reshape(-1) for value in values)
         if wanted.size == got.size == cut.size:
             parts = wanted, got - wanted, cut - wanted, got - cut
-            found[border.name] = _Errors(*(float(np.square(each).sum()) for each in parts))
+            found[io_tensor.name] = _Errors(*(float(np.square(each).sum()) for each in parts))
     return found
 
 

@@ -176,15 +176,15 @@ class _Gate:
         origin, edge = self._quantized.origin, self._quantized.edge
         if origin is None:
             return
-        borders = io_differences(origin.graph, edge.graph)
+        io_changes = io_differences(origin.graph, edge.graph)
         if _dtypes(origin) != _dtypes(edge):
             maps = origin.op_dtypes.to_dict(), edge.op_dtypes.to_dict()
             change = describe_change(*maps)
             # The map includes dtypes and shapes of inputs and outputs.
             is_same = all(maps[0][part] == maps[1][part] for part in ("inputs", "outputs"))
-            self._add_origin([*([] if change is None else change.lines), *(borders * is_same)])
+            self._add_origin([*([] if change is None else change.lines), *(io_changes * is_same)])
         else:
-            found = borders or op_differences(origin.graph, edge.graph, origin.op_dtypes)
+            found = io_changes or op_differences(origin.graph, edge.graph, origin.op_dtypes)
             self._add_origin(found)
 
     def _check_health(self, comparison: Comparison, layers: LayerErrors | None) -> None:

@@ -126,8 +126,8 @@ class Influence:
         except Exception:  # the user's reference may refuse mixed inputs
             return None
         found = {}
-        borders = self._quantized.edge.signature.outputs
-        for border, *values in zip(borders, *before, *after, strict=True):
+        io_tensors = self._quantized.edge.signature.outputs
+        for io_tensor, *values in zip(io_tensors, *before, *after, strict=True):
             if len({value.shape for value in values}) > 1:
                 return None
             if values[0].dtype.kind != "f":
@@ -136,12 +136,14 @@ class Influence:
             wanted, got = real_after - real, file_after - file
             if not (np.isfinite(wanted).all() and np.isfinite(got).all()):
                 return None
-            parameters = qparams(border.tensor)
+            parameters = qparams(io_tensor.tensor)
             step = 0.0 if parameters is None else parameters[0]
             power, noise, signal = (
                 float(np.square(each).sum()) for each in (wanted, got - wanted, real)
             )
-            found[border.name] = _InputChange(power, noise, signal, 2 * wanted.size * step**2 / 12)
+            found[io_tensor.name] = _InputChange(
+                power, noise, signal, 2 * wanted.size * step**2 / 12
+            )
         return found
 
     def _lost(
@@ -203,9 +205,11 @@ class Influence:
     ) -> CoarseTensor | None:
         edge = self._quantized.edge
         names = self._quantized.input_names
-        borders = edge.by_input_name(names, [np.array(i) for i in range(len(names))])
+        positions = edge.by_input_name(names, [np.array(i) for i in range(len(names))])
         start = next(
-            each.tensor.index for each in edge.signature.inputs if int(borders[each.name]) == place
+            each.tensor.index
+            for each in edge.signature.inputs
+            if int(positions[each.name]) == place
         )
         end = next(each.tensor.index for each in edge.signature.outputs if each.name == output)
         try:

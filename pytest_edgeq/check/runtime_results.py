@@ -33,7 +33,7 @@ _ALL = 5  # minimum number of ops that all differ, so that no kernel is to blame
 
 _STALE = (
     "the runtime did not compute this sample and returned what an earlier run had left in memory, "
-    "or its outputs are not read anew"
+    "or its outputs are not read again"
 )
 
 FLOAT_UNIT = 2.0**-11
@@ -101,8 +101,8 @@ class RuntimeResults:
             return []
         if together := problem_together(self._pairs.values()):
             cause = (
-                "each op was run alone on both, on the same inputs: what stands between the file "
-                "and the runtime changes what is read"
+                "each op was run alone on both, on the same inputs: the runtime changes data "
+                "between the file and the kernels"
             )
             return [self._differs(together, cause, self._compare)]
         return differing
@@ -115,11 +115,11 @@ class RuntimeResults:
         """Return a finding for each output that is farther from the base than errors explain."""
         found = []
         for position, distance in self._distances.items():
-            border = self._edge.signature.outputs[position]
-            parameters = qparams(border.tensor)
+            io_tensor = self._edge.signature.outputs[position]
+            parameters = qparams(io_tensor.tensor)
             if parameters is not None:
                 step = parameters[0]
-            elif border.tensor.is_floating_point:
+            elif io_tensor.tensor.is_floating_point:
                 step = FLOAT_UNIT * distance.greatest
             else:
                 continue  # the distance of classes or indices means nothing
@@ -127,7 +127,7 @@ class RuntimeResults:
             limit = _ERROR_RATIO * error * self._precision + step
             if not distance.difference <= limit:
                 text = (
-                    f"output {border.name!r}: expected an RMS difference of at most {limit:.3g} "
+                    f"output {io_tensor.name!r}: expected an RMS difference of at most {limit:.3g} "
                     f"({_ERROR_RATIO} × the likely error of {self._base}, plus one step), got "
                     f"{distance.difference:.3g}"
                 )

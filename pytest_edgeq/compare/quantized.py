@@ -44,7 +44,7 @@ Reference: TypeAlias = "Callable[..., Any] | str | os.PathLike[str] | bytes | Qu
 
 
 @dataclass(frozen=True, slots=True)
-class Border:
+class FileTensor:
     """
     An input or an output of the file.
 
@@ -354,12 +354,12 @@ class QuantizedModel:
         return self.edge.op_dtypes
 
     @property
-    def inputs(self) -> tuple[Border, ...]:
+    def inputs(self) -> tuple[FileTensor, ...]:
         """The file's inputs, in its own order."""
         return tuple(_io_tensor(io_tensor) for io_tensor in self.edge.signature.inputs)
 
     @property
-    def outputs(self) -> tuple[Border, ...]:
+    def outputs(self) -> tuple[FileTensor, ...]:
         """The file's outputs, in the model's own order."""
         return tuple(_io_tensor(io_tensor) for io_tensor in self.edge.signature.outputs)
 
@@ -445,7 +445,7 @@ class QuantizedModel:
         return self._with_edge(edge, origin=origin, _references=references)
 
 
-def _io_tensor(io_tensor: SignatureTensor) -> Border:
+def _io_tensor(io_tensor: SignatureTensor) -> FileTensor:
     tensor = io_tensor.tensor
     scale, zero_point = qparams(tensor) or (None, None)
-    return Border(io_tensor.name, tensor.dtype, tensor.shape_signature, scale, zero_point)
+    return FileTensor(io_tensor.name, tensor.dtype, tensor.shape_signature, scale, zero_point)

@@ -208,7 +208,7 @@ class OutputCheck:
         self._quantized, self.form, self._reference = quantized, form, reference
         self._is_own = reference is quantized.float_model
         self.is_kept = is_kept
-        self._wanted = [border.name for border in quantized.edge.signature.outputs]
+        self._wanted = [io_tensor.name for io_tensor in quantized.edge.signature.outputs]
         self._tolerance = Tolerance(self._wanted, len(form.subgraph.ops), noise)
         self.peaks: Sequence[float] = ()
 
@@ -335,7 +335,7 @@ class AgainstTorch(OutputCheck):
         these.
         """
         graph, signature = self._quantized.graph, self._quantized.edge.signature
-        tensors = [quantized_output(graph, signature, border) for border in signature.outputs]
+        tensors = [quantized_output(graph, signature, io_tensor) for io_tensor in signature.outputs]
         coded = [
             _is_quantized(value, limits)
             for each in samples
@@ -350,8 +350,8 @@ class AgainstTorch(OutputCheck):
         for each in samples:
             codes = edge.run(names, each.sample.arrays(), "builtin")
             roundings = [
-                known + _TIMES_ROUNDED * _rms(_finite(made - decode(code, border).astype("f8")))
-                for known, made, code, border in zip(
+                known + _TIMES_ROUNDED * _rms(_finite(made - decode(code, io_tensor).astype("f8")))
+                for known, made, code, io_tensor in zip(
                     each.roundings, each.made, codes, signature.outputs, strict=True
                 )
             ]

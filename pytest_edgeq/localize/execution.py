@@ -62,7 +62,7 @@ def kept_outputs(form: EdgeFile, kept: Runner, file: EdgeFile) -> list[Array]:
 def output_tensors(form: EdgeFile, file: EdgeFile) -> list[int]:
     """Return a float file's output tensors in the order of the quantized file."""
     named = [(each.name, np.array(each.tensor.index)) for each in form.signature.outputs]
-    wanted = [border.name for border in file.signature.outputs]
+    wanted = [io_tensor.name for io_tensor in file.signature.outputs]
     return list(map(int, in_file_order(named, wanted, "the float form")))
 
 

@@ -17,8 +17,8 @@ def decoder_of(model: LanguageModel) -> QuantizedModel:
     """Return the signature that decodes, with the float file as its reference."""
     if model.float_steps is None:
         raise ValueError(
-            f"{model.name}: localize compares the ops of a language model with those of its float "
-            "file, and there is none: give it, edgeq.load(tflite, float_tflite=path)"
+            f"{model.name}: localize needs the float file of a language model: load it with "
+            "edgeq.load(tflite, float_tflite=path)"
         )
     key = model.edge.signature.key
     assert key is not None, "unreachable because a language model is known by its signatures"

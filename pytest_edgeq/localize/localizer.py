@@ -391,13 +391,13 @@ class Localizer:
     def clipped_ranges(self) -> list[ClippedRange]:
         """Return the ranges of intermediate tensors, in the order of the file."""
         source = self.pairs.source
-        borders = {*self.subgraph.inputs, *map(source, self.subgraph.outputs)}
+        io_indices = {*self.subgraph.inputs, *map(source, self.subgraph.outputs)}
         averaged = self._is_averaged
         found = []
         for (number, place), measured in sorted(self._measured.items()):
             op, limits = self.subgraph.ops[number], self._outputs[number, place].limits
             tensor = op.outputs[place]
-            if limits is None or source(tensor) in borders or not measured.elements:
+            if limits is None or source(tensor) in io_indices or not measured.elements:
                 continue
             ends = self._clamped_to(tensor)
             is_low = limits.floor > ends[0] + limits.scale / 2
@@ -443,8 +443,8 @@ class Localizer:
         quantized = self.quantized
         edge, form = quantized.edge, self.form
         partners = by_name(edge.signature, form.signature, "outputs")
-        borders = [(border.name, border.tensor.index) for border in edge.signature.outputs]
-        outputs = [(name, index, partners[index]) for name, index in borders if index in partners]
+        named = [(io_tensor.name, io_tensor.tensor.index) for io_tensor in edge.signature.outputs]
+        outputs = [(name, index, partners[index]) for name, index in named if index in partners]
         parts = [self._structure.findings(outputs)]
         simulated = quantized.simulated
         graph = graph_module(simulated)

@@ -114,11 +114,11 @@ def _coded(
     quantized, subgraph = localizer.quantized, localizer.subgraph
     edge, names, arrays = quantized.edge, quantized.input_names, sample.arrays()
     codes, inputs = edge.encode(names, arrays), edge.by_input_name(names, arrays)
-    for border in edge.signature.inputs:
-        if border.tensor.index in wanted and code_limits(border.tensor) is not None:
-            whole = edge.layouts.to_file(border, inputs[border.name])
-            value = decode(codes[border.name], border)
-            yield border.tensor.index, _TensorValues(codes[border.name], value, whole)
+    for io_tensor in edge.signature.inputs:
+        if io_tensor.tensor.index in wanted and code_limits(io_tensor.tensor) is not None:
+            whole = edge.layouts.to_file(io_tensor, inputs[io_tensor.name])
+            value = decode(codes[io_tensor.name], io_tensor)
+            yield io_tensor.tensor.index, _TensorValues(codes[io_tensor.name], value, whole)
     for made in localizer.tensors(sample):
         tensor = made.op.outputs[made.place]
         if tensor in wanted and code_limits(subgraph.tensors[tensor]) is not None:

@@ -110,8 +110,8 @@ class Pairs:
 def by_name(ours: Signature, theirs: Signature, side: str) -> dict[int, int]:
     """Pair inputs or outputs by name if all names match, else by position."""
     one, two = getattr(ours, side), getattr(theirs, side)
-    names = {border.name: border.tensor.index for border in two}
-    known = names.keys() == {border.name for border in one}
+    names = {io_tensor.name: io_tensor.tensor.index for io_tensor in two}
+    known = names.keys() == {io_tensor.name for io_tensor in one}
     return {
         here.tensor.index: names[here.name] if known else there.tensor.index
         for here, there in zip(one, two, strict=False)

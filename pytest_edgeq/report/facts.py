@@ -12,7 +12,7 @@ import numpy.typing as npt
 from pytest_edgeq.numerics.metrics import short_numbers
 
 if TYPE_CHECKING:
-    from pytest_edgeq.compare.quantized import Border, QuantizedModel
+    from pytest_edgeq.compare.quantized import FileTensor, QuantizedModel
     from pytest_edgeq.numerics.comparison import Comparison
 
 _PICTURE_SIDE = 96  # greatest height and width of a picture in the record, in pixels
@@ -49,7 +49,7 @@ def _io_entries(quantized: QuantizedModel, side: str) -> list[dict[str, Any]]:
     )
     entries: list[dict[str, Any]] = []
     for key, view in views:
-        sides: tuple[Border, ...] = getattr(view, side)
+        sides: tuple[FileTensor, ...] = getattr(view, side)
         entries += [
             {
                 "signature": key,

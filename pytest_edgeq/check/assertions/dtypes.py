@@ -142,9 +142,9 @@ def _assert_io_dtypes(
     # Of several signatures, names say which.
     several = len(edge.signatures) > 1
     actual = [
-        (f"{signature.key}:{border.name}" if several else border.name, border.tensor.dtype)
+        (f"{signature.key}:{io_tensor.name}" if several else io_tensor.name, io_tensor.tensor.dtype)
         for signature in edge.signatures
-        for border in getattr(signature, f"{what}s")
+        for io_tensor in getattr(signature, f"{what}s")
     ]
     names, dtypes = [name for name, _ in actual], [dtype for _, dtype in actual]
     wanted = ["any" if e is None else parse_dtype(e) for e in spread(expected, names, what)]

@@ -65,11 +65,11 @@ def assert_runtimes_agree(
         edge.runtimes.check(runtime)
     outputs = edge.signature.outputs
     tensors = [quantized_output(edge.graph, edge.signature, each) for each in outputs]
-    for border, tensor in zip(outputs, tensors, strict=True):
+    for each, tensor in zip(outputs, tensors, strict=True):
         if not tensor.dtype.startswith(("int", "uint", "bool")):
             raise UnmatchedError(
-                f"output {border.name!r} is {border.tensor.dtype} and has no LSB: compare such a "
-                "model on each runtime with edgeq.compare(model, inputs, runtime=…) and a Budget"
+                f"output {each.name!r} is {each.tensor.dtype} and has no LSB: compare such a model "
+                "on each runtime with edgeq.compare(model, inputs, runtime=…) and a Budget"
             )
     known = model if isinstance(model, QuantizedModel) else None
     spec = SampleSpec.of_signature(edge.signature) if known is None else known.spec
@@ -96,7 +96,7 @@ def assert_runtimes_agree(
     empty = [pair for pair in every if not pair.n_codes]
     if not every or empty:
         raise UnmatchedError(
-            f"output {empty[0].border.name!r} had no element in any sample: nothing was compared"
+            f"output {empty[0].io_tensor.name!r} had no element in any sample: nothing was compared"
             if empty
             else "the model has no outputs: there is nothing to compare"
         )
@@ -114,7 +114,7 @@ def assert_runtimes_agree(
 class _CodePair:
     """One output on two runtimes, over all samples."""
 
-    border: SignatureTensor
+    io_tensor: SignatureTensor
     tensor: Tensor  # with the codes: behind a DEQUANTIZE, that op's input
     first: str
     other: str
@@ -138,7 +138,7 @@ class _CodePair:
                 self.worst = math.inf
                 self.at = f"sample {sample}: shape {list(one.shape)} and {list(two.shape)}"
             return
-        if self.tensor is not self.border.tensor:
+        if self.tensor is not self.io_tensor.tensor:
             one, two = (np.rint(each / float(self.tensor.scales[0])) for each in (one, two))
         # A difference in float64 does not wrap; it may round to 0 although codes differ.
         steps = np.abs(one.astype(np.float64) - two.astype(np.float64))
@@ -172,10 +172,10 @@ def _runtimes_differ(
         causes.append("a class or an index has no tolerance: its scores are nearly tied")
     else:
         command = f"max_lsb_error={max(scaled):g}"
-    place, between = Place("output", first.border.name), f"{first.first} and {first.other}"
+    place, between = Place("output", first.io_tensor.name), f"{first.first} and {first.other}"
     rows = [
         (
-            pair.border.name,
+            pair.io_tensor.name,
             f"{pair.first}, {pair.other}",
             f"{pair.worst:g}",
             f"{pair.n_differ} of {pair.n_codes}",

@@ -211,14 +211,14 @@ class MixedPrecisionPlan:
             numeric=(1, 2),
         )
         counts = self.quantized.op_dtypes.counts()
-        borders = counts.get("QUANTIZE", 0) + counts.get("DEQUANTIZE", 0)
+        n_qdq = counts.get("QUANTIZE", 0) + counts.get("DEQUANTIZE", 0)
         stages = (
             f"{stage} {errors.sqnr_db:.4g} dB" for stage, errors in self.comparison.stages.items()
         )
         lines = [
             f"{self.name}: {self.summary}",
             *(f"limit: {each}" for each in self.limits),
-            f"file: {self.ops_in_float} ops in float, {borders} QUANTIZE and DEQUANTIZE; "
+            f"file: {self.ops_in_float} ops in float, {n_qdq} QUANTIZE and DEQUANTIZE; "
             f"{', '.join(stages)}; {self.comparison.total.n_samples} samples, {self.seconds:.0f} s",
             "",
             *([*table, ""] if self.layers else ()),

@@ -20,7 +20,7 @@ FEW = 8  # samples that sensitivities are measured on, and that refuse what is f
 
 # Bytes that QUANTIZE and DEQUANTIZE with their tensors add to a file (litert-torch 0.10.0: 300 to
 # 600, by the length of the names).
-_BORDERS = 500
+_QDQ_BYTES = 500
 
 _FLOAT_WEIGHT = 3  # bytes of a float32 weight more than of an int8 one
 
@@ -182,7 +182,7 @@ class Search:
     def _cost(self, module: str) -> int:
         """Return the bytes by which a layer in the other precision makes the file larger."""
         weights = self.engine.layers[module].weights if self.engine.precision == FLOAT else 0
-        return _FLOAT_WEIGHT * weights + _BORDERS
+        return _FLOAT_WEIGHT * weights + _QDQ_BYTES
 
 
 def _highest_db(few: StageErrors, nearest: tuple[StageErrors, StageErrors] | None) -> float:
