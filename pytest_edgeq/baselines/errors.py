@@ -345,7 +345,7 @@ def _figure(row: _Row, key: str) -> str:
     number = float(row[key])
     if row["metric"] == "perplexity_ratio":
         return f"{number:.6g}"
-    is_share = row["metric"] in ("cosine_similarity", "top1_agreement")
+    is_share = METRICS[row["metric"]].is_share
     return f"{number:.6f}" if is_share and 0.9 <= number < 1 else f"{number:.4g}"
 
 

@@ -101,7 +101,7 @@ def on_other_kernels(row: _Row) -> _Row:
     The stage lowering is the rounding of the kernels alone (sound ones differed by 11 dB), and a
     maximum depends on a single element: neither is limited. Another check compares kernels per op.
     """
-    if row["stage"] != "lowering" and not row["metric"].startswith("max_"):
+    if row["stage"] != "lowering" and not METRICS[row["metric"]].is_maximum:
         return at_least(row, FLOOR_DB_KERNELS)
     worst, best = ("-inf", "inf") if row["metric"] in LOWER_BOUNDED else ("inf", "-inf")
     return {**row, "worst": worst, "best": best}

@@ -16,6 +16,8 @@ class Metric(NamedTuple):
     rank: int  # metrics with narrow margins come first where several got worse
     by_sample: str = ""  # field of `SampleErrors` by which two builds are compared sample by sample
     of_tokens: bool = False  # whether only logits of sequences of tokens have it
+    is_maximum: bool = False  # whether it depends on a single element
+    in_junit: bool = True  # whether JUnit XML has it
 
     def after_loss(self, value: float, decibels: float) -> float | None:
         """Return the metric when the error grows by so many dB; None of a share or a ratio."""
@@ -28,6 +30,11 @@ class Metric(NamedTuple):
         return 1 - (1 - value) * 10 ** (decibels / 10) if self.kind == "similarity" else None
 
     @property
+    def is_share(self) -> bool:
+        """Whether 1 is the best value."""
+        return self.kind in ("similarity", "share")
+
+    @property
     def per_neper(self) -> float:
         """Decibels that a change of the metric's sum by a factor of e is."""
         return (20 if self.kind == "amplitude" else 10) / math.log(10)
@@ -36,12 +43,12 @@ class Metric(NamedTuple):
 METRICS: Final = {
     each.name: each
     for each in (
-        Metric("max_abs_error", "amplitude", rank=6),
-        Metric("mean_abs_error", "amplitude", rank=2, by_sample="absolute"),
-        Metric("rmse", "amplitude", rank=1),
-        Metric("max_lsb_error", "amplitude", rank=5),
+        Metric("max_abs_error", "amplitude", rank=6, is_maximum=True),
+        Metric("mean_abs_error", "amplitude", rank=2, by_sample="absolute", in_junit=False),
+        Metric("rmse", "amplitude", rank=1, in_junit=False),
+        Metric("max_lsb_error", "amplitude", rank=5, is_maximum=True),
         Metric("sqnr_db", "decibels", rank=0, by_sample="noise"),
-        Metric("worst_sample_sqnr_db", "decibels", rank=7),
+        Metric("worst_sample_sqnr_db", "decibels", rank=7, in_junit=False),
         Metric("cosine_similarity", "similarity", rank=3),
         Metric("top1_agreement", "share", rank=4),
         Metric("kl", "power", rank=8, by_sample="kl", of_tokens=True),

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from pytest_edgeq.numerics.metric_table import OF_TOKENS
+from pytest_edgeq.numerics.metric_table import METRICS
 
 if TYPE_CHECKING:
     from pytest_edgeq.compare.quantized import QuantizedModel
@@ -128,11 +128,6 @@ class Journal:
 
 PREFIX = "edgeq."  # of the name of every property
 
-_METRICS = (
-    *("sqnr_db", "max_lsb_error", "max_abs_error", "cosine_similarity", "top1_agreement"),
-    *OF_TOKENS,
-)
-
 
 def properties_of(journal: PhaseJournal) -> dict[str, str]:
     """Return the properties of one phase of a test."""
@@ -148,7 +143,7 @@ def properties_of(journal: PhaseJournal) -> dict[str, str]:
         for stage, errors in event.get("comparison", {"stages": {}})["stages"].items():
             found |= {
                 f"{name}.{stage}.{metric}": str(errors[metric])
-                for metric in _METRICS
-                if errors.get(metric) is not None
+                for metric in METRICS
+                if METRICS[metric].in_junit and errors.get(metric) is not None
             }
     return found

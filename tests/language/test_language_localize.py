@@ -243,5 +243,7 @@ def test_positions_are_for_language_models(maker: Edgeq) -> None:
 def test_a_module_alone_is_not_enough(maker: Edgeq) -> None:
     """Ops have partners in the float file only."""
     model = maker.load(models.exported("llama"), reference=models.tiny("llama"), name="lm")
-    with pytest.raises(ValueError, match=r"lm: localize needs the float file .*, float_tflite=path\)"):
+    with pytest.raises(
+        ValueError, match=r"lm: localize needs the float file .*, float_tflite=path\)"
+    ):
         maker.localize(model, models.sequences(1, 40, 3))

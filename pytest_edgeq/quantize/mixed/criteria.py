@@ -11,11 +11,9 @@ from typing import Any, Protocol
 from pytest_edgeq.compare.samples import Sample
 from pytest_edgeq.numerics.budget import Budget
 from pytest_edgeq.numerics.comparison import Comparison
-from pytest_edgeq.numerics.metric_table import UPPER_BOUNDED
+from pytest_edgeq.numerics.metric_table import METRICS, UPPER_BOUNDED
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.quantize.mixed.engine import LayerEngine
-
-_SHARES = ("cosine_similarity", "top1_agreement")  # metrics that are 1 at best
 
 _MORE = 1.1  # times the difference of a file from its simulation, by which a bound is moved
 
@@ -99,7 +97,7 @@ class BudgetCriterion:
             if value > bound if is_upper else value < bound:
                 moved = _moved(metric, bound, -_difference(metric, simulated, file) * _MORE)
                 bounds[metric] = (min if is_upper else max)(moved, bounds[metric])
-                if metric in _SHARES and bounds[metric] > 1:
+                if METRICS[metric].is_share and bounds[metric] > 1:
                     return None
         return None if bounds == self.budget.bounds() else replace(self, budget=Budget(**bounds))
 
