@@ -985,7 +985,7 @@ def _require_comparison(method: str, comparison: object) -> None:
         is_model = isinstance(comparison, QuantizedModel)
         hint = "; compare it first: edgeq.compare(quantized, samples)" if is_model else ""
         raise TypeError(
-            f"{method}: expected what edgeq.compare gives, got {kind_of(comparison)}{hint}"
+            f"{method}: expected a result of edgeq.compare, got {kind_of(comparison)}{hint}"
         )
 
 
@@ -1002,6 +1002,6 @@ def _require_model(method: str, quantized: object, inputs: object = None) -> Non
         elif _class_name(quantized):
             hint = "; quantize the model first: edgeq.quantize(model, sample_inputs)"
         raise TypeError(
-            f"{method}: expected what edgeq.quantize or edgeq.load gives, got "
+            f"{method}: expected a result of edgeq.quantize or edgeq.load, got "
             f"{kind_of(quantized)}{hint}"
         )

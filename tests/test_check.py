@@ -117,7 +117,7 @@ def test_nan_of_torch_itself_is_the_first_finding() -> None:
         r"a division\) and at the samples first",
         text,
     ), text
-    assert "the first op that gives any" not in text
+    assert "the first op that has any" not in text
 
 
 BASELINE = Place("baseline", "x.json")
@@ -451,7 +451,7 @@ def test_inputs_that_do_not_fit_the_file_are_told(heads: QuantizedModel) -> None
     text = _findings(heads.with_tflite(other), _images(4, 2))
 
     assert text.startswith("not the file that the")
-    assert "the file takes the inputs ['a', 'b']" in text
+    assert "the file has the inputs ['a', 'b']" in text
 
 
 def test_a_file_that_no_runtime_runs_is_found(heads: QuantizedModel) -> None:
@@ -698,7 +698,7 @@ def test_the_text_of_outputs_of_another_shape(heads: QuantizedModel) -> None:
     text = _findings(loaded, _images(2, 2))
 
     assert text.startswith(
-        "_Changed: output 'output_0': the reference gives shape [1, 4, 6, 7], the file [1, 4, 7, "
+        "_Changed: output 'output_0': the reference returns shape [1, 4, 6, 7], the file [1, 4, 7, "
         "7] [1 of 2 findings on _Changed]\ncause: the file was made from another model than the "
         "reference, or its last ops are others: an axis, a permutation, a slice\n\n[2] TRANSPOSE #"
     )

@@ -55,7 +55,7 @@ def test_nothing_to_evaluate(maker: Edgeq, residual: QuantizedModel) -> None:
         maker.compare(residual, [])
     used = samples(ResidualNet, 1)
     list(used)
-    with pytest.raises(ValueError, match="generator gives its samples once"):
+    with pytest.raises(ValueError, match="generator yields its samples once"):
         maker.compare(residual, used)
 
 

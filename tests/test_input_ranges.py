@@ -78,7 +78,7 @@ def test_another_calibration_is_found(maker: Edgeq, flow: str, calibration: str)
     text = str(caught.value)
     assert "layer to blame" not in text
     assert "stands out" not in text
-    # PT2E gives no scale below 2⁻¹².
+    # PT2E chooses no scale below 2⁻¹².
     is_empty = calibration == "zeros" and flow.startswith("recipe")
     assert ("\ncause: the calibration samples are zero there" in text) is is_empty
     # A bias that does not fit int32 in such a scale is no defect of its op.

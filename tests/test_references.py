@@ -226,11 +226,11 @@ def test_a_callable_that_fails_either_way(maker: Edgeq, linear: bytes) -> None:
     def broken(x: Any) -> Any:
         raise OSError("the weights are gone")
 
-    text = "the reference neither takes neither numpy arrays .*'numpy.* nor tensors .*'Tensor'"
+    text = "the reference neither accepts neither numpy arrays .*'numpy.* nor tensors .*'Tensor'"
     for reference, error, match in (
         (neither, TypeError, text),
         (broken, OSError, "the weights are gone"),
-        (lambda x: float(x.sum()), TypeError, "the reference gave a float among its outputs"),
+        (lambda x: float(x.sum()), TypeError, "the reference returned a float among its outputs"),
     ):
         with pytest.raises(error, match=match):
             maker.compare(maker.load(linear, reference=reference), data)

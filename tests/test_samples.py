@@ -43,7 +43,7 @@ def test_a_positional_sample(sample: Any) -> None:
             POSITIONAL,
             {"image": x, "y": y},
             ValueError,
-            "expected 2 positional inputs, got 0; by name it takes ['x', 'y'], and was given "
+            "expected 2 positional inputs, got 0; by name it expects ['x', 'y'], and got "
             "['image', 'y']",
         ),
         (BOTH, (x, y, mask), ValueError, "expected 2 positional inputs, got 3; the model also"),

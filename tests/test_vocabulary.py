@@ -23,6 +23,14 @@ DENIED = re.compile(
 )
 """Words that stand for everything: "return", "accept", "report", "compare" say which it is."""
 
+DENIED_IN_TEXTS = re.compile(
+    r"\b(gives|gave|takes|took|taken|tells|told|lets|stood|goes|comes? to|held (against|to)"
+    r"|holds? .*against|apart|beside|mend(s|ed)?|travels?|speaks?|is made of|(far|near) side"
+    r"|borders?|parcels?|shelf|stations?|lanes?)\b",
+    re.IGNORECASE,
+)
+"""The same in texts for users; "give" and "take" may be what they are asked to do."""
+
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -33,6 +41,22 @@ def denied(tree: ast.Module) -> Iterator[str]:
             line = (ast.get_docstring(node) or "").partition("\n")[0]
             if DENIED.search(line):
                 yield line
+
+
+def denied_in_texts(tree: ast.Module) -> Iterator[str]:
+    """Yield strings of four words or more, but docstrings, that have a denied word."""
+    nodes = list(ast.walk(tree))
+    left_out = {id(each.value) for each in nodes if isinstance(each, ast.Expr)}
+    left_out |= {
+        id(part) for each in nodes if isinstance(each, ast.JoinedStr) for part in each.values
+    }
+    for node in nodes:
+        if not isinstance(node, (ast.Constant, ast.JoinedStr)) or id(node) in left_out:
+            continue
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        text = "".join(str(each.value) for each in parts if isinstance(each, ast.Constant))
+        if text.count(" ") > 2 and DENIED_IN_TEXTS.search(text):
+            yield text
 
 
 def test_a_class_name_is_defined_once() -> None:
@@ -48,6 +72,22 @@ def test_a_class_name_is_defined_once() -> None:
 def test_first_lines_of_docstrings_are_plain() -> None:
     """In every module, class, method and function."""
     assert {path.name: lines for path, tree in TREES.items() if (lines := [*denied(tree)])} == {}
+
+
+def test_texts_are_plain() -> None:
+    """Every string that is not a docstring."""
+    found = {
+        path.name: texts for path, tree in TREES.items() if (texts := [*denied_in_texts(tree)])
+    }
+    assert found == {}
+
+
+def test_a_denied_word_in_a_text_is_found() -> None:
+    """Also between the values of an f-string; not in a docstring or a word alone."""
+    code = 'def sound(x):\n    """It takes what it gives to x."""\n    return "gives"\n'
+    assert [*denied_in_texts(ast.parse(code))] == []
+    code += 'raise ValueError(f"expected {x} where the model gives {x}")\n'
+    assert [*denied_in_texts(ast.parse(code))] == ["expected  where the model gives "]
 
 
 @pytest.mark.parametrize(

@@ -247,7 +247,7 @@ def _way(old: Row, new: Row) -> tuple[int, str]:
         if key != "module" and old.get(key) != new.get(key):
             name = key[:-1] if key in ("inputs", "outputs") else key
             return 3, f": {name} went from {_value(old.get(key))} to {_value(new.get(key))}"
-    raise AssertionError("unreachable, because only ops that differ are told")
+    raise AssertionError("unreachable, because only ops that differ are listed")
 
 
 def _computes_in(row: Row) -> str:

@@ -163,7 +163,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in made if keys.count(key) > 1)
-        raise ValueError(f"the key {twice[:60]!r} stands twice in one object")
+        raise ValueError(f"the key {twice[:60]!r} occurs twice in one object")
     return made
 
 

@@ -139,9 +139,9 @@ class Pair:
         if not self.worst <= self.bound:
             if not self.bound:
                 return f"expected equal values, got {differ}, by up to {self.worst:.3g} ({self.at})"
-            what, got = f"codes at most {self.bound:g} apart", self.worst
+            what, got = f"codes that differ by at most {self.bound:g}", self.worst
             if self.is_float:
-                what = f"values at most {self.allowed:.3g} apart, as float kernels round"
+                what = f"values that differ by at most {self.allowed:.3g}, as float kernels round"
                 got = self.difference
             return f"expected {what}, got {got:.3g} ({differ}; {self.at})"
         lower, higher = self.n_moved

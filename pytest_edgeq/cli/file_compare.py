@@ -116,7 +116,7 @@ def _keys(loaded: Mapping[str, Array], path: Path, inputs: Sequence[SignatureTen
                 return numbered
     raise ValueError(
         f"{path} has no array {missing[0]!r}{nearest(missing[0], known)}; it holds {known}, and "
-        f"the model takes {names}"
+        f"the model has {names}"
     )
 
 

@@ -125,8 +125,8 @@ def state_findings(edge: EdgeFile, states: Mapping[str, str] | None = None) -> t
                 f"{state.name!r} of {consumer.key!r}, {wanted[0]:.6g} and {wanted[1]}",
                 got=f"{made[0]:.6g} and {made[1]}",
                 causes=(
-                    "each signature was calibrated by itself, and codes that are handed on as they "
-                    f"are stand for {wanted[0] / made[0]:.3g} × the values there",
+                    "each signature was calibrated by itself, and codes that are handed on "
+                    f"unchanged mean {wanted[0] / made[0]:.3g} × the values there",
                 ),
                 fix="calibrate both on the same states, keep them in float, or dequantize and "
                 "quantize between the two calls",

@@ -94,7 +94,7 @@ def _by_name(
     inputs = dict(zip(names, args, strict=False)) | dict(kwargs)
     if len(args) > len(names) or set(inputs) != set(names):
         raise ValueError(
-            f"{what} takes the inputs {list(names)}, the sample has {len(args)} by position and "
+            f"{what} has the inputs {list(names)}, the sample has {len(args)} by position and "
             f"{sorted(kwargs)} by name"
         )
     return inputs
@@ -160,7 +160,7 @@ class OnnxReference:
         if is_same_kind and np.array_equal(cast, value, equal_nan=True):
             return cast
         raise TypeError(
-            f"the ONNX input {name!r} takes {wanted}, the sample has {value.dtype}, and a cast "
+            f"the ONNX input {name!r} expects {wanted}, the sample has {value.dtype}, and a cast "
             "would change its values: wrap the reference in a function with the intended cast"
         )
 

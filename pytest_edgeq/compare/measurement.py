@@ -361,7 +361,7 @@ def check_layout(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> 
         elif quantized.edge.layouts.of(io_tensor) is not None:
             hint = "; layout= permuted it; without layout= it would fit"
         raise ValueError(
-            f"{quantized.name}: output {io_tensor.name!r}: the reference gives shape "
+            f"{quantized.name}: output {io_tensor.name!r}: the reference returns shape "
             f"{list(expected.shape)}, the file {list(actual.shape)}{hint}"
         )
 

@@ -82,7 +82,7 @@ def _call_plain(reference: Callable[..., Any], sample: Sample) -> Any:
                 raise on_arrays from None
             name = getattr(reference, "__name__", type(reference).__name__)
             raise TypeError(
-                f"the reference {name} takes neither numpy arrays ({errors[0]}) nor tensors "
+                f"the reference {name} accepts neither numpy arrays ({errors[0]}) nor tensors "
                 f"({errors[1]})"
             ) from on_tensors
 
@@ -229,8 +229,8 @@ def flatten_outputs(outputs: Any) -> list[tuple[str | None, np.ndarray[Any, Any]
     if isinstance(outputs, (tuple, list)):
         return [leaf for value in outputs for leaf in flatten_outputs(value)]
     raise TypeError(
-        f"the reference gave a {type(outputs).__name__} among its outputs; expected tensors, or "
-        "tuples, lists and dicts of them"
+        f"the reference returned a {type(outputs).__name__} among its outputs; expected tensors, "
+        "or tuples, lists and dicts of them"
     )
 
 
@@ -267,7 +267,7 @@ def in_file_order(
     named = {f"output_{i}" if key is None else key: value for i, (key, value) in enumerate(outputs)}
     if len(outputs) != len(wanted):
         raise ValueError(
-            f"{name}: the reference gives {len(outputs)} output(s) {list(named)}, the file "
+            f"{name}: the reference returns {len(outputs)} output(s) {list(named)}, the file "
             f"{len(wanted)}: {list(wanted)}"
         )
     if set(named) == set(wanted):

@@ -80,7 +80,7 @@ class InputSpec:
         if dtype != self.dtype and not will_do and self.dtype != "string":
             floats = self.dtype.startswith("float") and not dtype.startswith(("float", "bfloat"))
             hint = (
-                "; integers stand where floats belong: convert them as the model was trained "
+                "; integers in place of floats: convert them as the model was trained "
                 "(for images, usually x.float() / 255)"
                 if floats
                 else ""
@@ -182,7 +182,7 @@ class SampleSpec:
             return cls(tuple(specs.values()), {}, tuple(specs), keeps_names)
         if numbered != set(args) or (rest and (numbered or named)):
             raise ValueError(
-                f"the file takes the inputs {list(specs)} and the reference {list(parameters)}: "
+                f"the file has the inputs {list(specs)} and the reference {list(parameters)}: "
                 "names that agree in part only would be paired by position. Give a reference whose "
                 "parameters bear the file's names"
             )
@@ -216,11 +216,11 @@ class SampleSpec:
             hint = ""
             if self.kwargs:
                 hint = (
-                    f"; the model also takes {sorted(self.kwargs)} by name: give a pair "
+                    f"; the model also has {sorted(self.kwargs)} by name: give a pair "
                     "((tensor, …), {name: tensor}), or a dict with all names"
                 )
             elif kwargs and self.parameters:
-                hint = f"; by name it takes {list(self.parameters)}, and was given {sorted(kwargs)}"
+                hint = f"; by name it expects {list(self.parameters)}, and got {sorted(kwargs)}"
             elif len(args) == len(self.args) + 1:
                 hint = "; if the last one is a label, leave it out: (x for x, label in loader)"
             raise ValueError(
@@ -323,7 +323,7 @@ def read_samples(
         count += 1
     if count == 0:
         hint = (
-            ". A generator gives its samples once, and this one is used up: make it anew for each "
+            ". A generator yields its samples once, and this one is used up: make it anew for each "
             "use, or keep the samples in a list"
             if iterator is samples
             else ""
@@ -337,7 +337,7 @@ class SampleSource:
     def __init__(self, factory: Callable[[range], Iterable[Any]], n: int) -> None:
         if not callable(factory):
             raise TypeError(
-                "samples: expected a factory that is called with a range of indices and gives "
+                "samples: expected a factory that is called with a range of indices and returns "
                 f"their samples, got {type(factory).__name__}"
             )
         if isinstance(n, bool) or not isinstance(n, int):
@@ -371,7 +371,7 @@ class SampleSource:
 def _wrong_count(indices: range, got: str) -> str:
     return (
         f"samples: expected {len(indices)} samples of the factory for {indices!r}, got {got}\n"
-        "cause: the factory is called with a range of indices, and gives one sample for each"
+        "cause: the factory is called with a range of indices, and returns one sample for each"
     )
 
 
@@ -383,7 +383,7 @@ def _check_finite(sample: Sample, spec: SampleSpec, where: str) -> None:
         if bad:
             raise ValueError(
                 f"{where}, input {input_spec.name!r}: {bad} of {array.size} values are NaN or "
-                "infinite; ranges taken from them would make every scale meaningless. Clean the "
+                "infinite; ranges of such values would make every scale meaningless. Clean the "
                 "data, or leave the sample out"
             )
 

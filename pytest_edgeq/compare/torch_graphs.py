@@ -41,7 +41,7 @@ def exported(module: torch.nn.Module, sample: Sample) -> torch.fx.GraphModule | 
             graph = torch.export.export(module, args, kwargs, strict=False).module()
     except Exception:  # torch.export raises errors of any type
         return None
-    assert isinstance(graph, torch.fx.GraphModule), "torch.export gives graph modules"
+    assert isinstance(graph, torch.fx.GraphModule), "torch.export returns graph modules"
     return graph
 
 

@@ -210,7 +210,7 @@ def _torchao_constructor(constructor: Any) -> Any:
     if counterpart is None or not kind.__module__.startswith("torch.ao.quantization"):
         raise RefusedError(
             f"{kind.__module__}.{kind.__name__} is an observer of torch.ao.quantization, which "
-            "torchao's PT2E takes out of the graph: derive it from one of "
+            "torchao's PT2E removes from the graph: derive it from one of "
             "torchao.quantization.pt2e.observer"
         )
     # torchao's initializes itself from the first data.

@@ -168,7 +168,7 @@ def _annotate(quantizer: Any, model: Any) -> Any:
             raise RefusedError(
                 f"{_key_text(key)} has no effect: {type(quantizer).__name__} knows no op of "
                 f"{', '.join(sorted({str(n.target) for n in nodes})[:5])} as this graph has it. An "
-                "activation goes with the op before it; set the config of that one. Of a graph "
+                "activation belongs to the op before it; set the config of that one. Of a graph "
                 "that was not exported strictly it knows no add, mul or cat"
             )
     return model

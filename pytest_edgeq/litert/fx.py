@@ -88,7 +88,7 @@ def _check_prepared(prepared: Any) -> None:
         if isinstance(prepared, torch.nn.Module) and is_prepared_by_torch_ao(prepared):
             what += " that eager mode prepared, whose observers are tied to no graph"
         raise TypeError(
-            "quantizer_from_fx: expected what prepare_fx or prepare_qat_fx gave, calibrated or "
+            "quantizer_from_fx: expected a result of prepare_fx or prepare_qat_fx, calibrated or "
             f"trained, before convert_fx; got a {what}"
         )
     if "_observed_graph_module_attrs" not in prepared.meta:
@@ -159,7 +159,7 @@ def _exported_like(decomposed: torch.fx.GraphModule, model: Any) -> torch.fx.Gra
     names = [n.target for n in _placeholders(decomposed)]
     if set(names) != set(values):
         raise RefusedError(
-            f"quantizer_from_fx: the prepared model takes {names}, the model {list(values)}; "
+            f"quantizer_from_fx: the prepared model has {names}, the model {list(values)}; "
             "quantize its own float form: quantizer.float_model"
         )
     with quiet():
@@ -290,7 +290,7 @@ class _Matcher:
         dtype = rest[-1]
         if dtype not in (torch.uint8, torch.int8):
             raise RefusedError(
-                f"quantizer_from_fx: {quantize.args[0]} is quantized to {dtype}; .tflite takes "
+                f"quantizer_from_fx: {quantize.args[0]} is quantized to {dtype}; .tflite has "
                 "8 bits here"
             )
         shift = 128 if dtype is torch.uint8 else 0
@@ -340,7 +340,7 @@ class _Matcher:
 
         if params.axis is not None:
             raise RefusedError(
-                f"quantizer_from_fx: {node} has parameters by channel; .tflite takes them for "
+                f"quantizer_from_fx: {node} has parameters by channel; .tflite has them for "
                 "weights only"
             )
         return FixedQParamsQuantizationSpec(
@@ -358,7 +358,7 @@ class _Matcher:
         if any(params.zero_points):
             raise RefusedError(
                 f"quantizer_from_fx: the weight {node.target} has zero points other than 0; "
-                ".tflite takes symmetric weights: prepare with a per_tensor_symmetric or "
+                ".tflite has symmetric weights: prepare with a per_tensor_symmetric or "
                 "per_channel_symmetric weight observer"
             )
         per_channel = params.axis is not None

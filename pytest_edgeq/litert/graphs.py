@@ -179,7 +179,7 @@ def _attribute(module: torch.nn.Module, path: str) -> tuple[str, torch.Tensor]:
     holder: Any = module.get_submodule(owner)
     value = getattr(holder, name)
     if not isinstance(value, torch.Tensor):
-        raise UnhashableError(f"a graph that takes {path}, a {type(value).__name__}")
+        raise UnhashableError(f"a graph that reads {path}, a {type(value).__name__}")
     if name in holder._parameters:
         return "parameter", value
     return ("buffer" if name in holder._buffers else "attribute"), value

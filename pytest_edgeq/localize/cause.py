@@ -328,7 +328,7 @@ def _defect(row: LayerError, evidence: Diagnostics) -> Finding:
         )
     reason = Reason()
     if count:
-        symptom = f"{nonfinite}the first op that gives any"
+        symptom = f"{nonfinite}the first op that has any"
         reason = _INPUT_ROUNDED if evidence.nonfinite_by_rounding else reason
     else:
         channel = one_channel(evidence)
@@ -358,7 +358,7 @@ def _excess_text(row: LayerError) -> str:
 
 NEAREST = Reason(
     (
-        "the op takes the pixel at the centre (half_pixel_centers), and torch's "
+        "the op reads the pixel at the centre (half_pixel_centers), and torch's "
         'mode="nearest" the one at floor(i / factor), which is another unless the factor is a '
         "whole number",
     ),

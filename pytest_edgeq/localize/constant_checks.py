@@ -106,7 +106,7 @@ def _beyond(stored: Constant, claim: ComparedConstant, kept: Callable[[], bool])
     return [
         f"the weight's codes: {count} of {wrong.size} {'lies' if count == 1 else 'lie'} beyond "
         f"what {'its' if count == 1 else 'their'} scale reaches: {[int(i) for i in place]} is "
-        f"{claim.actual[place]:.0f} where the reference gives {claim.target[place]:.4g}"
+        f"{claim.actual[place]:.0f} where the reference has {claim.target[place]:.4g}"
     ]
 
 

@@ -516,7 +516,7 @@ class Localizer:
             if _samples_centres(self.form.graph, divergence.op):
                 reason = NEAREST
         if divergence.is_negated:
-            text = "it gives −1 × what torch gives"
+            text = "its result is −1 × that of torch"
             reason = Reason(
                 (
                     "its operands are exchanged, as litert-torch does with those of c − x where "

@@ -143,7 +143,7 @@ def calibrated_on_nothing(evidence: Diagnostics) -> Mistake | None:
         return None
     few = evidence.calibration.averages and evidence.elements <= _FEW_VALUES * evidence.averaged
     return Mistake(
-        f"its range is {_range(evidence)}, next to nothing, where torch gives "
+        f"its range is {_range(evidence)}, next to nothing, where torch has "
         f"{_between(evidence.reference)}",
         _AVERAGED_VALUE if few else Reason(("calibrated on zeros",)),
     )

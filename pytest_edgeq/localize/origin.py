@@ -38,7 +38,7 @@ def left_in_float(edge: EdgeFile, origin: EdgeFile) -> dict[int, tuple[Finding, 
             for each, one in ((edge, op), (origin, other))
         )
         if dtypes != wanted and set(dtypes) == {"float32"}:
-            text = f"it gives float32, where the flow's own file gives {wanted[0]}: left in float"
+            text = f"its output is float32, and {wanted[0]} in the flow's own file: left in float"
             found[op.index] = (op.wrong(text),)
     return found
 

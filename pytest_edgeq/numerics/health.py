@@ -228,7 +228,7 @@ class OutputHealth(_Health):
             return None
         counted = f"{actual} NaN or infinite of {self.n_elements} elements"
         got = f"{counted}, where the reference has none"
-        fix = f"{_LOCALIZE} names the first op that gives any"
+        fix = f"{_LOCALIZE} names the first op that has any"
         if reference:
             got = f"{counted}, and {reference} in the float reference itself"
             fix = "look at the model (log, sqrt, a division) and at the samples first"

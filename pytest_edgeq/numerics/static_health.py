@@ -129,7 +129,7 @@ class Calibration(NamedTuple):
     def too_wide(self, scale: float | None = None) -> Reason:
         """Return why a range is mostly unused, or a check that distinguishes the causes."""
         if scale == LEAST_SCALE:
-            cause = "PT2E gives no scale below 2⁻¹²"
+            cause = "PT2E chooses no scale below 2⁻¹²"
             return Reason((cause,), "leave what is so small in float, or scale it up")
         if self.is_own:
             cause = (

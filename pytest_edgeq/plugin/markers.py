@@ -32,7 +32,7 @@ def resolve_marks(marks: Iterable[pytest.Mark], rootdir: Path, runtimes: Runtime
     for mark in marks:
         if mark.args:
             raise pytest.UsageError(
-                "the marker edgeq takes keyword arguments only, got "
+                "the marker edgeq accepts keyword arguments only, got "
                 f"{', '.join(map(repr, mark.args))}: write "
                 f'@pytest.mark.edgeq(quantizers=["{DEFAULT_PRESET}"], runtime="{DEFAULT_RUNTIME}")'
             )

@@ -52,7 +52,7 @@ def make_request(
     else:
         if sample_kwargs is not None:
             raise ValueError(
-                "sample_kwargs: with several signatures the keyword inputs stand among "
+                "sample_kwargs: with several signatures the keyword inputs are part of "
                 "sample_inputs: {signature: (args, kwargs)}"
             )
         samples = _by_signature("calibration", calibration, several)
@@ -74,7 +74,7 @@ def make_request(
         raise TypeError(f"train: expected a function of the prepared graph, got {train!r:.80}")
     if train is not None and len(entries) > 1:
         raise ValueError(
-            f"{label}: train= takes one signature, got {len(entries)}: each has a graph of its "
+            f"{label}: train= supports one signature, got {len(entries)}: each has a graph of its "
             "own, and their trained weights would differ"
         )
     return Request(tuple(entries), strict_export, label, quantizer, session, train)

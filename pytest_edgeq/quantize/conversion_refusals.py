@@ -54,7 +54,7 @@ _KNOWN = {
     "ConcretizationTypeError|NonConcreteBooleanIndexError": _BY_VALUES,
     # It lowers no output that is None.
     "contained a None item": (
-        "its forward gives None among its outputs; wrap it in a module that gives tensors"
+        "its forward returns None among its outputs; wrap it in a module that returns tensors"
     ),
     "Lowering not found: cond": (
         "litert-torch lowers no torch.cond; compute both branches and choose between them: "
@@ -65,7 +65,7 @@ _KNOWN = {
     ),
     # It cannot name the outputs of a namedtuple.
     "'type' object is not iterable": (
-        "its forward gives a namedtuple; wrap it in a module that gives a plain tuple or a dict"
+        "its forward returns a namedtuple; wrap it in a module that returns a plain tuple or a dict"
     ),
 }
 
@@ -80,9 +80,9 @@ _OPEN = (
 # Known messages of the converter for a graph that a quantizer has annotated.
 _OF_ANNOTATIONS = {
     "'(tuple|list)' object has no attribute": (
-        "the quantizer observes an op that gives several tensors (unbind, split, chunk): take the "
-        "parts by indices or slices in the model (x[:, 0] in place of x.unbind(1)), or quantize by "
-        "a recipe (recipe_static_wi8_ai8)"
+        "the quantizer observes an op that returns several tensors (unbind, split, chunk): take "
+        "the parts by indices or slices in the model (x[:, 0] in place of x.unbind(1)), or "
+        "quantize by a recipe (recipe_static_wi8_ai8)"
     ),
     # It lowers the model, but not with the quantizer's annotations.
     "quantization parameters violate|failed to verify that .* must have same element type": (
@@ -153,7 +153,7 @@ def refusal(
             return (
                 f"{name}: its forward fails on the sample inputs ({_input_text(traced)})\n"
                 f"cause: {_shortened(own)}\n"
-                "fix: give inputs that the model takes in eval mode; no quantizer is involved"
+                "fix: give inputs that the model accepts in eval mode; no quantizer is involved"
                 f"{_as_floats(traced)}"
             )
     text = _hinted(name, who, error, tried, is_annotated=is_annotated)

@@ -94,8 +94,8 @@ def _warn_left_in_float(quantized: QuantizedModel, annotated: Container[tuple[st
     if left:
         warn_user(
             f"{quantized.name}: {len(left)} op(s) stay in float though the quantizer annotated "
-            f"their weights: {', '.join(left[:5])}. The converter takes an op only with its input "
-            "and its output quantized, too, or with its weight alone: annotate all three"
+            f"their weights: {', '.join(left[:5])}. The converter quantizes an op only with its "
+            "input and its output quantized, too, or with its weight alone: annotate all three"
         )
 
 
@@ -273,7 +273,7 @@ def _graph_to_train(
 def _check_trained(name: str, prepared: torch.fx.GraphModule, answer: Any) -> None:
     if isinstance(answer, torch.nn.Module) and answer is not prepared:
         raise ValueError(
-            f"{name}: train() gave back another module, a {type(answer).__name__}; what is "
+            f"{name}: train() returned another module, a {type(answer).__name__}; what is "
             "converted is the graph that it was given. Train that one in place, or load the "
             "trained state into it: prepared.load_state_dict(trained.state_dict())"
         )

@@ -31,7 +31,7 @@ def describe(quantizer: Any) -> str:
     hint = "; instantiate it" if isinstance(quantizer, type) else ""
     if hasattr(quantizer, "get_quantization_recipe"):
         # ai-edge-quantizer's Quantizer and RecipeManager contain a recipe; they are none.
-        hint = "; pass what its get_quantization_recipe() gives"
+        hint = "; pass the result of its get_quantization_recipe()"
     raise TypeError(
         "quantizer: expected a preset's name, a PT2E Quantizer instance, a torchao AOBaseConfig, "
         "an ai-edge-quantizer recipe (a list of dicts, or a .json path) or None, got "

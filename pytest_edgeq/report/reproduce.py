@@ -167,7 +167,7 @@ def show_errors(folder: Path, case: Mapping[str, Any], file: File) -> bool:
     got = {sample: file.run(inputs) for sample, inputs in samples.items()}
     print(f"  samples {', '.join(samples)} of {kept['of']}, the worst ones")
     if case["expected_by"]:
-        print(f"  expected: what the {case['expected_by']} kernels gave")
+        print(f"  expected: outputs of the {case['expected_by']} kernels")
     if case["is_stateful"]:
         print("  the file keeps state: the samples follow each other, from a fresh start")
     same = True

@@ -28,7 +28,7 @@ RunsOn = Literal["GPU", "CPU", "unknown", "nothing"]
 _TEXTS: Final = {"GPU": "on the GPU", "CPU": "on the CPU", "unknown": "not known"}
 
 _REFUSED: Final = "the engine rejects the whole file"
-_NO_REASON: Final = "the engine does not support it and gives no reason"
+_NO_REASON: Final = "the engine does not support it and names no reason"
 _SMALLER: Final = (
     "supported, but unsupported ops split the graph, and only the largest part runs on the GPU"
 )

@@ -196,7 +196,7 @@ class EdgeFile:
             return by_name
         # Names that agree in part would be matched by position to others' inputs.
         if len(by_name) != len(known) or by_name.keys() & set(known):
-            raise ValueError(f"the file takes the inputs {known}, got {list(by_name)}")
+            raise ValueError(f"the file has the inputs {known}, got {list(by_name)}")
         return dict(zip(known, arrays, strict=True))
 
     def encode(

@@ -237,7 +237,7 @@ def check_outputs_written(graph: OpGraph, signature: Signature) -> None:
     names = Counter(each.tensor.name for each in io_tensors.values())
     if signature.key is None and max(names.values(), default=0) > 1:
         raise RuntimeError(
-            f"CompiledModel tells tensors apart by name: {max(names.values())} inputs or outputs "
+            f"CompiledModel identifies tensors by name: {max(names.values())} inputs or outputs "
             f"are called {max(names, key=lambda name: names[name])!r}"
         )
     computed = graph.subgraphs[signature.subgraph].producer

@@ -17,7 +17,7 @@ from pytest_edgeq.tflite.subgraph import Op
 
 NO_ADAPTER: Final = "no adapter was selected"
 NO_SHADER: Final = "a shader is wrong"
-NO_OP: Final = "the GPU takes no op of the file"
+NO_OP: Final = "the GPU runs no op of the file"
 
 # Errors after which the engine still computes, and a warning of shapes that is as bad.
 _WRONG: Final = re.compile(r"^E\d{4} |^W\d{4} .*Shape mismatch|Validation error", re.MULTILINE)

@@ -36,7 +36,7 @@ _KNOWN_REFUSALS = {
         "file broke it."
     ),
     r"in XNNPACK delegate": (
-        "the XNNPACK delegate takes no tensor of this kind: choose another runtime "
+        "the XNNPACK delegate supports no tensor of this kind: choose another runtime "
         "(runtime='builtin'), and mind that a device that runs XNNPACK will refuse the file."
     ),
     r"index out of (bounds|range)": (
@@ -57,7 +57,7 @@ OTHER_KIND = {
         "(runtime='xnnpack'); an app that uses CompiledModel cannot."
     ),
     r"Failed to register output|Insufficient buffer size|Failed to allocate tensors": (
-        "CompiledModel gives each output its memory before the run, so the shape of an output may "
+        "CompiledModel allocates each output before the run, so the shape of an output may "
         "not depend on values, such as a length that the file reads by SHAPE. The interpreter runs "
         "the file (runtime='xnnpack'); an app that uses CompiledModel cannot."
     ),
@@ -66,12 +66,12 @@ OTHER_KIND = {
         "as it finds it. The interpreter runs the file (runtime='xnnpack'); an app that uses "
         "CompiledModel gets numbers that mean nothing."
     ),
-    r"CompiledModel tells tensors apart by name": (
+    r"CompiledModel identifies tensors by name": (
         "the file has no signature, and its names were stripped or are ambiguous: write it with a "
         "signature. The interpreter runs the file (runtime='xnnpack')."
     ),
     r"must have all static dimensions|Dimensions must be positive": (
-        "CompiledModel takes no input and no output without elements; the interpreter does "
+        "CompiledModel supports no input or output without elements; the interpreter does "
         "(runtime='xnnpack')."
     ),
 }
@@ -231,9 +231,9 @@ def _no_kernel(graph: OpGraph, op: Op) -> str:
     text = ", ".join(f"{scale:.4g} of {name}" for name, scale in scales.items())
     if scales and min(scales.values()) < _NEXT_TO_ZERO:
         why = (
-            f"scales this far apart ({text}). One next to 0 is that of a tensor that was zero on "
-            "every calibration sample: calibrate with samples on which it is not, or leave the op "
-            "in float."
+            f"scales that differ so much ({text}). One next to 0 is that of a tensor that was zero "
+            "on every calibration sample: calibrate with samples on which it is not, or leave the "
+            "op in float."
         )
     else:
         why = f"this op{f' (scales: {text})' if text else ''}: leave it in float."

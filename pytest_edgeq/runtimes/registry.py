@@ -33,8 +33,8 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 _WHERE_TO_REGISTER = (
     "a runtime of your own comes from the pytest hook pytest_edgeq_runtimes(config), which must "
-    "stand in a plugin, or in a conftest.py that pytest reads before it collects: in the rootdir "
-    "or the testpaths, or beside what the command line names; a target, such as a board, from "
+    "be in a plugin, or in a conftest.py that pytest reads before it collects: in the rootdir "
+    "or the testpaths, or next to what the command line names; a target, such as a board, from "
     "edgeq_targets. Outside pytest: Edgeq(runtimes={name: runner}, targets={name: command})"
 )
 _NOT_FOR_BARE_FILES = (

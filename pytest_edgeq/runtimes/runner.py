@@ -180,8 +180,8 @@ class _OwnEngine(Engine):
         self._close = weakref.finalize(self, _close, self._session, remove)
         if not callable(self._session):
             raise _OwnError(
-                f": the runner gave {type(self._session).__name__}, expected a session that can be "
-                "called with the inputs by name"
+                f": the runner returned {type(self._session).__name__}, expected a session to call "
+                "with the inputs by name"
             )
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
@@ -194,12 +194,14 @@ class _OwnEngine(Engine):
             raise _OwnError(_raised(error)) from error
         if not isinstance(outputs, Mapping):
             raise _OwnError(
-                f": the runner gave {type(outputs).__name__}, expected a dict of arrays by the "
+                f": the runner returned {type(outputs).__name__}, expected a dict of arrays by the "
                 "outputs' names"
             )
         wanted = [each.name for each in self._signature.outputs]
         if set(outputs) != set(wanted):
-            raise _OwnError(f": the runner gave the outputs {list(outputs)}, the file has {wanted}")
+            raise _OwnError(
+                f": the runner returned the outputs {list(outputs)}, the file has {wanted}"
+            )
         return [_checked(outputs[each.name], each) for each in self._signature.outputs]
 
     def close(self) -> None:
@@ -235,13 +237,13 @@ def _checked(value: object, io_tensor: SignatureTensor) -> npt.NDArray[Any]:
     shape = tensor.shape_signature
     expected = f": output {io_tensor.name!r}: expected {tensor.dtype} {list(shape)}"
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
-        raise _OwnError(f"{expected}, the runner gave {type(value).__name__}, no numpy array")
+        raise _OwnError(f"{expected}, the runner returned {type(value).__name__}, no numpy array")
     if (
         value.dtype != dtype
         or value.ndim != len(shape)
         or any(want not in (-1, length) for want, length in zip(shape, value.shape, strict=True))
     ):
-        raise _OwnError(f"{expected}, the runner gave {value.dtype} {list(value.shape)}")
+        raise _OwnError(f"{expected}, the runner returned {value.dtype} {list(value.shape)}")
     return np.array(value)
 
 

@@ -318,7 +318,7 @@ def _weighted_dtypes(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleVio
             "no kernel supports this; one operand is computed from constants alone (learned "
             "queries): PT2E leaves such a product in float, and the converter removes the "
             "DEQUANTIZE in front of it",
-            "quantize by a recipe (recipe_static_wi8_ai8), or leave the layer that takes the "
+            "quantize by a recipe (recipe_static_wi8_ai8), or leave the layer that reads the "
             "constant in float",
         )
     elif (

@@ -34,7 +34,7 @@ _MOST_OF_A_GROUP = 1 << 25
 KEPT_GROUPS = 4
 """Groups of ops that callers keep open between samples; if more, each is closed after its run."""
 
-ALONE = "a copy of the file in which its ops stand alone"
+ALONE = "a copy of the file in which its ops are isolated"
 """Name of such a file in texts."""
 
 # Initial room for all but the data.
@@ -353,7 +353,7 @@ def _why_not_isolated(graph: OpGraph, op: Op, raw: Any, computed: set[int]) -> s
     elif any("subgraph" in key.lower() for each in options if each for key in vars(each)):
         return "it runs other subgraphs"
     if facts_of(op.name).random:
-        return "it gives other values in every run"
+        return "it returns other values in every run"
     if raw.largeCustomOptionsSize:
         return "its options lie behind the flatbuffer"
     operands = [subgraph.tensors[index] for index in op.inputs if index >= 0]

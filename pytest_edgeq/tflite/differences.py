@@ -112,12 +112,12 @@ def _one_element(pair: ComparedConstant) -> str | None:
     index = [int(i) for i in place]
     if not pair.quantized:
         actual, target = float(pair.actual[place]), float(pair.target[place])
-        return f"{_count(pair)}: {index} is {actual:.6g} where the reference gives {target:.6g}"
+        return f"{_count(pair)}: {index} is {actual:.6g} where the reference has {target:.6g}"
     actual = int(pair.actual[place])
     wanted = np.clip(pair.target[place], pair.low[place], pair.high[place])
     nearest = int(np.rint(wanted))
     sign = " (its sign)" if actual == -nearest else ""
-    return f"{_count(pair)}: {index} is {actual} where the reference gives {nearest}{sign}"
+    return f"{_count(pair)}: {index} is {actual} where the reference has {nearest}{sign}"
 
 
 def _slice(axis: int, index: int) -> tuple[Any, ...]:
@@ -229,7 +229,7 @@ def _at_large(pair: ComparedConstant) -> str:
     share = f"; off by {_times(noise / signal)} (rms)" if signal else ""
     return (
         f"{_count(pair)}, in {channels} of {wrong.shape[pair.channel_axis]} {name}s, most at "
-        f"{[int(i) for i in place]}: {pair.actual[place]:g} where the reference gives "
+        f"{[int(i) for i in place]}: {pair.actual[place]:g} where the reference has "
         f"{pair.target[place]:{shape}}{share}"
     )
 

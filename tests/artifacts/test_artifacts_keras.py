@@ -269,7 +269,7 @@ def test_a_keras_model_of_other_inputs(maker: Edgeq, keras_files: Path) -> None:
     """Two where the file has one."""
     loaded = maker.load(keras_files / "dense.tflite", reference=keras_nets.pair())
 
-    with pytest.raises(ValueError, match=r"the Keras model takes the inputs \['left', 'right'\]"):
+    with pytest.raises(ValueError, match=r"the Keras model has the inputs \['left', 'right'\]"):
         maker.compare(loaded, [np.zeros((1, 8), np.float32)])
 
 

@@ -101,7 +101,7 @@ def test_nothing_is_turned_unasked(
     with pytest.raises(ValueError, match=r'pass layout="nhwc" if the file keeps them last'):
         unturned.run(_images(1, *NCHW)[0])
     half = maker.load(last["float"], reference=features, layout={"args_0": "nhwc"})
-    text = r"'output_0': the reference gives shape \[1, 8, 6, 6\], the file \[1, 6, 6, 8\]; only"
+    text = r"'output_0': the reference returns shape \[1, 8, 6, 6\], the file \[1, 6, 6, 8\]; only"
     with pytest.raises(ValueError, match=text + r'.*pass layout="nhwc"'):
         maker.compare(half, _images(1, *NCHW))
     layout = {"args_0": "nhwc", "output_0": "nhwc"}
@@ -119,7 +119,7 @@ def test_a_layout_that_the_file_does_not_have(
     with pytest.raises(ValueError, match=r"expected shape 1×8×3×8, got 1×3×8×8"):
         maker.compare(loaded, _images(1, *NCHW))
     loaded = maker.load(first, reference=features, layout={"output_0": "nhwc"})
-    with pytest.raises(ValueError, match=r"the reference gives shape \[1, 8, 6, 6\], the file"):
+    with pytest.raises(ValueError, match=r"the reference returns shape \[1, 8, 6, 6\], the file"):
         maker.compare(loaded, _images(1, *NCHW))
 
 

@@ -186,7 +186,7 @@ def test_a_bare_session_is_no_reference(maker: Edgeq, embedding: tuple[bytes, Pa
     """It cannot be called; the text names the helper. Nor is a path a session."""
     tflite, path = embedding
     for inputs in ((), (1, 2)):
-        with pytest.raises(ValueError, match=r"the ONNX session takes the inputs \['ids'\]"):
+        with pytest.raises(ValueError, match=r"the ONNX session has the inputs \['ids'\]"):
             onnx_reference(_session(path))(*inputs)
     with pytest.raises(TypeError, match=r"InferenceSession cannot be called.*onnx_reference"):
         maker.load(tflite, reference=_session(path))

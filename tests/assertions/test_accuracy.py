@@ -307,7 +307,7 @@ def test_nan_of_the_file_fails_whatever_it_scores(doubled: QuantizedModel) -> No
     )
     assert others == [
         "cause: the float model is finite there, so the file is broken whatever it scores.",
-        "edgeq.compare(model, samples) names the stage that first gives them",
+        "edgeq.compare(model, samples) names the first stage that has them",
     ]
     assert (found.kind, found.got) == (NONFINITE, "1 of 2 NaN or infinite")
 
@@ -349,7 +349,7 @@ def test_scores_that_say_nothing(
         ({"metric": "accuracy"}, TypeError, "got a str 'accuracy'"),
         ({"metric": OrderedDict}, TypeError, r"got a type: make one, OrderedDict\(…\)"),
         ({"labelled_inputs": []}, ValueError, "there is no sample in the list$"),
-        ({"labelled_inputs": iter(())}, ValueError, "A generator gives its samples once"),
+        ({"labelled_inputs": iter(())}, ValueError, "A generator yields its samples once"),
         ({"labelled_inputs": 3}, TypeError, "expected an iterable of pairs .* got int"),
         ({"labelled_inputs": torch.zeros(2, 3)}, TypeError, "pairs .* got one Tensor"),
         ({"labelled_inputs": {"x": 1}}, TypeError, "pairs .* got one dict"),

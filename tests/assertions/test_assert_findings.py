@@ -140,7 +140,7 @@ def test_each_violated_bound_is_a_finding() -> None:
     assert (first.kind, first.place, first.got) == (NONFINITE, Place("output", "boxes"), "1")
     assert (second.kind, second.place) == (OVER_BUDGET, Place("output", "scores"))
     assert (second.expected, second.got) == ("at most 0.25", "0.5")
-    assert first.causes == ("the reference is finite; the file gives NaN or infinities",)
+    assert first.causes == ("the reference is finite; the file has NaN or infinities",)
     # No budget accepts NaN.
     assert first.command == ""
 

@@ -138,7 +138,7 @@ WHOLE = json.loads(store.render(document({})))
             ["not valid JSON", "NaN is not a JSON number"],
         ),
         ('{"a": ' + "9" * 5000 + "}", ["not valid JSON", "Exceeds the limit"]),
-        ('{"b": {"a": 1, "a": 2}}', ["not valid JSON", "the key 'a' stands twice in one object"]),
+        ('{"b": {"a": 1, "a": 2}}', ["not valid JSON", "the key 'a' occurs twice in one object"]),
     ],
 )
 def test_a_file_that_cannot_be_read(tmp_path: Path, text: str, said: list[str]) -> None:

@@ -122,7 +122,7 @@ def test_a_file_that_does_not_fit_is_a_finding(
     """Of a reference with outputs of another shape for a later sample."""
     loaded = Edgeq().load(quantized.tflite, reference=_other(lambda made: made[:, :3]))
     alone = _checked(loaded, _late(given), None)
-    assert "the reference gives shape [1, 3]" in alone[0]
+    assert "the reference returns shape [1, 3]" in alone[0]
     assert _checked(loaded, _late(given), threads(2)) == alone
 
 

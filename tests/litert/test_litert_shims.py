@@ -582,7 +582,7 @@ def test_a_pattern_still_has_its_inputs_in_any_order() -> None:
     places, prepared = set(), set()
     for _ in range(12):
         graph = _strict(model, *GruWithState.sample_inputs())
-        litert.drop_guards(graph)  # which takes the inputs, too, and hides the annotations
+        litert.drop_guards(graph)  # which has the inputs, too, and hides the annotations
         (found,) = get_source_partitions(graph.graph, [nn.GRU])[nn.GRU]
         places.add(tuple(node.name for node in found.input_nodes))
         made = litert.prepare_pt2e(graph, litert.pt2e_preset("pt2e_static_int8"))

@@ -387,4 +387,4 @@ def test_pixels_at_the_centre_are_a_cause_where_they_are_others(
     loaded = maker.load(content, reference=_resized(factor, mode, gain).eval())
     cause = maker.localize(loaded, [normal(1, 4, 4, 1, seed=0)]).cause
     assert "the file in float does not compute what torch does" in cause
-    assert ("takes the pixel at the centre (half_pixel_centers)" in cause) is is_told
+    assert ("reads the pixel at the centre (half_pixel_centers)" in cause) is is_told

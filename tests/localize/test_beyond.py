@@ -118,7 +118,7 @@ def test_scales_that_hold_all_values_are_told_by_those_beside_them(
     stored = rounded(changed, scales, grouping, last=last)
     told = (
         f"the weight's codes: 1 of 384 lies beyond what its scale reaches: {list(place)} is {last} "
-        f"where the reference gives {steps}"
+        f"where the reference has {steps}"
     )
     assert check_stored_weight("FULLY_CONNECTED", stored, changed, kept=lambda: False) == (told,)
     # An operand's scale may be another tensor's.
@@ -135,7 +135,7 @@ def test_scales_that_all_cut_values_off() -> None:
     # What is cut off has the last code, and no other.
     narrow.values[tuple(np.argwhere(narrow.values == 127)[0])] = 126
     (found,) = check_stored_weight("FULLY_CONNECTED", narrow, WEIGHT, kept=lambda: False)
-    assert found.endswith(" is 126 where the reference gives 127")
+    assert found.endswith(" is 126 where the reference has 127")
 
 
 def test_a_file_whose_scales_hold_all_values() -> None:
@@ -163,6 +163,6 @@ def test_a_logarithm_of_what_rounding_made_0_is_told(maker: Edgeq, build: Build)
     with pytest.raises(AssertionError, match=r"^LOG #") as caught:
         maker.check(build(_log_power, STATIC), list(samples(_log_power, 3, seed=2)))
     text = str(caught.value)
-    assert " output values are NaN or infinite; the first op that gives any" in text
+    assert " output values are NaN or infinite; the first op that has any" in text
     assert "torch has none there" in text
     assert "the converter wrote this" not in text, "it is the quantizer's rounding"

@@ -187,7 +187,7 @@ LOSSY: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "zeros": (
         {"scale": 2.0**-12},
-        "its range is [−0.0312, 0.031], next to nothing, where torch gives [−12.1, 12.6]; "
+        "its range is [−0.0312, 0.031], next to nothing, where torch has [−12.1, 12.6]; "
         "calibrated on zeros",
     ),
     "clipped": (
@@ -210,7 +210,7 @@ LOSSY: dict[str, tuple[dict[str, Any], str]] = {
     "too wide at the least scale": (
         {"scale": 2.0**-12, "codes": (-1, 1), "reference": (-0.0002, 0.0002)},
         "its range [−0.0312, 0.031] is too wide: 3 of 256 levels are used, and the values reach "
-        "[−0.000244, 0.000244]; PT2E gives no scale below 2⁻¹²; leave what is so small in float, "
+        "[−0.000244, 0.000244]; PT2E chooses no scale below 2⁻¹²; leave what is so small in float, "
         "or scale it up",
     ),
     "clipped on its own samples": (
@@ -284,7 +284,7 @@ def test_known_causes_of_a_loss(known: str) -> None:
         ),
         (
             {"scale": 2.0**-12, "codes": (-1, 4), "reference": (-0.0002, 0.001)},
-            "4 of 4 outputs have too wide a range; PT2E gives no scale below 2⁻¹²; leave what is "
+            "4 of 4 outputs have too wide a range; PT2E chooses no scale below 2⁻¹²; leave what is "
             "so small in float, or scale it up",
         ),
     ],
@@ -436,7 +436,7 @@ def test_the_first_op_that_gives_nan() -> None:
     """Not a number is no rounding."""
     errors = judged({2: {"excess_lsb": 3.0}}, {4: {"nonfinite": 12}, 5: {"nonfinite": 12}})
     assert errors.cause == (
-        "CONV_2D #4 (layer4): 12 output values are NaN or infinite; the first op that gives any"
+        "CONV_2D #4 (layer4): 12 output values are NaN or infinite; the first op that has any"
     )
     assert errors.rows[5].verdict == "lowering"
 

@@ -240,7 +240,7 @@ def test_a_shorter_float_is_the_nearest_one(dtype: str, next_one: str) -> None:
     assert check_stored_weight("FULLY_CONNECTED", Constant(dtype, values), weight) == ()
     values[0, 2] = next_one
     assert check_stored_weight("FULLY_CONNECTED", Constant(dtype, values), weight) == (
-        f"the weight ({dtype}): 1 of 6 differs: [0, 2] is {next_one} where the reference gives "
+        f"the weight ({dtype}): 1 of 6 differs: [0, 2] is {next_one} where the reference has "
         "1000.1",
     )
 

@@ -117,5 +117,5 @@ def test_an_op_that_was_left_in_float_is_told(
 
     assert made.origins[culprit(errors).index] in made.ops
     assert culprit(errors).findings == (
-        "it gives float32, where the flow's own file gives int8: left in float",
+        "its output is float32, and int8 in the flow's own file: left in float",
     )

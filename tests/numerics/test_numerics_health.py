@@ -71,7 +71,7 @@ def test_nonfinite_output_is_found_by_side() -> None:
     (finding,) = findings(INT8, ([1.0, 2.0], [math.nan, 1.0]))
     assert finding.message == (
         "expected finite values, got 1 NaN or infinite of 2 elements, where the reference has "
-        "none; edgeq.localize(model, samples) names the first op that gives any"
+        "none; edgeq.localize(model, samples) names the first op that has any"
     )
     assert kinds(findings(FLOAT, ([math.nan], [1.0]))) == ["nonfinite"]
 

@@ -7,7 +7,7 @@ import pytest
 from tests.projects import Project
 
 WRONG = {
-    '["pt2e_static_int8"]': "takes keyword arguments only, got ['pt2e_static_int8']",
+    '["pt2e_static_int8"]': "accepts keyword arguments only, got ['pt2e_static_int8']",
     'quantizer=["none"]': "no keyword 'quantizer' (did you mean quantizers",
     "threads=2": "no keyword 'threads'\n  keywords: quantizers, runtime",
     'runtime="fast"': "unknown runtime 'fast'; valid: xnnpack, builtin, reference, comp",

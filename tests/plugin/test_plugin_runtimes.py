@@ -185,7 +185,7 @@ def test_results_of_several_plugins_are_merged(project: Project) -> None:
         shows=[
             "--edgeq-runtime: unknown runtime 'oen' (did you mean one",
             "valid: " + ", ".join(RUNTIMES),
-            "pytest_edgeq_runtimes(config), which must stand in a plugin, or in a conftest",
+            "pytest_edgeq_runtimes(config), which must be in a plugin, or in a conftest",
         ],
     )
     assert {"one", "two"} <= set(text.split("valid: ")[1].splitlines()[0].split(", "))

@@ -88,7 +88,8 @@ def test_failures_are_short(project: Project) -> None:
             assert told[name] == [
                 f"{E}RuntimeError: Sequential: its forward fails on the sample inputs ({inputs})",
                 f"{E}cause: {cause}",
-                f"{E}fix: give inputs that the model takes in eval mode; no quantizer is involved",
+                f"{E}fix: give inputs that the model accepts in eval mode; no quantizer is "
+                "involved",
             ]
             assert found[name][-1] == hint
             assert len(found[name]) < 22

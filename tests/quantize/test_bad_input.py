@@ -176,7 +176,9 @@ def test_a_generator_used_twice(preset: str) -> None:
     """The second model gets nothing from it, and is told why."""
     once = samples(ResidualNet, 8)
     making.quantize(preset, calibration=once)
-    with pytest.raises(ValueError, match=r"generator gives its samples once, and this one is used"):
+    with pytest.raises(
+        ValueError, match=r"generator yields its samples once, and this one is used"
+    ):
         making.quantize(preset, calibration=once)
 
 
@@ -201,7 +203,7 @@ BAD_SAMPLES: dict[str, tuple[Any, type[Exception], str]] = {
     "integers": (
         ((IMAGE * 10).to(torch.uint8), VECTOR),
         TypeError,
-        "expected float32, got uint8.*integers stand where floats belong",
+        "expected float32, got uint8.*integers in place of floats",
     ),
     "doubles": ((IMAGE.double(), VECTOR), TypeError, "expected float32, got float64"),
     "another name": (

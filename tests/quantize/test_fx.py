@@ -344,7 +344,7 @@ def _eager() -> Any:
         (_never_run, ValueError, r"6 observer\(s\) saw no data: those of x, conv1, "),
         (_dynamic, ValueError, "is quantized dynamically: there are no parameters to take over"),
         (_eager, TypeError, "got a Net that eager mode prepared"),
-        (lambda: build(), TypeError, "expected what prepare_fx or prepare_qat_fx gave.* Net"),
+        (lambda: build(), TypeError, "expected a result of prepare_fx or prepare_qat_fx.* Net"),
         (
             _converted,
             TypeError,

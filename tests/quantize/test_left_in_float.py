@@ -47,8 +47,7 @@ def test_no_other_quantizer_is_advised(quantizer: Any) -> None:
     lines = _text(quantizer(), **allow)
 
     assert lines[-2] == (
-        "cause: the quantizer was told to leave stem in float, by a config of None or a rule of "
-        "no_quantize."
+        "cause: the quantizer leaves stem in float, by a config of None or a rule of no_quantize."
     )
     assert lines[-1].startswith("update: allow=(")
     assert not any(line.startswith("fix: ") for line in lines)
@@ -62,7 +61,7 @@ def test_what_else_is_in_float_has_its_own_cause() -> None:
         "cause: the PT2E quantizer does not annotate LOGISTIC and MUL, or their operands "
         "are in float."
     )
-    assert lines[-2].startswith("fix: quantize by recipe_static_wi8_ai8, which takes LOGISTIC")
+    assert lines[-2].startswith("fix: quantize by recipe_static_wi8_ai8, which quantizes LOGISTIC")
 
 
 def test_tokens_of_64_bits(maker: Edgeq) -> None:
@@ -79,8 +78,8 @@ def test_tokens_of_64_bits(maker: Edgeq) -> None:
         "  args_0  int64     int32",
         "cause: litert-torch lowers by way of JAX with 64-bit types off (enable_x64=False), so the "
         "file has int32 where the model has int64.",
-        "fix: pass int32 on the device, in which token ids and indices fit; tests pass what torch "
-        "takes, int64, and quantized.run converts it.",
+        "fix: pass int32 on the device, in which token ids and indices fit; tests pass torch's "
+        "int64, and quantized.run converts it.",
         "update: assert_input_dtypes(model, 'int32')",
     ]
     assert quantized.run(tokens)["output_0"].shape == (1, 8, 32)

@@ -332,7 +332,7 @@ def _partly(prepared: Any) -> None:
         ),
         (_partly, r"in train\(\), 1 of 3 fake quantizers saw no data: "),
         (_with_nan, r"after train\(\), 1 tensor\(s\) of the graph are not finite: 0\.weight"),
-        (lambda prepared: nn.Identity(), r"train\(\) gave back another module, a Identity"),
+        (lambda prepared: nn.Identity(), r"train\(\) returned another module, a Identity"),
     ],
 )
 def test_a_training_that_went_wrong(maker: Edgeq, train: Any, told: str) -> None:
@@ -366,7 +366,7 @@ QAT = "pt2e_qat_int8"
             QAT,
             {"train": observe, "sample_inputs": {"a": (torch.ones(1, 4),), "b": (torch.ones(2),)}},
             ValueError,
-            "train= takes one signature, got 2",
+            "train= supports one signature, got 2",
         ),
     ],
 )

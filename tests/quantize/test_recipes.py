@@ -369,7 +369,7 @@ def test_a_recipe_manager_says_the_same() -> None:
     files = [_quantize(r).tflite for r in (manager.get_quantization_recipe(), by_hand)]
 
     assert files[0] == files[1]
-    with pytest.raises(TypeError, match=r"pass what its get_quantization_recipe\(\) gives"):
+    with pytest.raises(TypeError, match=r"pass the result of its get_quantization_recipe\(\)"):
         _quantize(manager)
 
 

@@ -228,7 +228,7 @@ REFUSED: dict[str, Refused] = {
         lambda: net(lambda self, x: (x + 1, None)),
         ((1, 4),),
         None,
-        ("gives None among its outputs", "contained a None item"),
+        ("returns None among its outputs", "contained a None item"),
     ),
 }
 
@@ -387,7 +387,7 @@ def test_a_model_whose_own_forward_fails(quantizer: str | None) -> None:
     assert text.splitlines() == [
         "Sequential: its forward fails on the sample inputs (args_0: float32 1×4)",
         "cause: RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x4 and 8x4)",
-        "fix: give inputs that the model takes in eval mode; no quantizer is involved",
+        "fix: give inputs that the model accepts in eval mode; no quantizer is involved",
     ]
 
 
@@ -456,7 +456,7 @@ def test_an_observer_at_what_gives_several_tensors() -> None:
     """Met where a decoder parts queries, keys and values by unbind (torchao 0.18.0)."""
     error = AttributeError("'tuple' object has no attribute 'numel'")
     assert refusal("Net", "calibration sample 0", error, is_annotated=True).startswith(
-        "calibration sample 0 stops Net: the quantizer observes an op that gives several tensors "
+        "calibration sample 0 stops Net: the quantizer observes an op that returns several tensors "
         "(unbind, split, chunk): take the parts by indices or slices in the model (x[:, 0] in "
     )
 

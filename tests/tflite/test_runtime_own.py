@@ -201,13 +201,25 @@ def _spoiled(spoil: Callable[[Inputs], Any]) -> Runtime:
         (lambda o: {"output_0": o["output_0"]}, "the outputs ['output_0'], the file has ['output"),
         (lambda o: o | {"output_2": o["output_0"]}, "'output_2'], the file has ['output_0', 'outp"),
         # The same number of elements, and one that broadcasts.
-        (lambda o: o | {"output_1": o["output_1"].T}, "expected int8 [2, 3], the runner gave int8"),
-        (lambda o: o | {"output_1": o["output_1"][:1]}, "the runner gave int8 [1, 3]"),
+        (
+            lambda o: o | {"output_1": o["output_1"].T},
+            "expected int8 [2, 3], the runner returned int8",
+        ),
+        (lambda o: o | {"output_1": o["output_1"][:1]}, "the runner returned int8 [1, 3]"),
         # Swapped, decoded, widened, and of another sign.
         (lambda o: {"output_0": o["output_1"], "output_1": o["output_0"]}, "'output_0': expected"),
-        (lambda o: o | {"output_0": o["output_0"] * np.float32(0.1)}, "the runner gave float32 "),
-        (lambda o: o | {"output_0": o["output_0"].astype(np.int32)}, "the runner gave int32 [2, 2"),
-        (lambda o: o | {"output_0": o["output_0"].view(np.uint8)}, "the runner gave uint8 [2, 2]"),
+        (
+            lambda o: o | {"output_0": o["output_0"] * np.float32(0.1)},
+            "the runner returned float32 ",
+        ),
+        (
+            lambda o: o | {"output_0": o["output_0"].astype(np.int32)},
+            "the runner returned int32 [2, 2",
+        ),
+        (
+            lambda o: o | {"output_0": o["output_0"].view(np.uint8)},
+            "the runner returned uint8 [2, 2]",
+        ),
         # No arrays.
         (lambda o: o | {"output_0": torch.from_numpy(o["output_0"])}, "gave Tensor, no numpy"),
         (lambda o: o | {"output_0": np.ma.masked_array(o["output_0"])}, "gave MaskedArray, no num"),
@@ -235,7 +247,9 @@ def test_a_dynamic_dimension_takes_any_length_and_a_fixed_one_none() -> None:
         if passes:
             assert edge.runner("bench").run({"t0": given})[0].shape == (3, 4)
         else:
-            with pytest.raises(RuntimeError, match=r"expected float32 \[-1, 4\], the runner gave"):
+            with pytest.raises(
+                RuntimeError, match=r"expected float32 \[-1, 4\], the runner returned"
+            ):
                 edge.runner("bench").run({"t0": given})
 
 
@@ -270,7 +284,7 @@ def test_opening_may_fail() -> None:
         _edge(opening(ConnectionError("no device"))).runner("bench")
     assert isinstance(no.value.__cause__, ConnectionError)
     nothing: Any = lambda path, signature: None  # noqa: E731 # the mistake at issue
-    with pytest.raises(RuntimeError, match="the runner gave NoneType, expected a session"):
+    with pytest.raises(RuntimeError, match="the runner returned NoneType, expected a session"):
         _edge(nothing).runner("bench")
     skip = pytest.skip.Exception("no phone is attached")
     with pytest.raises(pytest.skip.Exception):

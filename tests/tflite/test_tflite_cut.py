@@ -218,7 +218,7 @@ def _with_chance(graph: GraphWriter, x: int, y: int) -> None:
                 ("VAR_HANDLE", "ASSIGN_VARIABLE", "READ_VARIABLE"), "it keeps state from run to run"
             ),
         ),
-        (_with_chance, {"RANDOM_UNIFORM": "it gives other values in every run"}),
+        (_with_chance, {"RANDOM_UNIFORM": "it returns other values in every run"}),
     ],
 )
 def test_what_cannot_stand_alone_is_left_out(

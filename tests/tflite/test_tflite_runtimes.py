@@ -135,7 +135,7 @@ def test_inputs_are_matched_by_position_where_no_name_is_known() -> None:
 @pytest.mark.parametrize("names", [["a"], ["a", "b", "c"], ["b", "c"], ["args_0"]])
 def test_inputs_that_do_not_match_are_refused(names: list[str]) -> None:
     """Too few, too many, and names that agree in part: `b` would be fed to `a`."""
-    with pytest.raises(ValueError, match=r"the file takes the inputs \['a', 'b'\], got"):
+    with pytest.raises(ValueError, match=r"the file has the inputs \['a', 'b'\], got"):
         _subtract(("a", "b")).encode(names, [X] * len(names))
 
 
@@ -272,7 +272,7 @@ def test_an_op_that_xnnpack_refuses_without_a_word_is_found(
         first, cause, said = str(caught.value).splitlines()
         assert first.startswith(f"the {runtime} runtime cannot load the .tflite file: ")
         assert first.endswith(f": FULLY_CONNECTED #{layer.index}")
-        assert cause.startswith("cause: XNNPACK makes no kernel for scales this far apart (")
+        assert cause.startswith("cause: XNNPACK makes no kernel for scales that differ so much (")
         assert ", 3.9e-12 of output 0). One next to 0 is that of a tensor that was zero" in cause
         assert cause.endswith("but a device that runs XNNPACK will refuse it.")
         assert said.startswith("the kernels said: failed to create XNNPACK runtime; Node number")

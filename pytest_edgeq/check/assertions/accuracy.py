@@ -226,7 +226,7 @@ def _pairs(labelled: Any, model: QuantizedModel) -> Iterator[tuple[Sample, Any]]
         yield _bound(model, pair, index)
     if index < 0:
         used_up = (
-            ". A generator gives its samples once, and this one is used up: make it anew for each "
+            ". A generator yields its samples once, and this one is used up: make it anew for each "
             "use, or keep the pairs in a list"
         )
         raise ValueError(
@@ -413,7 +413,7 @@ def _check_output(model: str, name: str, index: int, expected: Array, actual: Ar
             symptom=says,
             headline=f"{model}: {place}, {says}",
             causes=("the float model is finite there, so the file is broken whatever it scores.",),
-            fix="edgeq.compare(model, samples) names the stage that first gives them",
+            fix="edgeq.compare(model, samples) names the first stage that has them",
         )
         raise failed(found, found.fix)
 

@@ -38,7 +38,7 @@ def drop_error(scores: Scores, limit: float, n_samples: int) -> AssertionError:
         cause = f"the bounds lie on both sides of {limit:g}. What was seen {side}."
         fix = f"{least} is the least that these {items} support"
         if (enough := evidence.samples_needed(limit)) is None:
-            end = f"({between}): to settle it takes more than {MOST_SAMPLES:,} {items}"
+            end = f"({between}): to settle it needs more than {MOST_SAMPLES:,} {items}"
         else:
             end += f", about {enough:,} would"
             fix = f"about {enough:,} {items} settle it, if as large a share of them changes; {fix}"

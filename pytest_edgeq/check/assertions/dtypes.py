@@ -76,20 +76,19 @@ _NO_RECIPE = _Why(
     "replace {them} in the model by ops that it quantizes.",
 )
 _ON_PURPOSE = (
-    "the quantizer was told to leave {modules} in float, by a config of None or a rule of "
-    "no_quantize."
+    "the quantizer leaves {modules} in float, by a config of None or a rule of no_quantize."
 )
 
 _ENDS_DECIDE = _Why(
-    "the first and the last op decide. A model that starts with an op that stays in float takes "
-    "floats, one that ends in such an op (softmax, tanh, a normalization) gives floats; the caller "
-    "on the device must feed and read exactly these dtypes."
+    "the first and the last op decide. A model that starts with an op that stays in float has "
+    "float inputs, one that ends in such an op (softmax, tanh, a normalization) float outputs; the "
+    "caller on the device must feed and read exactly these dtypes."
 )
 _INT32 = _Why(
     "litert-torch lowers by way of JAX with 64-bit types off (enable_x64=False), so the file has "
     "int32 where the model has int64.",
-    "pass int32 on the device, in which token ids and indices fit; tests pass what torch takes, "
-    "int64, and quantized.run converts it.",
+    "pass int32 on the device, in which token ids and indices fit; tests pass torch's int64, "
+    "and quantized.run converts it.",
 )
 _UINT8 = _Why(
     "the quantizers of torch write int8. Its codes are those of uint8 less 128, with the same "
@@ -460,7 +459,9 @@ def _why_float(model: Model, edge: EdgeFile, wrong: Sequence[OpDtypes]) -> _Why:
         return _formatted(_ELSEWHERE, kinds)
     if not known.exported_strictly and all(facts_of(kind).needs_strict for kind in kinds):
         return _NON_STRICT
-    recipe = f"quantize by recipe_static_wi8_ai8, which takes {_some(taken)}; or " if taken else ""
+    recipe = (
+        f"quantize by recipe_static_wi8_ai8, which quantizes {_some(taken)}; or " if taken else ""
+    )
     return _formatted(_BY_PT2E, kinds, recipe=recipe)
 
 

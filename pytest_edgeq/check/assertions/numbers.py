@@ -230,11 +230,11 @@ def _stage_to_blame(comparison: Comparison) -> str:
     if comparison.total.nonfinite:
         outputs = comparison.total.outputs.values()
         if any(output.nonfinite_reference for output in outputs):
-            return "the reference itself gives NaN or infinities: look at the model and the samples"
+            return "the reference itself has NaN or infinities: look at the model and the samples"
         if len(comparison.stages) == 1:
-            return "the reference is finite; the file gives NaN or infinities"
+            return "the reference is finite; the file has NaN or infinities"
         first = next(name for name, stage in comparison.stages.items() if stage.nonfinite)
-        return f"the reference is finite; {first} is the first stage to give NaN or infinities"
+        return f"the reference is finite; {first} is the first stage with NaN or infinities"
     stages = {name: stage.sqnr_db for name, stage in comparison.stages.items() if name != "total"}
     ranked = sorted((sqnr_db, name) for name, sqnr_db in stages.items() if not math.isnan(sqnr_db))
     if not ranked:
@@ -315,7 +315,7 @@ def assert_size(model: Model, max_bytes: int | None = None, max_ratio: float | N
             ),
             causes=(
                 f"constants take {stored:,} bytes, {in_float:,} of them in float, which is four "
-                f"times what int8 takes; the other {size - stored:,} are ops, names and "
+                f"times the size of int8; the other {size - stored:,} are ops, names and "
                 "parameters, as many for weights of any size",
             ),
             command=f"max_bytes={size}",

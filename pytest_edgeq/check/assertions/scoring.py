@@ -57,8 +57,8 @@ def scorer_for(metric: Any) -> Scorer:
             else f"{type(metric).__name__} {metric!r}"
         )
         raise TypeError(
-            "metric: expected a callable metric(outputs, label) that gives a bool or a number, or "
-            f"a torchmetrics Metric, got a {way_out}"
+            "metric: expected a callable metric(outputs, label) that returns a bool or a number, "
+            f"or a torchmetrics Metric, got a {way_out}"
         )
     if all(hasattr(metric, name) for name in ("update", "compute", "reset")):
         return MetricScorer(metric)
@@ -137,7 +137,7 @@ class CallableScorer:
         per_sample = float(np.abs(lost).max()) or float(seen.max() - seen.min())
         if not per_sample:
             raise ValueError(
-                f"{self.name}: gives {seen[0]:g} for every sample of both models, so no drop can "
+                f"{self.name}: returns {seen[0]:g} for every sample of both models, so no drop can "
                 "be seen: does it look at the outputs?"
             )
         drop = float(lost.mean())
@@ -305,7 +305,7 @@ class MetricScorer:
             whole = None if floor is None or ceiling is None else abs(ceiling - floor)
             per_sample = abs(before) if whole is None else float(whole)
         if not per_sample:
-            raise ValueError(f"{self.name}: gives {before:g} for both models, whatever comes")
+            raise ValueError(f"{self.name}: returns {before:g} for both models, on any samples")
         evidence = Resampled(n, drop, bootstrap_bounds(drop, resampled), per_sample)
         detail = f"paired bootstrap, {len(resampled)} resamples"
         return Scores(self.name, before, after, evidence, self._sign > 0, (), detail)

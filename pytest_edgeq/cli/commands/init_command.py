@@ -29,7 +29,7 @@ First replace the random data in `samples`, then store the baselines:
 
     pytest --edgeq-update
 
-and commit the folder __edgeq__ that it writes beside this file. From then on `pytest`
+and commit the folder __edgeq__ that it writes next to this file. From then on `pytest`
 fails when an op dtype or an error is not what was accepted.
 """
 
@@ -168,14 +168,14 @@ def _written(target: str, shapes: list[str], quantizer: str) -> str:
     model, inputs = made if is_pair else (made, None)
     if not isinstance(model, torch.nn.Module):
         raise TypeError(
-            f"{target} gives {type(made).__name__}: expected a torch nn.Module, or a pair of one "
+            f"{target} returns {type(made).__name__}: expected a torch nn.Module, or a pair of one "
             "and its sample inputs"
         )
     if not shapes and inputs is None:
         raise ValueError(
-            f"{target} gives no sample inputs: name the shape of each by --shape, in the order of "
-            f"{type(model).__name__}.forward{inspect.signature(model.forward)}, or let the factory "
-            "give a pair of the model and its inputs"
+            f"{target} returns no sample inputs: name the shape of each by --shape, in the order "
+            f"of {type(model).__name__}.forward{inspect.signature(model.forward)}, or let the "
+            "factory return a pair of the model and its inputs"
         )
     module, _, path = target.partition(":")
     by_name = not shapes and isinstance(inputs, Mapping)

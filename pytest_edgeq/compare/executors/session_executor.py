@@ -46,7 +46,7 @@ def check_executor(executor: object) -> Executor:
     if hasattr(executor, "get_executor"):
         hint = ": pass client.get_executor()"
     elif isinstance(executor, str):
-        hint = f": a session takes a name, Edgeq(executor={executor!r})"
+        hint = f": a session expects a name, Edgeq(executor={executor!r})"
     raise TypeError(
         f"executor: expected a concurrent.futures.Executor, got {type(executor).__name__}{hint}"
     )

@@ -166,7 +166,7 @@ class Stream:
                 else "pass one that has not been shut down"
             )
             raise ExecutorError(
-                f"executor: {task.named}: expected an executor that takes tasks, got "
+                f"executor: {task.named}: expected an executor that accepts tasks, got "
                 f"{type(error).__name__}: {error}\n"
                 f"fix: {way_out}"
             ) from error

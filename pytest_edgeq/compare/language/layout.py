@@ -164,7 +164,7 @@ def _step(
             )
     ids = inputs.get("tokens") or inputs.get("embeddings")
     if ids is None:
-        raise ValueError(f"{name}: {edge.key!r} takes neither tokens nor embeddings")
+        raise ValueError(f"{name}: {edge.key!r} has neither tokens nor embeddings as an input")
     return TokenStep(int(ids.tensor.shape[1]), edge, helpers)
 
 

@@ -96,7 +96,7 @@ class LanguageRunner:
         given, expected = (values[side].logits.shape for side in ("float", "edge"))
         if given != expected:
             raise ValueError(
-                f"{model.name}: logits of evaluation sample {index}: the file gives "
+                f"{model.name}: logits of evaluation sample {index}: the file has shape "
                 f"{list(expected)}, the reference {list(given)}\n"
                 "cause: the file was made from another model, or its vocabulary is padded"
             )

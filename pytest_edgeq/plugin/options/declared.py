@@ -82,8 +82,8 @@ class Settings:
     check_targets: tuple[str, ...] = _option(
         "",
         "NAMES",
-        "Comma list of targets, as --edgeq-runtime names them, that edgeq.check runs beside the "
-        "runtimes of this machine.",
+        "Comma list of targets, as --edgeq-runtime names them, that edgeq.check runs in addition "
+        "to the runtimes of this machine.",
         values.check_targets,
     )
     target_timeout: int = _option(
@@ -95,7 +95,7 @@ class Settings:
     threads: int = _option(
         0,
         "N",
-        "Cores that the session may use; 0 for all, or a fair share beside other workers of "
+        "Cores that the session may use; 0 for all, or a fair share with other workers of "
         "pytest-xdist. Figures are the same for any number.",
         values.integer(0),
     )
@@ -121,7 +121,7 @@ class Settings:
     snapshot_dir: Path | None = _option(
         "",
         "DIR",
-        "Folder of the baselines, relative to rootdir, in place of __edgeq__ beside each test.",
+        "Folder of the baselines, relative to rootdir, in place of __edgeq__ next to each test.",
         values.directory,
     )
     obsolete: Literal["info", "error"] = _option(

@@ -130,7 +130,7 @@ def update_of(text: str, place: OptionSource) -> frozenset[str]:
         if word not in UPDATE_CATEGORIES:
             raise ValueError(
                 f"{word!r} is none of the valid values: {', '.join(UPDATE_CATEGORIES)}\n"
-                "  If this is a test path that the flag has taken for its value, write "
+                "  If this is a test path that the flag has read as its value, write "
                 f"--edgeq-update={BARE_UPDATE} (with '=') or put the flag after the path."
             )
     if words and (variable := ci_variable()) is not None:

@@ -168,7 +168,7 @@ def _stages(comparison: Record | None) -> tuple[Chart | None, str]:
     if len(comparison["stages"]) < 3:
         why = (
             "The loss was measured from end to end alone; for its stages call "
-            "edgeq.load(…, float_tflite=…) with the float file beside this one."
+            "edgeq.load(…, float_tflite=…) with the float file of this one."
         )
         return None, f"SQNR: total {total}. {why}"
     return None, f"SQNR: total {total}. No stage has an error that can be shared out."

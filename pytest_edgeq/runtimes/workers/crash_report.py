@@ -137,7 +137,7 @@ _TEXTS = {
         "{correct}, or raise the bound: --edgeq-isolate-timeout",
     ),
     "memory": (
-        "{library} asked for more memory than the bound lets it have: a leak, a large model, or "
+        "{library} asked for more memory than the bound allows: a leak, a large model, or "
         "sizes in the file that nothing bounds",
         "{correct}, or raise the bound: --edgeq-isolate-memory",
     ),

@@ -214,7 +214,7 @@ _TEXTS: Final = {
     ),
     "time": (
         "did not answer: expected an answer in time, got {what}",
-        "the file takes longer than that on this GPU, or the engine or the driver hangs",
+        "the file needs longer than that on this GPU, or the engine or the driver hangs",
         "allow more time by --edgeq-target-timeout={more}; if that does not help, run the file on "
         "the CPU (runtime='{name}')",
     ),

@@ -99,7 +99,7 @@ class LocalWorker:
         except LinkError as error:
             what = self._crash(error, _END_SECONDS).what
             with contextlib.suppress(OSError, ValueError):  # a closed stderr
-                sys.stderr.write(f"edgeq: closing a file gave {what}\n")
+                sys.stderr.write(f"edgeq: a worker {what} when its files were closed\n")
 
     def _look(self) -> None:
         if is_abandoned():

@@ -24,7 +24,7 @@ from pytest_edgeq.runtimes.workers.target import Target
 from pytest_edgeq.versions import version_of
 
 NO_APT = """\
-this machine has no apt-get and dpkg, and a root is made of packages of Debian or Ubuntu:
+this machine has no apt-get and dpkg, and a root consists of packages of Debian or Ubuntu:
   make it there, or in a container of one, by `edgeq target {name} DIR`, and copy DIR{use};
   or use {other}"""
 

@@ -163,7 +163,7 @@ _TEXTS: Final = {
         "install it there: python3 -m pip install ai-edge-litert numpy{check}",
     ),
     "garbage": (
-        "gave something else than an answer: expected frames on stdout, got {what}",
+        "returned something else than an answer: expected frames on stdout, got {what}",
         "the command, a login script or a wrapper prints to stdout, which carries the answers",
         "have it print to stderr, or nothing (ssh -T, docker run -i without -t){check}",
     ),
@@ -176,7 +176,7 @@ _TEXTS: Final = {
         "lost its target: expected an answer, got {what}",
         "the kernels crashed, somebody ended the process, or the connection broke; it was tried "
         "once more where no state was lost",
-        "run the test again by itself; edgeq target check {name} tells whether the target is there",
+        "run the test again by itself; edgeq target check {name} shows whether the target is there",
     ),
     "crash": (
         "lost its target: expected an answer, got {what}",
@@ -192,8 +192,8 @@ _TEXTS: Final = {
     ),
     "time": (
         "did not answer: expected an answer in time, got {what}",
-        "the file takes longer than that there, it hangs, or the connection is stuck",
-        "--edgeq-target-timeout={more} gives it more time; edgeq target check {name} tells whether "
+        "the file needs longer than that there, it hangs, or the connection is stuck",
+        "--edgeq-target-timeout={more} allows more time; edgeq target check {name} shows whether "
         "the target is there",
     ),
 }

@@ -324,7 +324,7 @@ def test_the_nearest_pixel_is_another(maker: Edgeq, still: Still) -> None:
     told = gate(maker, broken, evaluation)
     assert re.match(
         r"RESIZE_NEAREST_NEIGHBOR #\d+: the file in float does not compute what torch does: .*\n"
-        r"cause: the op takes the pixel at the centre \(half_pixel_centers\), and torch's "
+        r"cause: the op reads the pixel at the centre \(half_pixel_centers\), and torch's "
         r'mode="nearest" the one at floor\(i / factor\), which is another unless the factor is a '
         r'whole number\nfix: take mode="nearest-exact" in the model, which is converted as it is',
         told,
@@ -436,12 +436,12 @@ NOT_IN_THE_FILE: Mapping[str, tuple[Callable[[Tensor], Any], str | None, tuple[s
     "None": (
         lambda x: (x + 1, None),
         'Operand 1 of operation "func.return" must be a Value',
-        ("gives None among its outputs", "wrap it in a module that gives tensors"),
+        ("returns None among its outputs", "wrap it in a module that returns tensors"),
     ),
     "namedtuple": (
         lambda x: _Pair(x + 1, x + 2),
         "'type' object is not iterable",
-        ("gives a namedtuple", "wrap it in a module that gives a plain tuple or a dict"),
+        ("returns a namedtuple", "wrap it in a module that returns a plain tuple or a dict"),
     ),
 }
 

@@ -92,7 +92,7 @@ def test_a_difference_in_front_of_which_values_move_is_negated(maker: Edgeq, sti
     ]
     told = gate(maker, files[0], others)
     first, cause = told.splitlines()[:2]
-    assert first.startswith("SUB #1: it gives −1 × what torch gives")
+    assert first.startswith("SUB #1: its result is −1 × that of torch")
     assert cause.startswith("cause: its operands are exchanged")
     assert not gate(maker, files[1], others)
 

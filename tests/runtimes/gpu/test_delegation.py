@@ -173,7 +173,7 @@ def test_what_the_engine_prints_is_read() -> None:
     }
     assert shared_ops(printed(words, split(0, 3), split(4, 5))) == [(0, 3), (4, 5)]
     assert unsupported(printed("")) == {}
-    reason = "the engine does not support it and gives no reason"
+    reason = "the engine does not support it and names no reason"
     assert unsupported(printed("DEQUANTIZE: ", split(1, 1))) == {"DEQUANTIZE": reason}
 
 
@@ -208,7 +208,7 @@ def test_runtimes_on_the_cpu_are_refused() -> None:
         delegation_of(edge, "xnnpack")
     with pytest.raises(ValueError, match=r"^unknown runtime 'gpus' \(did you mean gpu"):
         delegation_of(edge, "gpus")
-    with pytest.raises(TypeError, match=r"^delegation: expected what edgeq\.quantize"):
+    with pytest.raises(TypeError, match=r"^delegation: expected a result of edgeq\.quantize"):
         Edgeq().delegation(chain("NEG"))  # type: ignore[arg-type]
 
 

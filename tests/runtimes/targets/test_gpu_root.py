@@ -52,7 +52,9 @@ def test_another_distribution_is_told_what_is_needed(parent: Path) -> None:
     done = target("gpu", parent / "new")
 
     assert done.exit_code == 2
-    assert done.stderr.startswith("Error: this machine has no apt-get and dpkg, and a root is made")
+    assert done.stderr.startswith(
+        "Error: this machine has no apt-get and dpkg, and a root consists"
+    )
     assert "Mesa 23.2 or later" in done.stderr
     assert max(map(len, done.stderr.splitlines())) <= 160
     assert not list(parent.iterdir())
