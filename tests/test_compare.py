@@ -117,9 +117,9 @@ def test_a_loaded_file_measures_like_the_one_it_was_written_from(
 @pytest.mark.parametrize(
     ("reference", "error", "told"),
     [
-        (lambda x: (x, x), ValueError, r"the reference gives 2 output\(s\).*the file 1"),
+        (lambda x: (x, x), ValueError, r"the reference returns 2 output\(s\).*the file 1"),
         (lambda x: x, ValueError, r"output_0.*\(?1, 3, 16, 16|1×3×16×16"),
-        (lambda x: None, TypeError, "gave a NoneType among its outputs"),
+        (lambda x: None, TypeError, "returned a NoneType among its outputs"),
     ],
 )
 def test_a_reference_that_does_not_fit(

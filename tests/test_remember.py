@@ -157,7 +157,9 @@ def test_sums_beyond_float64_are_refused() -> None:
 @pytest.mark.parametrize("method", ["check_errors", "suggest_budget"])
 def test_a_model_is_no_comparison(add: QuantizedModel, method: str) -> None:
     """The text says what to give."""
-    with pytest.raises(TypeError, match=f"{method}: .* gives, got Quant.*; compare it first"):
+    with pytest.raises(
+        TypeError, match=f"{method}: expected a result of .*, got Quant.*; compare it first"
+    ):
         getattr(Edgeq(), method)(add)
 
 

@@ -54,7 +54,7 @@ def test_a_positional_sample(sample: Any) -> None:
             "expected ['mask'] by name, got ['maks'] (did you mean mask?)",
         ),
         (POSITIONAL, (x, y[0]), ValueError, "expected shape 1×2, got 2; the file is built for"),
-        (POSITIONAL, (x.bool(), y), TypeError, "expected float32, got bool; integers stand"),
+        (POSITIONAL, (x.bool(), y), TypeError, "expected float32, got bool; integers in place"),
         (POSITIONAL, "xy", TypeError, "expected a tensor, a tuple of tensors or a dict of tensors"),
     ],
 )

@@ -105,4 +105,4 @@ def _how(op: Op, ours: Constant, theirs: Constant) -> str:
         target = target - ours.zero_points
     tolerance = 0.25 if ours.scales is not None else 0.0
     text = explain(pair_of(op.name, ours, target, tolerance, exact=True))
-    return text.replace("the reference's", "the flow's").replace("the reference gives", "it gave")
+    return text.replace("the reference's", "the flow's").replace("the reference has", "it had")

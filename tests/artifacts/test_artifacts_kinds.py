@@ -145,7 +145,7 @@ def test_an_op_that_is_refused_alone_is_no_defect_of_the_file(
     errors = loader.localize(loader.load(kind.content, reference=kind.reference), kind.inputs)
 
     assert "PACK #3 was not compared with the reference: the builtin runtime cannot run" in note
-    assert "a copy of the file in which its ops stand alone: PACK #3" in note
+    assert "a copy of the file in which its ops are isolated: PACK #3" in note
     assert "Node number" not in note
     assert [row.index for row in errors.rows if not row.matched] == [3]
     damaged = KINDS["computed_shape"](damaged=True)

@@ -177,7 +177,7 @@ def test_whole_numbers_change_their_width(maker: Edgeq, embedding: tuple[bytes, 
         assert maker.compare(loaded, [np.array([[1, 2, 3]], dtype)]).total.sqnr_db > 100
     for value in (np.zeros((1, 3), np.float32), np.full((1, 3), 2**63, np.uint64)):
         with pytest.raises(
-            TypeError, match=r"takes int64, the sample has .*with the intended cast"
+            TypeError, match=r"expects int64, the sample has .*with the intended cast"
         ):
             reference(value)
 

@@ -316,7 +316,7 @@ def test_another_shape_is_not_scored(doubled: QuantizedModel) -> None:
     """Nothing is broadcast, and channels in another place have their sentence."""
     loaded = Edgeq().load(doubled.tflite, reference=lambda x: (x, x[:, :1]))
     sample = np.zeros((1, 2), np.float32)
-    with pytest.raises(ValueError, match=r"gives shape \[1, 1\], the file \[1, 2\]"):
+    with pytest.raises(ValueError, match=r"returns shape \[1, 1\], the file \[1, 2\]"):
         assert_accuracy_drop(loaded, [(sample, 0)], lambda outputs, label: 1.0)
 
 
@@ -329,7 +329,7 @@ def test_another_shape_is_not_scored(doubled: QuantizedModel) -> None:
         (torch.zeros(1, 10), ValueError, r"got shape \[1, 10\]"),
         (np.array("x"), TypeError, "expected a bool or a number"),
         (False, ValueError, "the float model has none of 1 samples right"),
-        (0.25, ValueError, "gives 0.25 for every sample of both models"),
+        (0.25, ValueError, "returns 0.25 for every sample of both models"),
     ],
 )
 def test_scores_that_say_nothing(

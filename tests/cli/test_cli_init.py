@@ -145,7 +145,7 @@ FAILURES = {
     "fails:model": "fails cannot be imported: there is no module 'no_such_package' in",
     "my_factories:residul": "my_factories has no 'residul' (did you mean residual",
     "my_factories:sized": "sized() fails: TypeError: sized() missing 1 required",
-    "my_factories:path": "my_factories:path gives str: expected a torch nn.Module, or a pair",
+    "my_factories:path": "my_factories:path returns str: expected a torch nn.Module, or a pair",
     "my_factories:odd": "sample inputs: expected a tensor, a tuple of tensors, or a dict",
     "my_factories:coarse": "sample inputs: expected float16, float32, float64, uint8, int8, int16",
     "my_factories:Twice": "name the shape of each by --shape, in the order of Twice.forward(x, y)",

@@ -302,7 +302,7 @@ def _longer(self: Any, x: Tensor) -> Any:
             "op 1 is aten.relu.default in 'conv1' in the prepared",
         ),
         (lambda: build(_swapped), r"aten.add.Tensor.* has .* in the prepared model and relu in"),
-        (lambda: build(_other_name), r"takes \['x'\], the model \['image'\]"),
+        (lambda: build(_other_name), r"has \['x'\], the model \['image'\]"),
         (lambda: build(_longer), "the prepared model has 6 ops, the model 7"),
     ],
 )

@@ -197,7 +197,7 @@ def _spoiled(spoil: Callable[[Inputs], Any]) -> Runtime:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda o: list(o.values()), "gave list, expected a dict of arrays"),
+        (lambda o: list(o.values()), "returned list, expected a dict of arrays"),
         (lambda o: {"output_0": o["output_0"]}, "the outputs ['output_0'], the file has ['output"),
         (lambda o: o | {"output_2": o["output_0"]}, "'output_2'], the file has ['output_0', 'outp"),
         # The same number of elements, and one that broadcasts.
@@ -221,8 +221,11 @@ def _spoiled(spoil: Callable[[Inputs], Any]) -> Runtime:
             "the runner returned uint8 [2, 2]",
         ),
         # No arrays.
-        (lambda o: o | {"output_0": torch.from_numpy(o["output_0"])}, "gave Tensor, no numpy"),
-        (lambda o: o | {"output_0": np.ma.masked_array(o["output_0"])}, "gave MaskedArray, no num"),
+        (lambda o: o | {"output_0": torch.from_numpy(o["output_0"])}, "returned Tensor, no numpy"),
+        (
+            lambda o: o | {"output_0": np.ma.masked_array(o["output_0"])},
+            "returned MaskedArray, no num",
+        ),
         (lambda o: o["output_7"], "the runner raised KeyError: 'output_7'"),
     ],
 )
