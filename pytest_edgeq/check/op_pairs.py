@@ -261,7 +261,7 @@ def first_differing_op(ops: SingleOps, one: str, other: str, inputs: Mapping[str
         for each in (one, other)
     ]
     codes = [group.run(name)[op.index, tensor] for name in names]
-    same = "gives the same" if _difference(*codes) is None else "does not give the same"
+    same = "computes the same" if _difference(*codes) is None else "does not compute the same"
     return f"{text}; XNNPACK {same} on both"
 
 

@@ -357,7 +357,7 @@ def assert_op_counts(model: Model, expected: Mapping[str, int]) -> None:
             "differ)",
             evidence=(
                 *table(wrong, ("op", "expected", "got")),
-                *(("they stand at", *table(where, ("op", "scheme"))) if where else ()),
+                *(("their places:", *table(where, ("op", "scheme"))) if where else ()),
                 f"all counts: {counts or 'no op'}",
             ),
             causes=(

@@ -172,7 +172,7 @@ def test_workers_have_one_each(project: Project) -> None:
 @needs_avx2
 @pytest.mark.filterwarnings("ignore:edgeq.check. baselines were not checked")
 def test_a_difference_of_kernels_is_explained() -> None:
-    """Which op, how many codes; XNNPACK gives the same on both, and a check notes it only."""
+    """Which op, how many codes; XNNPACK computes the same on both, and a check notes it only."""
     edgeq = Edgeq(targets={"portable": PORTABLE}, check_targets=("portable:builtin",))
     quantized = edgeq.load(BATCH_NORMS, reference=stacks.build("batch_norms"))
     samples = drawn("batch_norms", 8)
