@@ -80,7 +80,7 @@ def test_another_calibration_is_found(maker: Edgeq, flow: str, calibration: str)
     assert "stands out" not in text
     # PT2E chooses no scale below 2⁻¹².
     is_empty = calibration == "zeros" and flow.startswith("recipe")
-    assert ("\ncause: the calibration samples are zero there" in text) is is_empty
+    assert ("\ncause: the calibration samples are zero or nearly zero there" in text) is is_empty
     # A bias that does not fit int32 in such a scale is no defect of its op.
     is_cut = is_empty and flow.endswith("ai8")
     assert (BIAS_AT_INT32_LIMIT in kinds) is is_cut
