@@ -104,5 +104,5 @@ def _how(op: Op, ours: Constant, theirs: Constant) -> str:
     if ours.zero_points is not None:
         target = target - ours.zero_points
     tolerance = 0.25 if ours.scales is not None else 0.0
-    text = explain(pair_of(op.name, ours, target, tolerance, exact=True))
-    return text.replace("the reference's", "the flow's").replace("the reference has", "it had")
+    pair = pair_of(op.name, ours, target, tolerance, exact=True, reference="the flow")
+    return explain(pair)

@@ -36,6 +36,7 @@ class ComparedConstant:
     axes: tuple[str, ...]  # the name of an index along each axis
     channel_axis: int  # the axis of the channels
     quantized: bool  # whether steps are codes
+    reference: str  # name of the reference in texts
 
     @cached_property
     def holds(self) -> Array:
@@ -50,7 +51,13 @@ class ComparedConstant:
 
 
 def pair_of(
-    op_name: str, stored: Constant, target: Array, tolerance: Array | float, *, exact: bool = False
+    op_name: str,
+    stored: Constant,
+    target: Array,
+    tolerance: Array | float,
+    *,
+    exact: bool = False,
+    reference: str = "the reference",
 ) -> ComparedConstant:
     """Return a constant with its reference, in steps of its scale or as floats."""
     shape = stored.values.shape
@@ -76,6 +83,7 @@ def pair_of(
         axes=axes,
         channel_axis=channels[0] if len(channels) == 1 else named,
         quantized=stored.scales is not None,
+        reference=reference,
     )
 
 
@@ -112,12 +120,12 @@ def _one_element(pair: ComparedConstant) -> str | None:
     index = [int(i) for i in place]
     if not pair.quantized:
         actual, target = float(pair.actual[place]), float(pair.target[place])
-        return f"{_count(pair)}: {index} is {actual:.6g} where the reference has {target:.6g}"
+        return f"{_count(pair)}: {index} is {actual:.6g} where {pair.reference} has {target:.6g}"
     actual = int(pair.actual[place])
     wanted = np.clip(pair.target[place], pair.low[place], pair.high[place])
     nearest = int(np.rint(wanted))
     sign = " (its sign)" if actual == -nearest else ""
-    return f"{_count(pair)}: {index} is {actual} where the reference has {nearest}{sign}"
+    return f"{_count(pair)}: {index} is {actual} where {pair.reference} has {nearest}{sign}"
 
 
 def _slice(axis: int, index: int) -> tuple[Any, ...]:
@@ -152,7 +160,7 @@ def _channel(pair: ComparedConstant, channel: int) -> str:
         return "is negated"
     ratio = _scale_ratio(pair, at) if pair.quantized and actual.size > 1 else None
     if ratio is not None:
-        return f"has a scale of {ratio} × the reference's"
+        return f"has a scale of {ratio} × {pair.reference}'s"
     wrong = ~pair.holds[at]
     worst = np.abs(actual - target)[wrong].max()
     unit, digits = (" codes", ".0f") if pair.quantized else ("", ".3g")
@@ -200,7 +208,7 @@ def _scaled(pair: ComparedConstant) -> str | None:
         return None
     ratio = _scale_ratio(pair)
     if ratio is not None:
-        return f"the scale is {ratio} × the reference's ({_count(pair)})"
+        return f"the scale is {ratio} × {pair.reference}'s ({_count(pair)})"
     if np.ptp(pair.unit) == 0:
         return None
     ratios = [
@@ -213,7 +221,7 @@ def _scaled(pair: ComparedConstant) -> str | None:
     low, high = min(known), max(known)
     # Enough digits to distinguish the two.
     form = ".3g" if high - low >= 1e-2 else ".6g"
-    return f"the scale is {low:{form}} to {high:{form}} × the reference's ({_count(pair)})"
+    return f"the scale is {low:{form}} to {high:{form}} × {pair.reference}'s ({_count(pair)})"
 
 
 def _at_large(pair: ComparedConstant) -> str:
@@ -229,7 +237,7 @@ def _at_large(pair: ComparedConstant) -> str:
     share = f"; off by {_times(noise / signal)} (rms)" if signal else ""
     return (
         f"{_count(pair)}, in {channels} of {wrong.shape[pair.channel_axis]} {name}s, most at "
-        f"{[int(i) for i in place]}: {pair.actual[place]:g} where the reference has "
+        f"{[int(i) for i in place]}: {pair.actual[place]:g} where {pair.reference} has "
         f"{pair.target[place]:{shape}}{share}"
     )
 
