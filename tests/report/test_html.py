@@ -168,7 +168,7 @@ def shown(*events: Record, found: Record | None = None, **test: Any) -> str:
     return Page(html_page(run)).text
 
 
-def test_what_there_is_none_of_is_text() -> None:
+def test_what_there_is_none_of_is_told() -> None:
     """With the reason: inputs that are no images, no values of outputs, one stage alone."""
     text = shown(event("compare", "a", comparison=comparison()))
     assert "#7 27.0 dB" in text
@@ -272,7 +272,7 @@ def test_shares_are_of_noise_power() -> None:
 @pytest.mark.parametrize(
     ("total", "said"), [(1.0, "cancel in part: the total noise is 50 %"), (2.0, "agree in part")]
 )
-def test_errors_that_cancel_or_agree_are_text(total: float, said: str) -> None:
+def test_errors_that_cancel_or_agree_are_told(total: float, said: str) -> None:
     """The shares are of the sum, which the total then is not."""
     stages = _stages({"quantization": 1.0, "lowering": 1.0, "total": total})
     assert said in chart_data.stage_sentence(chart_data.noise_by_output(stages)[0])
