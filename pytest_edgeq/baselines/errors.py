@@ -144,8 +144,8 @@ def is_explained_by(layer: Finding, old: Mapping[str, Any], new: Mapping[str, An
     """
     Whether a finding on layers can be why errors are worse than in the baseline.
 
-    A loss by quantization cannot be if the worse stage quantizes nothing, or if weights and range
-    are the same.
+    A loss by quantization cannot if the worse stage quantizes nothing, or if weights and range are
+    the same.
     """
     if layer.kind not in LOSS_KINDS:
         return True

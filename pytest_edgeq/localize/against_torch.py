@@ -523,10 +523,11 @@ class AgainstTorch(OutputCheck):
         known += converted
         same = self._same_as_partners(as_converted)
         subgraph = self.form.subgraph
-        equal = {index for index in subgraph.inputs}
-        for op in subgraph.ops:
-            live = (i for i in op.outputs if i >= 0)
-            equal.update(i for i in live if _is_among(self._runner.tensor(i), known))
+        tensors = (i for op in subgraph.ops for i in op.outputs if i >= 0)
+        equal = {
+            *subgraph.inputs,
+            *(i for i in tensors if _is_among(self._runner.tensor(i), known)),
+        }
         outputs = output_tensors(self.form, self._quantized.edge)
         last = outputs[self._wanted.index(divergence.output)]
         region = _backward_slice(subgraph, last, equal)
