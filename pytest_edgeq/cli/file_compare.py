@@ -5,19 +5,25 @@ from __future__ import annotations
 import functools
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.compare.file_health import runtime_findings, static_findings
+from pytest_edgeq.compare.language.layout import holds_language_model
 from pytest_edgeq.compare.measurement import Measurement, SampleOutputs
 from pytest_edgeq.compare.reference import in_file_order
 from pytest_edgeq.names import nearest
 from pytest_edgeq.numerics.comparison import Comparison
+from pytest_edgeq.quantize.language import open_sections
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.subgraph import SignatureTensor
+
+if TYPE_CHECKING:
+    from pytest_edgeq.edgeq import Edgeq
 
 Array = npt.NDArray[Any]
 Arrays = Sequence[Array]
@@ -60,6 +66,33 @@ def compare_files(
     )
 
 
+def compare_language_models(
+    reference: Path, file: Path, inputs: Sequence[Path], edgeq: Edgeq, name: str
+) -> Comparison | None:
+    """Measure one language model against the other by position; None of other files."""
+    if not holds_language_model(open_sections(file, edgeq._session)):
+        return None
+    model = edgeq.load(file, float_tflite=reference, name=name)
+    origins, sequences = zip(*_read_sequences(inputs), strict=True)
+    comparison = edgeq.compare(model, sequences)
+    worst = (replace(each, inputs=origins[each.index]) for each in comparison.worst_samples)
+    return replace(comparison, worst_samples=tuple(worst))
+
+
+def _read_sequences(paths: Sequence[Path]) -> Iterator[tuple[str, Array]]:
+    """Yield the token ids of each sequence of several files, with its origin."""
+    for path in paths:
+        with _opened(path, "tokens") as loaded:
+            if "tokens" not in loaded:
+                raise ValueError(
+                    f"{path} has no array 'tokens', and sequences of token ids are what language "
+                    "models are compared on: write np.savez(path, tokens=…), or compare one "
+                    "signature: --signature decode"
+                )
+            for number, tokens in enumerate(np.atleast_2d(_read(loaded, path, "tokens"))):
+                yield f"{path.name}[{number}]", tokens
+
+
 def _run(
     edge: EdgeFile, names: Sequence[str], arrays: Arrays, runtime: str, where: str
 ) -> list[npt.NDArray[Any]]:
@@ -78,18 +111,7 @@ def read_samples(
 ) -> Iterator[tuple[str, list[Array]]]:
     """Yield the samples of several files, one after another, each with its origin."""
     for path in paths:
-        try:
-            loaded = np.load(path)
-        except (ValueError, EOFError, zipfile.BadZipFile):
-            # What numpy says of it is how to unpickle it, which runs code.
-            raise ValueError(
-                f"{path} is no .npz file: write np.savez(path, {inputs[0].name}=…)"
-            ) from None
-        if not isinstance(loaded, np.lib.npyio.NpzFile):
-            raise TypeError(
-                f"{path} holds one array without a name: write np.savez(path, {inputs[0].name}=…)"
-            )
-        with loaded:
+        with _opened(path, inputs[0].name) as loaded:
             columns = [
                 _split(_read(loaded, path, key), path, entry)
                 for key, entry in zip(_keys(loaded, path, inputs), inputs, strict=True)
@@ -100,6 +122,19 @@ def read_samples(
             raise ValueError(f"{path}: expected as many samples of each input, got {numbers}")
         for number, arrays in enumerate(zip(*columns, strict=True)):
             yield f"{path.name}[{number}]", list(arrays)
+
+
+def _opened(path: Path, name: str) -> np.lib.npyio.NpzFile:
+    """Open a file of arrays; a refusal suggests the name of one."""
+    write = f"write np.savez(path, {name}=…)"
+    try:
+        loaded = np.load(path)
+    except (ValueError, EOFError, zipfile.BadZipFile):
+        # What numpy says of it is how to unpickle it, which runs code.
+        raise ValueError(f"{path} is no .npz file: {write}") from None
+    if not isinstance(loaded, np.lib.npyio.NpzFile):
+        raise TypeError(f"{path} holds one array without a name: {write}")
+    return loaded
 
 
 def _keys(loaded: Mapping[str, Array], path: Path, inputs: Sequence[SignatureTensor]) -> list[str]:

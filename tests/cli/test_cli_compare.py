@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fixtures.language.models import EXPORTED
+from fixtures.language.models import EXPORTED, exported, sequences
 from fixtures.tflite.kinds import free_shapes
 from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq.numerics.metrics import sqnr_db
@@ -219,6 +219,45 @@ def test_what_is_no_npz_file(tmp_path: Path, run: Run) -> None:
         done = run("compare", FLOAT, INT8, "--inputs", tmp_path / name)
         assert (done.exit_code, done.stdout) == (2, "")
         assert sentence in done.stderr
+
+
+def test_language_models_by_position(saved: Callable[..., Path], run: Run) -> None:
+    """Sequences of several files, which may have other lengths."""
+    paths = saved(tokens=np.stack(sequences(3, 20, 0))), saved("b.npz", tokens=sequences(1, 40, 1))
+    inputs = [word for path in paths for word in ("--inputs", path)]
+    files = exported("llama", "float"), exported("llama", "wi8")
+
+    done = run("compare", *files, *inputs, "--budget", "sqnr_db=30")
+
+    assert done.exit_code == 0
+    pytest.LineMatcher(done.stdout.splitlines()).fnmatch_lines(
+        [
+            "*xnnpack, 4 samples",
+            "output * logits  after_prefill",
+            "logits, quarter 4 * 30 to 39 *1 *3?.??  *",
+            "worst samples: [xb].npz[[][0-2]] (3*",
+            "budget: kept (sqnr_db=30.0)",
+        ]
+    )
+    document = json.loads(run("compare", *files, *inputs, "--json").stdout)
+    assert document["positions"]["total"]["n"] == [4] * 20 + [1] * 20
+    assert run("compare", *files, *inputs, "--budget", "sqnr_db=50").exit_code == 1
+
+
+def test_inputs_of_language_models_that_do_not_fit(saved: Callable[..., Path], run: Run) -> None:
+    """A signature is compared on its own inputs."""
+    file = exported("llama", "float")
+    for name, values, sentence in (
+        ("ids", np.ones((2, 8), np.int64), "has no array 'tokens', and sequences of token ids"),
+        ("tokens", np.ones((2, 97), np.int64), "97 tokens, and the file's cache has 96"),
+        ("tokens", np.ones((2, 8), np.float32), "expected one sequence of token ids"),
+    ):
+        path = saved(**{name: values})
+        done = run("compare", file, file, "--inputs", path)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert sentence in done.stderr
+    other = run("compare", CONVERTED / "nested.float.tflite", file, "--inputs", path)
+    assert "float_tflite: expected a file of a language model" in other.stderr
 
 
 def test_files_and_budgets_that_do_not_fit(saved: Callable[..., Path], run: Run) -> None:

@@ -116,6 +116,10 @@ def command(
     another length counts samples along its first axis. All arrays of one .npz file hold as many
     samples; the samples of several files follow each other. Floats are read as float32.
 
+    A language model with a key-value cache is measured at every position of sequences, unless
+    --signature or --section is given: the .npz file holds token ids as `tokens`, of the shape
+    [length] or [sequences, length].
+
     Outputs are paired by name, or by position where the files have no name in common. There is no
     default tolerance: without --budget the figures are shown, and the exit code is 0 unless an
     output of B is NaN or infinite.
@@ -152,9 +156,21 @@ def _compared(
     signature: str | None,
 ) -> Comparison:
     from pytest_edgeq.check.assertions.expect import bare_isolation
-    from pytest_edgeq.cli.file_compare import compare_files, read_samples
+    from pytest_edgeq.cli.file_compare import (
+        compare_files,
+        compare_language_models,
+        read_samples,
+    )
+    from pytest_edgeq.edgeq import Edgeq
 
     with project_runtimes(runtime) as known:
+        if section is None and signature is None:
+            name = f"{b} against {a}"
+            language = compare_language_models(
+                a, b, inputs, Edgeq(runtime=runtime, runtimes=known), name
+            )
+            if language is not None:
+                return language
         runtimes = known.isolated(bare_isolation())
         reference, edge = open_files(a, b, section=section, runtimes=runtimes)
         keys = [each.key for each in max(reference.signatures, edge.signatures, key=len)]
@@ -173,6 +189,8 @@ def _lines(comparison: Comparison) -> list[str]:
     total = comparison.total
     head = f"{comparison.name}: {comparison.runtime}, {counted(total.n_samples, 'sample')}"
     lines = [*wrapped(head), "", *metric_tables(total)]
+    if comparison.positions:
+        lines += ["", *str(comparison.by_position()).splitlines()]
     if total.nonfinite:
         lines.append(f"{counted(total.nonfinite, 'element')} NaN or infinite")
     worst = [f"{each.inputs} ({each.sqnr_db:.4g} dB)" for each in comparison.worst_samples]
