@@ -76,10 +76,15 @@ def check_language(
     sequences = [each.arrays()[0][0] for each in read_samples(first, model.spec, "evaluation")]
     with progress.step("check", model.name, sequences):
         verdict.add(*step_findings(model, sequences, runtime))
+        end = past_the_end(model.steps, runtime)
     if not model.has_reference:
-        verdict.notes.append("logits were not compared: there is no reference and no float_tflite")
+        verdict.notes += [
+            "logits were not compared: there is no reference and no float_tflite",
+            f"{model.name}: {end}",
+        ]
         return None
     comparison = compare(model, inputs, runtime=runtime, progress=progress, engine=engine)
+    comparison = replace(comparison, notes=(f"{model.name}: {end}",))
     found, health = list(position_findings(model, comparison)), comparison.health
     if any(each.kind == WRONG_OUTPUT for each in found):
         # `decode` itself is wrong, so that a sound prefill differs from it.
@@ -279,6 +284,29 @@ def _full_cache(
         found = _differing(session, whole, shifted, filled)
     if found is not None:
         yield found
+
+
+def past_the_end(layout: CacheLayout, runtime: str) -> str:
+    """Read one token more than the cache holds, and describe what becomes of the others."""
+    session, room = CacheSession(layout, runtime), layout.cache_length
+    session.position = room
+    before = {name: each.copy() for name, each in session.cache.items()}
+    text = f"the cache holds {room} tokens, and one more"
+    try:
+        session.feed(layout.decode, [1])
+    except RuntimeError as error:
+        return f"{text} is refused by the runtime: {str(error).splitlines()[0]}"
+    changed = (
+        np.moveaxis(before[name] != after, layout.axes[name], 0).reshape(room, -1).any(axis=1)
+        for name, after in session.cache.items()
+    )
+    overwritten = np.flatnonzero(np.any(list(changed), axis=0))
+    what = (
+        f"overwrites position {' and '.join(map(str, overwritten))}"
+        if overwritten.size
+        else "is not stored"
+    )
+    return f"{text} {what}: the application must stop there"
 
 
 def _cache(session: CacheSession) -> dict[str, Array]:

@@ -147,7 +147,7 @@ class Evaluation:
     def __init__(self, comparison: Comparison) -> None:
         self._flow = comparison.flow
         self._outputs = comparison.total.outputs
-        self.notes: Sequence[str] = notes_on(comparison.evaluated)
+        self.notes: Sequence[str] = [*notes_on(comparison.evaluated), *comparison.notes]
 
     def refusal(self, data: Mapping[str, Any]) -> Finding | None:
         """Return why errors must not be stored, if limits would accept zeros."""

@@ -134,6 +134,7 @@ class Comparison:
         health: what is wrong whatever the budget says.
         worst_samples: the samples of the least SQNR, the worst first.
         evaluated: how many samples there were, and how many of them differ.
+        notes: what a check found that is no fault, for the summary of the session.
         fingerprint: SHA-256 over names, dtypes, shapes and bytes of the samples, in order; of
             samples of `edgeq.samples` over a digest of each.
         machines: hosts and processors of an executor that measured it; empty of this process.
@@ -160,6 +161,7 @@ class Comparison:
     health: tuple[Finding, ...] = ()
     worst_samples: tuple[WorstSample, ...] = ()
     evaluated: EvaluatedSamples = NOT_COUNTED
+    notes: tuple[str, ...] = field(default=(), compare=False)
     fingerprint: str = ""
     positions: Mapping[str, PositionErrors] = field(default_factory=dict, compare=False)
     caches: Mapping[str, CacheErrors] = field(default_factory=dict, compare=False)

@@ -15,7 +15,7 @@ import torch
 
 from fixtures.language.models import exported, sequences, tiny, tokenizer
 from pytest_edgeq import Budget, assert_no_float_ops, assert_within_budget
-from pytest_edgeq.check.language import step_findings
+from pytest_edgeq.check.language import past_the_end, step_findings
 from pytest_edgeq.compare.language.model import LanguageModel
 from pytest_edgeq.edgeq import Edgeq
 from pytest_edgeq.numerics.findings import (
@@ -256,6 +256,38 @@ def test_a_last_chunk_that_moves_to_the_front_is_found() -> None:
     (only,) = step_findings(model, SEQUENCES, "xnnpack")
     assert only.kind == CACHE_OVERRUN
     assert "kv_cache_k_0 at position 74" in only.got
+
+
+@pytest.mark.parametrize(
+    ("name", "positions"),
+    # A sliding window of the split cache begins again at the front.
+    [("llama", "position 95"), ("gemma3_split", "position 0 and 95")],
+)
+def test_what_a_token_past_the_end_overwrites(name: str, positions: str) -> None:
+    """A file does not refuse it, so that the application has to."""
+    model = Edgeq().load(exported(name, "float"))
+    assert isinstance(model, LanguageModel)
+    text = past_the_end(model.steps, "xnnpack")
+    assert text == (
+        f"the cache holds 96 tokens, and one more overwrites {positions}: the application must "
+        "stop there"
+    )
+
+
+def test_a_file_that_drops_a_token_past_the_end_or_refuses_it() -> None:
+    """The text says which of both it does."""
+
+    def dropping(key: str, x: Arrays, run: Run) -> Arrays:
+        return run(x) | {name: each for name, each in x.items() if name.startswith("kv_cache")}
+
+    def refusing(key: str, x: Arrays, run: Run) -> Arrays:
+        raise RuntimeError("gather index out of bounds\nNode number 3 failed to invoke.")
+
+    for defect, text in ((dropping, "is not stored"), (refusing, "gather index out of bounds")):
+        model = loaded(edgeq := tampered(defect), reference=None)
+        found = past_the_end(model.steps, edgeq._session.runtime())
+        assert text in found
+        assert "Node number" not in found
 
 
 def test_a_signature_that_is_missing_is_found() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fixtures.language.models import exported
 from fixtures.tflite.writer import one_op
 from tests.plugin.test_plugin_errors import write_sum
 from tests.projects import Project
@@ -191,3 +192,19 @@ def test_a_verbose_run_names_what_a_loaded_file_breaks(project: Project) -> None
     )
     project.run("-v", files={"wrong.tflite": content, "test_x": test}, shows=line)
     project.run(hides=line)
+
+
+def test_a_language_models_end_is_in_the_summary(project: Project) -> None:
+    """What a token past the end of the cache overwrites is no failure, and a warning is one."""
+    project.run(
+        *("-p", "no:cacheprovider", "-W", "error::UserWarning", "--edgeq-update"),
+        files=f"""
+            from fixtures.language.models import sequences
+
+            def test_model(edgeq):
+                path = {str(exported("llama", "float"))!r}
+                edgeq.check(edgeq.load(path, float_tflite=path), sequences(5, 20, 0))
+            """,
+        shows="Info: llama.float: the cache holds 96 tokens, and one more overwrites position 95*",
+        passed=1,
+    )
