@@ -241,10 +241,10 @@ class AnnotatedGraph:
                 for observer in by_tensor.pop(name):
                     observer(self.graph.constants[name])
             for args, kwargs in self._samples() if by_tensor else ():
-                values = self.graph.run(args, kwargs, NOTHING)
-                for name, observers in by_tensor.items():
-                    for observer in observers:
-                        observer(values[name])
+                # In the order of the graph: the histogram of several tensors depends on it.
+                for name, value in self.graph.run(args, kwargs, NOTHING).items():
+                    for observer in by_tensor.get(name, ()):
+                        observer(value)
             for key, observer in missing.items():
                 self._ranges[key] = _rounding(observer)
 

@@ -135,3 +135,16 @@ def test_a_layer_in_float_is_not_rounded() -> None:
     assert not made.results.keys() & ops
     assert not {op for op, _ in made.operands} & ops
     assert {layers[op] for op, _ in made.operands} == {*"adef"}
+
+
+def test_tensors_of_one_range_are_observed_in_the_order_of_the_graph() -> None:
+    """In that of a set of names, a search differed from one process to the next."""
+    inputs = [(torch.full((1, 2), 9.0),)]
+    module = nn.Sequential(*(nn.Hardtanh(0.0, 9.0 - bound) for bound in range(1, 9)))
+    annotated = _annotated(module.eval(), inputs, litert.pt2e_preset(nets.PT2E))
+    names = [name for name in annotated.graph.run(inputs[0], {}, litert.NOTHING) if "tanh" in name]
+    seen: list[float] = []
+
+    annotated._observe({(frozenset(names), ()): lambda values: seen.append(float(values.max()))})
+
+    assert seen == [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
