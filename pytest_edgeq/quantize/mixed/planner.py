@@ -15,7 +15,7 @@ from pytest_edgeq.numerics.findings import input_findings
 from pytest_edgeq.quantize.mixed.criteria import Criterion
 from pytest_edgeq.quantize.mixed.engine import FLOAT
 from pytest_edgeq.quantize.mixed.results import MixedPrecisionPlan, PlannedLayer, Sensitivity
-from pytest_edgeq.quantize.mixed.search import OutOfTimeError, Search
+from pytest_edgeq.quantize.mixed.search import FEW, OutOfTimeError, Search
 from pytest_edgeq.quantize.request import Request, fresh
 from pytest_edgeq.quantize.resolve import describe, run_flow
 from pytest_edgeq.tflite.ops import QDQ
@@ -175,12 +175,14 @@ class Planner:
                 and self._goal.accepts(self._judged(rest))
             )
 
-        gains = self._gains(chosen)
+        gains = self._gains(chosen, FEW)
         return search.prune(sorted(chosen, key=lambda each: -gains[each]), meets)
 
-    def _gains(self, chosen: Sequence[str]) -> dict[str, float]:
+    def _gains(self, chosen: Sequence[str], count: int | None = None) -> dict[str, float]:
         """
         Return the SQNR that each layer gains, in dB, measured on files where they are known.
+
+        Others are simulated, on all samples or on the first few.
 
         When the time is over, figures measured with more layers in float stand for others; NaN if
         there are none.
@@ -193,7 +195,7 @@ class Planner:
                 self._gained[module] = (
                     file - made.total.sqnr_db
                     if isinstance(made, Comparison)
-                    else measured(chosen).sqnr_db - measured(rest).sqnr_db
+                    else measured(chosen, count).sqnr_db - measured(rest, count).sqnr_db
                 )
         return {module: self._gained.get(module, math.nan) for module in chosen}
 

@@ -87,17 +87,21 @@ class Search:
 
     def choose(self, first: Sequence[str] = ()) -> list[str] | None:
         """
-        Return layers that meet the criterion, each of them tried without; None if none do.
+        Return layers that meet the criterion; None if none do.
 
-        Layers that meet it on a few samples are tried first.
+        Each that it adds is tried without. Layers that meet it on a few samples are tried first.
 
         Args:
-            first: Layers to try before all others: those that nearly meet it.
+            first: Layers that nearly meet it, to which few others are added.
         """
         most = self.most()
         if not self.meets(most):
             return None
-        if not first and len(self.samples) > 2 * FEW:
+        if first:
+            added = [each for each in self._enough(most, first) if each not in first]
+            kept = self.prune(added, lambda rest: self.meets([*first, *rest]), repeats=False)
+            return self.ordered([*first, *kept])
+        if len(self.samples) > 2 * FEW:
             # The copy shares the measurements; the curve has no points on few samples.
             few = replace(self, samples=self.samples[:FEW], steps=[], _nearest=None)
             if few.meets(most):

@@ -15,7 +15,7 @@ from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.quantize.mixed.criteria import BudgetCriterion
 from pytest_edgeq.quantize.mixed.engine import Layer, LayerNoise
-from pytest_edgeq.quantize.mixed.search import OutOfTimeError, Search
+from pytest_edgeq.quantize.mixed.search import Search
 
 
 def _search(
@@ -63,14 +63,12 @@ def test_each_layer_that_is_left_is_needed(seed: int) -> None:
 
 
 def test_a_search_goes_on_from_layers_that_nearly_meet_the_goal() -> None:
-    """When its time is over soon after, it has few layers more, not all of them."""
+    """It adds few layers, and none is taken back before a file shows that it is not needed."""
     layers = _layers(map(str, range(64)))
     calls: list[int] = []
 
     def simulated(engine: Any, modules: frozenset[str], samples: Any) -> Any:
         calls.append(len(modules))
-        if len(calls) > 39:  # one for each layer that may be added, and four more
-            raise OutOfTimeError
         return SimpleNamespace(sqnr_db=float(len(modules)))
 
     search = _search(layers, simulated, 32)
@@ -80,7 +78,6 @@ def test_a_search_goes_on_from_layers_that_nearly_meet_the_goal() -> None:
     assert 32 <= len(chosen) <= 34
     assert calls[:2] == [64, 30]
     assert max(calls[1:]) == 33
-    assert not search.is_pruned
 
 
 def test_layers_that_gain_most_for_a_byte_come_next() -> None:
@@ -92,9 +89,9 @@ def test_layers_that_gain_most_for_a_byte_come_next() -> None:
         return SimpleNamespace(sqnr_db=sum(gains[each] for each in modules))
 
     assert _search(layers, simulated, 16).choose(["b", "a"]) == ["c", "b", "a"]
-    # One that gains nothing beside them costs most, and is the first to be quantized again.
+    # "e" is not tried without: it is among the first.
     gains["e"] = 0.0
-    assert _search(layers, simulated, 16).choose(["a", "e"]) == ["c", "b", "a"]
+    assert _search(layers, simulated, 16).choose(["a", "e"]) == ["e", "c", "b", "a"]
 
 
 def test_a_search_on_all_samples_starts_from_one_on_a_few() -> None:
