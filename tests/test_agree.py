@@ -162,6 +162,7 @@ def test_sound_runtimes_agree(cls: type[SmallModel], quantizer: str) -> None:
     assert (found.unable, found.differences, found.notes) == ((), (), ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "spoil", "n_samples"),
     [
@@ -278,6 +279,7 @@ def test_exponentials_of_large_values_agree() -> None:
     assert _agreement(quantized, inputs).differences == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoil", [_shuffled, _stuck_elsewhere])
 def test_what_no_op_explains_is_found(spoil: Spoil) -> None:
     """Ops alone are right, the whole file gives another sample's results each time."""

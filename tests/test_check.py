@@ -366,6 +366,7 @@ def _stride(model: Any) -> None:
     raise AssertionError("no op has one")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -725,6 +726,7 @@ def test_another_checkpoint_is_told_as_such(heads: QuantizedModel) -> None:
     )
 
 
+@pytest.mark.slow
 def test_an_output_that_is_worse_than_zeros_is_found(heads: QuantizedModel) -> None:
     """Of another sign."""
     loaded = _changed(heads, lambda one, two: (-one, -two))

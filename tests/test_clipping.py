@@ -74,6 +74,7 @@ def test_tokens_that_the_calibration_never_had_are_found(tokens: QuantizedModel)
     assert "(sample 7)" in first
 
 
+@pytest.mark.slow
 def test_samples_that_are_rare_in_the_calibrations_distribution_pass() -> None:
     """Of 128 samples some exceed the largest of 32, and these few make most of the loss."""
     net = NETS["Mlp"]
@@ -87,6 +88,7 @@ def test_samples_that_are_rare_in_the_calibrations_distribution_pass() -> None:
     assert _text(made.quantized, made.evaluation) == ""
 
 
+@pytest.mark.slow
 def test_a_loaded_file_is_judged_by_how_far_its_ranges_are_left(tokens: QuantizedModel) -> None:
     """Its calibration samples are not known."""
     model = Edgeq().load(tokens.tflite, reference=tokens.float_model, name="tokens")

@@ -126,6 +126,7 @@ def test_a_sound_model_is_stored_and_given_a_budget(
     assert (budget.top1_agreement is None) == (n <= 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 64])
 def test_a_wiped_file_is_neither_stored_nor_given_a_budget(
     wiped_net: QuantizedModel,
@@ -365,6 +366,7 @@ def test_values_below_a_step_are_broken_where_the_scale_is_calibrated(remember: 
     assert remember(_below_a_step(1 / 256), "new")["written"]
 
 
+@pytest.mark.slow
 def test_the_gate_notes_few_samples_outside_of_a_test(net: QuantizedModel) -> None:
     """In the warning that nothing was remembered."""
     with warnings.catch_warnings(record=True) as told:

@@ -49,6 +49,7 @@ def maker(tmp_path_factory: pytest.TempPathFactory) -> Edgeq:
     return Edgeq(directory=tmp_path_factory.mktemp("inputs"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flow", STATIC)
 def test_a_sound_calibration_has_no_finding(maker: Edgeq, flow: str) -> None:
     """A few samples of the same kind as those evaluated."""
@@ -61,6 +62,7 @@ def test_a_sound_calibration_has_no_finding(maker: Edgeq, flow: str) -> None:
     assert errors.finding.kind not in INPUT_KINDS
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
 @pytest.mark.parametrize("flow", STATIC)

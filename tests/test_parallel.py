@@ -41,6 +41,7 @@ def _told(comparison: Comparison) -> list[Any]:
     return [comparison.to_dict(), stages, comparison.fingerprint, repr(kept), repr(list(each))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "flow"), [(ResidualNet, PT2E), (ConcatSkip, STATIC)])
 def test_figures_do_not_depend_on_the_number_of_cores(kind: type[SmallModel], flow: str) -> None:
     """Equal to the last bit, of every output and every sample."""

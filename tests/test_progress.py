@@ -31,6 +31,7 @@ class Recorder(Progress):
         self.told.append((step.what, step.done, step.total))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("quantizer", "steps"),
     [

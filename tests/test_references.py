@@ -301,6 +301,7 @@ def test_outputs_are_paired_by_their_names(maker: Edgeq) -> None:
             assert other.outputs[output].sqnr_db == errors.sqnr_db, (name, output)
 
 
+@pytest.mark.slow
 def test_a_forward_that_works_in_place_disturbs_nobody(maker: Edgeq) -> None:
     """Neither the user's samples nor the other sides; every stage is as without it."""
 
@@ -490,6 +491,7 @@ def test_a_callable_of_any_names_is_called_by_name(
     assert maker.compare(loaded, keyed).total.sqnr_db > 100
 
 
+@pytest.mark.slow
 def test_files_as_references_of_signatures_and_of_other_names(
     maker: Edgeq, named: bytes, numbered: bytes
 ) -> None:

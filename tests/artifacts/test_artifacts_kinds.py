@@ -175,6 +175,7 @@ def test_a_float_form_that_is_refused_is_no_defect_of_the_file(
         loader.localize(loader.load(kind.content, reference=kind.reference), kind.inputs)
 
 
+@pytest.mark.slow
 def test_a_real_sparse_file(loader: Edgeq) -> None:
     """MediaPipe's: all 388 ops are compared, and a weight with another sign is found."""
     path = shipped(FACES, "face_detection_full_range_sparse")

@@ -123,6 +123,7 @@ def test_a_layout_that_the_file_does_not_have(
         maker.compare(loaded, _images(1, *NCHW))
 
 
+@pytest.mark.slow
 def test_another_file_keeps_or_changes_the_layout(
     maker: Edgeq, last: dict[str, bytes], first: bytes, features: Features
 ) -> None:

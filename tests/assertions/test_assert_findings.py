@@ -114,6 +114,7 @@ CASES: dict[str, tuple[str, Check, str, str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_texts_and_fields(request: pytest.FixtureRequest, name: str) -> None:
     """The golden text, rendered from one finding with kind, place, expected and got."""

@@ -248,6 +248,7 @@ def test_a_file_without_ops_passes_nothing(static: QuantizedModel) -> None:
         assert_op_dtypes(spoiled, "CONV_2D", output="int8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("allow", "error", "text"),
     [

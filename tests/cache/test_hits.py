@@ -85,6 +85,7 @@ def _forbidden(*_: Any, **__: Any) -> Any:
     pytest.fail("a step ran again")
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(1, slow=4)
 @pytest.mark.parametrize(
     ("kind", "flow"),
@@ -164,6 +165,7 @@ def _helped(folder: Path | None, **options: Any) -> QuantizedModel:
     return Edgeq(cache_dir=folder).quantize(seeded(_helped_model), (sample,), **options)
 
 
+@pytest.mark.slow
 def test_each_change_costs_the_steps_that_it_concerns(
     tmp_path: Path, ran: list[str], helper: Path
 ) -> None:
@@ -343,6 +345,7 @@ def test_outside_of_pytest_nothing_is_kept_unless_asked_for(tmp_path: Path) -> N
         Edgeq(cache="of")
 
 
+@pytest.mark.slow
 def test_nothing_that_is_stored_is_a_pickle(
     filled: tuple[Path, dict[str, QuantizedModel]],
 ) -> None:

@@ -287,6 +287,7 @@ def _subclass(annotate: Callable[[Any, Any], Any]) -> Any:
     return made.set_global(module.get_symmetric_quantization_config())
 
 
+@pytest.mark.slow
 def test_what_a_quantizer_annotates_counts_and_its_class_does_not() -> None:
     """Code of a subclass shows in the annotations; equal ones are one key."""
     base = type(_quantizer())

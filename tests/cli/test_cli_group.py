@@ -85,6 +85,7 @@ def test_the_shell_completes_commands() -> None:
     assert words.stdout.splitlines()[:2] == ["plain", "show"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "printed"),
     [

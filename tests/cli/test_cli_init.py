@@ -228,6 +228,7 @@ def test_the_text(arguments: list[str], lines: list[str], here: Path, run: Run) 
         assert not first.equal(next(iter(each.values() if isinstance(each, dict) else each)))
 
 
+@pytest.mark.slow
 def test_in_processes_of_their_own(here: Path) -> None:
     """A factory that cannot be imported; and without torch the command that installs it."""
     (here / "plain.py").write_text("def model(): pass\n")

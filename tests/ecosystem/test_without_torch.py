@@ -131,6 +131,7 @@ def test_quantize_names_the_command(edgeq):
 """
 
 
+@pytest.mark.slow
 def test_the_file_side_works_without_torch(plain: Overlay, tmp_path: Path) -> None:
     """By every kind of reference that a machine without torch has, in processes and on a target."""
     (tmp_path / "test_files.py").write_text(TESTS, "utf-8")

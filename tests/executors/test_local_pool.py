@@ -72,6 +72,7 @@ def fails(kind: str) -> object:
     return threading.Lock()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_no_task_is_lost_with_processes_that_are_killed(pool: LocalPool) -> None:
     """

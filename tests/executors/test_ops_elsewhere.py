@@ -79,6 +79,7 @@ def _checked(model: QuantizedModel, inputs: Any, executor: Executor | None) -> l
     return [text, result.findings, repr(result.layers), comparison, [str(n.message) for n in notes]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flow", "is_damaged"), [("quantized", True), ("recipe", False)])
 def test_a_check_does_not_depend_on_workers_or_chunks(
     flow: str,

@@ -89,6 +89,7 @@ def _marked(name: str) -> Any:
     return name if name in _FAST else pytest.param(name, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(map(_marked, _FOUND)))
 def test_a_defect_is_told_with_its_position_and_tensor(name: str) -> None:
     """The first position and the first cache tensor name the cause."""

@@ -48,6 +48,7 @@ def test_a_model_repeats_what_it_has_read(family: str) -> None:
     assert (predicted[:, 26:-1] == tokens[:, 27:]).float().mean() >= 0.98
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOUND)
 def test_a_file_computes_what_its_model_computes(name: str) -> None:
     """In every layout, fed with its own cache."""

@@ -42,6 +42,7 @@ def _load(maker: Edgeq, name: str, quantization: str = "wi8") -> LanguageModel:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "quantization"), [("llama", "wi4"), ("qwen3", "wi8"), ("gemma3", "wi8")]
 )
@@ -115,6 +116,7 @@ def _epsilon_for_gpu(graph: OpGraph, model: Any, op: Op) -> None:
     options.compositeAttributes = np.frombuffer(flexbuffers.Dumps({"epsilon": 0.5}), np.uint8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "change", "cause"),
     [

@@ -73,6 +73,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "quantization", "layout", "family", "least"), LAYOUTS)
 def test_a_sound_file_of_each_layout_passes(
     name: str, quantization: str, layout: str, family: str, least: float
@@ -274,6 +275,7 @@ def test_what_a_token_past_the_end_overwrites(name: str, positions: str) -> None
     )
 
 
+@pytest.mark.slow
 def test_a_file_that_drops_a_token_past_the_end_or_refuses_it() -> None:
     """The text says which of both it does."""
 

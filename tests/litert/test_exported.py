@@ -45,6 +45,7 @@ def _modules(program: Any) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("context", "strict"),
     [

@@ -123,6 +123,7 @@ print("loaded", bool(loaded.op_dtypes.to_dict()))
 """
 
 
+@pytest.mark.slow
 def test_a_file_is_loaded_whatever_torch_renames(maker: Edgeq) -> None:
     """No private name of torch is looked up when this package is imported."""
     path = maker.quantize(seeded(ResidualNet), ResidualNet.sample_inputs(), quantizer=None).path

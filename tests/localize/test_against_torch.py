@@ -59,6 +59,7 @@ def divergence(quantized: QuantizedModel, kind: type[SmallModel]) -> Divergence 
     return against.divergence
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize(("kind", "flow"), BUILDS)
 def test_a_sound_file_computes_what_torch_does(
@@ -121,6 +122,7 @@ def _overflows(m: Any, x: torch.Tensor) -> Any:
     return ((scores + least).softmax(-1) @ scores.T).tanh()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [_makes_floats, _triples, _overflows])
 def test_a_model_that_is_another_in_float64_hides_nothing(
     maker: Edgeq, kind: type[SmallModel]
@@ -177,6 +179,7 @@ def test_a_constant_like_no_other_is_not_found(build: Build) -> None:
     assert not nearest_constants([(changed, changed)], [pair])
 
 
+@pytest.mark.slow
 def test_an_op_in_place_of_another_is_found(maker: Edgeq, build: Build) -> None:
     """By its values."""
     quantized = build(GruWithState, DYNAMIC)
@@ -256,6 +259,7 @@ def _blamed_alone(
     return errors
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("kind", ["softmax sharper", "operand replaced", "transpose permuted"])
 def test_a_defect_in_an_op_of_a_loaded_file_is_located(
@@ -294,6 +298,7 @@ def _recurrent(m: Any, x: torch.Tensor) -> Any:
     return m.last(m.lstm(x)[0][:, -1])
 
 
+@pytest.mark.slow
 def test_a_constant_is_found_where_the_reference_cannot_be_converted(maker: Edgeq) -> None:
     """Not at the first op of the region that differs, which is a whole LSTM."""
     model, inputs = seeded(_recurrent), list(samples(_recurrent, 4))
@@ -336,6 +341,7 @@ def _tokens(m: Any, x: torch.Tensor) -> Any:
     return m.mix(tokens.transpose(0, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), [(_rows, "BROADCAST_TO"), (_tokens, "TRANSPOSE")])
 def test_axes_of_one_length_that_the_converter_exchanges(
     maker: Edgeq, kind: type[SmallModel], name: str
@@ -360,6 +366,7 @@ def _resized(factor: float, mode: str, gain: float) -> nn.Module:
     return net(forward)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("by_centres", "factor", "mode", "gain", "is_told"),
     [

@@ -82,6 +82,7 @@ def _products(m: Any, x: torch.Tensor) -> Any:
     return m.last((x @ x.mT).flatten(1).index_select(1, m.below))
 
 
+@pytest.mark.slow
 def test_a_range_that_a_mean_shares_is_not_the_means(maker: Edgeq) -> None:
     """Near miss: the values of the layer fill it, and more samples widen it."""
     model, image = seeded(SqueezeExcite), SqueezeExcite.sample_inputs()
@@ -101,6 +102,7 @@ def _bent(m: Any, x: torch.Tensor) -> Any:
     return torch.where(y > 0.1, y, 3 * y - 1)
 
 
+@pytest.mark.slow
 def test_a_scale_that_the_converter_took_from_another_operand_is_told(
     maker: Edgeq, build: Build
 ) -> None:
@@ -120,6 +122,7 @@ def test_a_scale_that_the_converter_took_from_another_operand_is_told(
     assert helped > hurt + 6
 
 
+@pytest.mark.slow
 def test_what_is_cut_and_never_chosen_is_no_loss(maker: Edgeq, build: Build) -> None:
     """The range is that of the products that an index chooses."""
     errors = localized(maker, build(_products, PT2E), _products)

@@ -42,6 +42,7 @@ def _assert_alike(one: LayerErrors, other: LayerErrors) -> None:
             assert value == expected, (name, ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flow", [STATIC, DYNAMIC])
 def test_rows_pool_samples_of_all_shapes(maker: Edgeq, flow: str) -> None:
     """The same images, batched in two other ways, in another order, give the same rows."""

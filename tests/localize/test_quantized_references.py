@@ -127,6 +127,7 @@ def test_a_model_of_torch_ao_is_compared_at_the_outputs(
         maker.check(loaded, SAMPLES)
 
 
+@pytest.mark.slow
 def test_a_quantized_file_is_compared_at_the_outputs(
     maker: Edgeq, quantized: QuantizedModel
 ) -> None:

@@ -68,6 +68,7 @@ def test_a_sound_model_is_not_exported_again(
         maker.check(build(ResidualNet, STATIC), samples(ResidualNet, 3, seed=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", ["refresh", "on"])
 def test_a_model_from_the_cache(tmp_path_factory: pytest.TempPathFactory, cache: str) -> None:
     """Its graph has no stack traces: the reference is exported."""

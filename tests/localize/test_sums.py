@@ -71,6 +71,7 @@ def _expected(given: Sequence[Floats]) -> TensorErrors:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 def test_sums_are_those_of_float64(name: str) -> None:
     """Whatever the shape, and however many pieces it takes."""

@@ -254,6 +254,7 @@ def test_failures_are_shown_without_pytest(
     assert "AssertionError: $EDGEQ_TEST_TOKEN in test_x.py of .\n" in message
 
 
+@pytest.mark.slow
 def test_a_test_that_passes_now_has_no_bundle(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ def files(project: Project) -> list[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_five_steps(
     remembering: Project, workers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_failure_names_the_test_from_where_pytest_was_started(
     remembering.run(passed=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["flag", "ini"])
 def test_a_folder_of_their_own(remembering: Project, where: str) -> None:
     """Relative to rootdir, by the path of the test; obsolete files are found there, too."""
@@ -222,6 +224,7 @@ def test_a_doctest_may_own_a_file(remembering: Project) -> None:
     assert file.startswith("__edgeq__/test_doc.txt/")
 
 
+@pytest.mark.slow
 def test_baselines_of_other_versions_are_told_on_every_run(
     remembering: Project, workers: tuple[str, ...]
 ) -> None:

@@ -65,6 +65,7 @@ def gate(project: Project) -> Gate:
     return Gate(project)
 
 
+@pytest.mark.slow
 def test_a_gate_remembers(gate: Gate) -> None:
     """Nothing is remembered, it is, and another file is told from it."""
     gate(
@@ -84,6 +85,7 @@ def test_a_gate_remembers(gate: Gate) -> None:
     gate(failed=1, shows="E *ADD #0 went from int8 to float32*")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "other", "value", "cause"),
     [
@@ -112,6 +114,7 @@ def test_several_models_are_told_apart_by_name(gate: Gate) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_nothing_unsound_is_remembered(gate: Gate) -> None:
     """No command is given that would make a memory of a defect, and none makes one."""
     told = "E *no baseline is stored yet: *; update it once the other findings are fixed"
@@ -148,6 +151,7 @@ _FAILING = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "options", "shows", "hides"),
     [

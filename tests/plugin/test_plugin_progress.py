@@ -94,6 +94,7 @@ def test_the_line_is_seen_and_leaves_no_trace(project: Project, option: str, row
     assert any("1 failed, 4 passed" in line for line in run.screen()[0])
 
 
+@pytest.mark.slow
 def test_lines_of_several_steps(project: Project) -> None:
     """Of an inner step, its outer one again, an executor, a comparison; none after a failure."""
     file = str(make.CONVERTED / "equal_weights.int8.tflite")

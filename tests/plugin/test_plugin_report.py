@@ -74,6 +74,7 @@ def events(record: Record) -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.slow
 def test_a_run_in_every_form(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed assertion fails its model; what a module's fixture does is the first test's."""
     monkeypatch.setenv("DTYPE", "float32")
@@ -164,6 +165,7 @@ def test_plan(edgeq):
 """
 
 
+@pytest.mark.slow
 def test_a_plan_is_recorded_and_drawn(project: Project) -> None:
     """With the sensitivities of the call, which measured other samples than the plan."""
     project.run("--edgeq-json=run.json", "--edgeq-html=page.html", files=PLAN, passed=1)

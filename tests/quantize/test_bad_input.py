@@ -153,6 +153,7 @@ def test_a_module_in_train_mode(preset: str | None) -> None:
         Edgeq().quantize(part, ConvBnRelu.sample_inputs(), quantizer=preset)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", STATIC)
 @pytest.mark.parametrize(
     ("calibration", "told"),
@@ -216,6 +217,7 @@ BAD_SAMPLES: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BAD_SAMPLES)
 def test_a_calibration_sample_does_not_fit(case: str) -> None:
     """The second sample is bad, and named."""
@@ -297,6 +299,7 @@ def test_a_bad_recipe_file(tmp_path: Path, content: str, error: type[Exception],
     path.unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("preset", [*STATIC, None])
 def test_the_model_is_left_as_it_was(preset: str | None) -> None:

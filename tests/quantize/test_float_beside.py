@@ -69,6 +69,7 @@ def test_ops_are_held_against_those_of_the_float_file(maker: Edgeq, made: Quanti
     assert "the weight's codes: output channel 2 is zero" in errors.cause
 
 
+@pytest.mark.slow
 def test_a_float_file_that_is_not_the_references_is_found(
     maker: Edgeq, made: QuantizedModel
 ) -> None:

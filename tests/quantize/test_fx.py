@@ -206,6 +206,7 @@ def test_the_file_has_the_observers_parameters(case: Case) -> None:
     assert (border.scale, border.zero_point) == (float(scale), int(zero_point) - 128)
 
 
+@pytest.mark.slow
 def test_weights_have_their_own_parameters(case: Case) -> None:
     """The scales of torch's converted modules."""
     for entry in case.quantized.op_dtypes:
@@ -258,6 +259,7 @@ def test_the_prepared_model_is_left_as_it_was() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_layer_that_fx_leaves_in_float(maker: Edgeq) -> None:
     """It stays in float in the file, and it alone."""
     mapping = ao.get_default_qconfig_mapping("qnnpack").set_module_name("fc", None)
@@ -464,6 +466,7 @@ def tflite(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return edgeq.quantize(seeded(_stubs), SAMPLE, calibration=images).tflite
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("make", [_eager_static, _eager_codes, _eager_qat, _eager_dynamic, _fx])
 def test_quantized_models_as_references(

@@ -19,6 +19,7 @@ def _collector() -> Iterator[None]:
     (gc.enable if enabled else gc.disable)()
 
 
+@pytest.mark.slow
 def test_older_objects_are_passed_over_and_given_back() -> None:
     """A nested block changes nothing, and what a project has frozen stays so."""
     with frozen_heap():

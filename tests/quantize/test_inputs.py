@@ -34,6 +34,7 @@ from tests.quantize import making
 STATIC, RECIPE = "pt2e_static_int8", "recipe_static_wi8_ai8"
 
 
+@pytest.mark.slow
 def test_two_positional_inputs_go_to_their_places(maker: Edgeq) -> None:
     """A dict by parameter names is the same sample as a tuple."""
     quantized = making.quantize(STATIC, TwoInputs)
@@ -96,6 +97,7 @@ def test_positional_and_keyword_inputs_together(maker: Edgeq) -> None:
     assert as_pair.total.sqnr_db > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", [STATIC, "recipe_dynamic_wi8_afp32"])
 def test_integer_ids_do_not_break_calibration(preset: str) -> None:
     """int64 ids become int32 in the file; annotations on them are dropped."""
@@ -105,6 +107,7 @@ def test_integer_ids_do_not_break_calibration(preset: str) -> None:
     assert making.sqnr_db(quantized, EmbeddingMean) > 15
 
 
+@pytest.mark.slow
 def test_python_scalars_do_not_break_calibration() -> None:
     """`x * 2`: strict export makes the annotators take the 2."""
     assert making.sqnr_db(making.quantize(STATIC, IntScalar), IntScalar) > 15
@@ -188,6 +191,7 @@ def test_one_sample_at_a_time_is_held(maker: Edgeq, preset: str) -> None:
     maker.compare(making.quantize(preset, calibration=generator(1)), generator(2))
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("preset", ["recipe_dynamic_wi8_afp32", STATIC])
 def test_a_dynamic_batch_runs_at_several_sizes(maker: Edgeq, preset: str) -> None:

@@ -40,6 +40,7 @@ def _text(quantizer: Any, **allow: Any) -> list[str]:
     return str(caught.value).splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantizer", [_by_pt2e, _by_recipe], ids=["pt2e", "recipe"])
 def test_no_other_quantizer_is_advised(quantizer: Any) -> None:
     """The cause names the module, and there is nothing to fix."""

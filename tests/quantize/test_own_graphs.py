@@ -72,6 +72,7 @@ def test_an_exported_program(maker: Edgeq, plain: QuantizedModel, stored: bool) 
     assert comparison.lowering.sqnr_db > 35
 
 
+@pytest.mark.slow
 def test_a_program_in_float_and_as_a_reference(maker: Edgeq) -> None:
     """Its ops have their modules as well."""
     program = _exported()
@@ -85,6 +86,7 @@ def test_a_program_in_float_and_as_a_reference(maker: Edgeq) -> None:
     assert total.sqnr_db > 100
 
 
+@pytest.mark.slow
 def test_a_prepared_graph_is_converted_as_it_is(maker: Edgeq, plain: QuantizedModel) -> None:
     """By its own ranges, without any calibration; the float side is the graph without observers."""
     prepared = _prepared()
@@ -117,6 +119,7 @@ def test_a_converted_graph(maker: Edgeq) -> None:
     assert one.tflite == two.tflite == maker.quantize(_prepared(), INPUTS).tflite
 
 
+@pytest.mark.slow
 def test_a_graph_that_was_never_calibrated(maker: Edgeq, plain: QuantizedModel) -> None:
     """Nothing runs it, unless samples are given; it is no float model, nor part of one."""
     prepared = _prepared(seed=None)
@@ -130,6 +133,7 @@ def test_a_graph_that_was_never_calibrated(maker: Edgeq, plain: QuantizedModel) 
         maker.quantize(nn.Sequential(prepared), INPUTS)
 
 
+@pytest.mark.slow
 def test_a_program_that_was_exported_non_strictly(maker: Edgeq) -> None:
     """Its ADD stays in float, and the cause names the user's own export."""
     calibration = samples(ResidualNet, 8)

@@ -359,6 +359,7 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_no_kernel_takes(name: str) -> None:
     """Refused before anything is converted, in one sentence that names the op and the way out."""

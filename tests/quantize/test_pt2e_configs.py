@@ -183,6 +183,7 @@ def test_a_config_beside_the_global_one(name: str) -> None:
     assert told(quantized) == {**SCHEMES, **differs}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "reached"),
     [
@@ -214,6 +215,7 @@ def test_a_config_without_a_global_one(
     assert told(quantized) == {**floats, **{key: SCHEMES[key] for key in reached}}
 
 
+@pytest.mark.slow
 def test_a_quantizer_without_any_config() -> None:
     """The converter reads its mode from the global config; where there is none it is derived."""
     from litert_torch.quantize.pt2e_quantizer_utils import OP_TO_ANNOTATOR
@@ -374,6 +376,7 @@ def test_executorchs_own_quantizer(dynamic: bool) -> None:
     assert_op_dtypes(quantized, "FULLY_CONNECTED", scheme=scheme, weight="int8", count=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -322,6 +322,7 @@ def _partly(prepared: Any) -> None:
     prepared(torch.ones(2, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("train", "told"),

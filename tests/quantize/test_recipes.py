@@ -340,6 +340,7 @@ def _on_a_grid() -> nn.Module:
     return model  # type: ignore[no-any-return] # its class is made
 
 
+@pytest.mark.slow
 def test_weights_that_were_quantized_before() -> None:
     """They are found again without a loss; others are refused."""
     rules = [weight_only("Linear_wide", "FULLY_CONNECTED", algorithm="dequantized_weight_recovery")]
@@ -507,6 +508,7 @@ IN_VAIN: dict[str, tuple[Any, tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IN_VAIN)
 def test_a_rule_in_vain(name: str) -> None:
     """It is an error that shows the rule, what there is, and the way out."""
@@ -540,6 +542,7 @@ def test_a_rule_that_leaves_its_ops_in_float() -> None:
     assert "let a no_quantize rule for these ops follow it" in shown[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rules",
     [

@@ -260,6 +260,7 @@ SLOW: dict[str, Refused] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [

@@ -43,6 +43,7 @@ def static() -> QuantizedModel:
     return _quantize(Edgeq(), "pt2e_static_int8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset", ["pt2e_static_int8", pytest.param("recipe_static_wi8_ai8", marks=pytest.mark.slow)]
 )
@@ -66,6 +67,7 @@ def test_each_signature_is_compared_at_its_own_size(maker: Edgeq, preset: str, n
     assert_runtimes_agree(view, _images(SIDES[name], 4, seed=300), 1, ("xnnpack", "builtin"))
 
 
+@pytest.mark.slow
 def test_a_defect_in_one_signature_is_found_there(maker: Edgeq) -> None:
     """Other weights behind the second entry point: the first is sound, the second is not."""
     models = {"small": seeded(TwoSignatures), "large": seeded(TwoSignatures)}

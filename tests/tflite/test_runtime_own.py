@@ -297,6 +297,7 @@ def test_opening_may_fail() -> None:
 # --- when it is closed ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_is_closed_when_the_model_goes(bench: type[Bench]) -> None:
     """Once; and the session that ends later has nothing left to close."""
     maker = Edgeq(runtimes={"bench": bench})

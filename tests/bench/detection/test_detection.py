@@ -70,6 +70,7 @@ def test_defects_in_files_are_caught_and_blamed(bench: Bench, of: Sound, kinds: 
     assert sum(judged) >= 0.98 * len(judged), _wrong(outcomes)
 
 
+@pytest.mark.slow
 def test_defects_in_the_build_are_caught(bench: Bench, of: Sound) -> None:
     """Where the flow has them; what changes no code is none of these."""
     outcomes = [
@@ -82,6 +83,7 @@ def test_defects_in_the_build_are_caught(bench: Bench, of: Sound) -> None:
     assert not _wrong(outcomes)
 
 
+@pytest.mark.slow
 def test_a_spoilt_runner_is_caught(bench: Bench, of: Sound) -> None:
     """A sound file on a runner that gives something else than its kernels."""
     outcomes = [bench.judge(case) for case in bench.runtime_cases(of)]
@@ -91,6 +93,7 @@ def test_a_spoilt_runner_is_caught(bench: Bench, of: Sound) -> None:
     assert not _misses(outcomes), summary(outcomes)
 
 
+@pytest.mark.slow
 def test_sound_rebuilds_raise_no_alarm(
     bench: Bench, of: Sound, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

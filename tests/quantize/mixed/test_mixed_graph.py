@@ -64,6 +64,7 @@ def test_a_rounding_has_the_bits_of_a_fake_quantizer(
     assert len(set(found.tolist())) > 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantizer", ["pt2e_static_int8", "pt2e_dynamic_int8"])
 @pytest.mark.parametrize("model", MODELS, ids=lambda each: each.__name__)
 @pytest.mark.sweep(4)
@@ -89,6 +90,7 @@ def test_with_all_roundings_it_is_the_quantized_graph(
             assert least_sqnr_db(expected, got) > 90, roundings
 
 
+@pytest.mark.slow
 def test_with_a_layer_in_float_it_is_the_graph_of_that_quantizer(maker: Edgeq) -> None:
     """A bounded activation has a range of its own once the layer before it is in float."""
     inputs = nets.images(8)

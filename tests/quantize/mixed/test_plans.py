@@ -84,6 +84,7 @@ def _without(maker: Edgeq, quantized: QuantizedModel, quantizer: Any, modules: l
     return nets.quantized_digits(maker, engine.quantizer(modules))
 
 
+@pytest.mark.slow
 def test_a_plan_of_the_default_preset(maker: Edgeq, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its text has the layers, the file and the code; all its files share one export."""
     quantized = nets.quantized_digits(maker)
@@ -126,6 +127,7 @@ def test_a_budget_that_is_kept_needs_no_layer(maker: Edgeq) -> None:
     assert plan.quantized is quantized
 
 
+@pytest.mark.slow
 def test_a_budget_out_of_reach_says_what_limits_it(maker: Edgeq) -> None:
     """The sum is at the model's root, which no name reaches."""
     quantized = nets.quantized_digits(maker)
@@ -165,6 +167,7 @@ def test_layers_that_no_file_was_made_without_are_told(
     assert plan.limits == ("the time was over before each layer was quantized again in a file",)
 
 
+@pytest.mark.slow
 def test_a_score_is_a_goal(maker: Edgeq) -> None:
     """Layers that prove a drop of at most so much; the assertion agrees."""
     held = digits.held_out()
@@ -262,6 +265,7 @@ _IMAGES = [normal(1, 3, 6, 6, seed=i) for i in range(12)]
 _CALIBRATION, _EVALUATION = _IMAGES[:4], _IMAGES[4:]
 
 
+@pytest.mark.slow
 def test_a_layer_that_cannot_be_converted_in_float_stays_quantized(
     maker: Edgeq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,6 +292,7 @@ def test_a_layer_that_cannot_be_converted_in_float_stays_quantized(
     assert f"\nlimit: {limit}\n" in str(plan)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("own", "act"),
     [
@@ -337,6 +342,7 @@ def test_layers_inside_are_kept_by_the_outermost_modules_around_them() -> None:
     assert litert.kept_inside(["b.c"], layers, modules) == []
 
 
+@pytest.mark.slow
 def test_an_op_without_int16_kernels_is_not_tried_with_them(maker: Edgeq) -> None:
     """HARD_SWISH has 8-bit kernels only, and a rule for 16 bits is an error."""
     quantized = maker.quantize(

@@ -147,6 +147,7 @@ def test_few_samples_refuse_a_choice_that_is_clearly_worse_than_another() -> Non
     assert counts[5:] == [8, 32]
 
 
+@pytest.mark.slow
 def test_a_file_may_differ_from_its_simulation_by_two_standard_errors() -> None:
     """Two draws of one noise lie within it in 95 of 100 cases, also where they agree by chance."""
     criterion = BudgetCriterion(Budget(sqnr_db=20))

@@ -46,6 +46,7 @@ def test_gains_are_those_of_converted_files(maker: Edgeq, make: Any, samples: An
     assert max(abs(row.gain_db - gain) for row, gain in zip(found.rows, truth, strict=True)) < 0.5
 
 
+@pytest.mark.slow
 def test_a_recipe_is_measured_by_its_files(maker: Edgeq) -> None:
     """The gain of a layer is exactly that of the file that has it in float."""
     samples = nets.held_out()
@@ -58,6 +59,7 @@ def test_a_recipe_is_measured_by_its_files(maker: Edgeq) -> None:
     assert [gains[each] for each in ("fc", "conv1", "conv2")] == pytest.approx(truth, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(1, slow=20)
 @pytest.mark.parametrize("seed", range(20))
 def test_a_bad_layer_comes_first(maker: Edgeq, seed: int) -> None:
@@ -72,6 +74,7 @@ def test_a_bad_layer_comes_first(maker: Edgeq, seed: int) -> None:
     assert found.rows[0].quantized_db < costs[layer] - 6
 
 
+@pytest.mark.slow
 def test_workers_measure_the_same(maker: Edgeq) -> None:
     """By two processes, within 1e-12."""
     quantized, samples = nets.quantized_chain(maker), nets.images(8, seed=2)
@@ -102,6 +105,7 @@ def test_its_text_is_a_table(maker: Edgeq) -> None:
     assert found.to_dict()["rows"][0]["module"] == found.rows[0].module
 
 
+@pytest.mark.slow
 def test_refused(maker: Edgeq) -> None:
     """Models that cannot be quantized again with other layers are refused."""
     model, samples = seeded(lambda: nn.Linear(4, 4)), [normal(1, 4, seed=i) for i in range(8)]

@@ -44,6 +44,7 @@ def _targets(command: list[str], seconds: float = 60) -> Runtimes:
     return Runtimes(targets={"pi": Target("pi", command, seconds)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "faults"),
     [
@@ -71,6 +72,7 @@ def test_a_text_names_what_fails(tmp_path: Path, name: str, faults: dict[str, st
     assert _refusal(runtimes, content, "pi:gpu") + "\n" == (GOLDEN / f"{name}.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_gpu_that_hung_is_not_waited_for_again(tmp_path: Path) -> None:
     """Neither on its other kernels: each test would wait for it."""
     pids = tmp_path / "pids"
@@ -85,6 +87,7 @@ def test_a_gpu_that_hung_is_not_waited_for_again(tmp_path: Path) -> None:
     assert len(list(pids.iterdir())) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "faults"), [("no_float16", {"float32": True}), ("crash", {"crash": OP})]
 )
@@ -108,6 +111,7 @@ def test_an_older_package_has_no_engine(tmp_path: Path) -> None:
     assert "the engine said: ImportError: cannot import name 'GpuOptions'" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begin", ["exec ", ""])
 def test_a_command_that_hides_stderr(tmp_path: Path, begin: str) -> None:
     """Errors of the engine stand nowhere else."""
@@ -143,6 +147,7 @@ def test_no_file_runs_on_the_cpu_without_a_word(tmp_path: Path) -> None:
     assert lines[1].endswith("GPU accelerator could not be loaded and registered.")
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_in_a_compile(tmp_path: Path) -> None:
     """It is started once more; when it is killed again, the test fails."""
     pids = tmp_path / "pids"

@@ -191,6 +191,7 @@ def test_a_run_of_pytest_names_the_gpu(project: Project, name: str) -> None:
     assert stored["target"] == {**known, **of_gpu}
 
 
+@pytest.mark.slow
 def test_a_baseline_of_another_gpu_has_wider_limits(project: Project, tmp_path: Path) -> None:
     """And a regression names both."""
     options = ("--edgeq-runtime=pi:gpu", "--edgeq-update")
@@ -223,6 +224,7 @@ def test_a_gpu_that_does_not_start_is_told_in_the_header(project: Project, tmp_p
     project.run(*options, files=TEST, failed=1, shows=shows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_GPU)
 def test_an_option_has_check_run_the_gpu(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

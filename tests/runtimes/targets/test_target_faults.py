@@ -53,6 +53,7 @@ def _start(command: list[str], seconds: float = 60) -> str:
     return str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "command"),
     [
@@ -184,6 +185,7 @@ def test_kernels_that_crash_the_worker() -> None:
     _golden("crash", str(error.value))
 
 
+@pytest.mark.slow
 def test_a_crash_is_told_of_its_own_file() -> None:
     """And not of those that wait for the same process: they are run in another one."""
     runtimes = Runtimes(targets={"pi": Target("pi", [sys.executable], 60)})
@@ -231,6 +233,7 @@ def test_tensors_of_a_run_that_was_lost_are_not_made_up() -> None:
     target.close()
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs() -> None:
     """It is ended, and the way out is a longer limit."""
     edgeq = Edgeq(targets={"pi": [sys.executable]}, threads=1, target_timeout=2)

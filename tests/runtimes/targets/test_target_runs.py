@@ -46,6 +46,7 @@ def _bits(outputs: list[Array]) -> list[object]:
     return [(each.dtype, each.shape, each.tobytes()) for each in outputs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", RESOLVERS)
 def test_a_target_gives_what_this_process_gives(targets: Runtimes, kernels: str) -> None:
     """All files of the fixtures, on the same kernels, in two samples."""
@@ -147,6 +148,7 @@ def _refused_by_xnnpack() -> bytes:
     return pack(model)
 
 
+@pytest.mark.slow
 def test_a_session_compares_and_localizes_on_a_target() -> None:
     """Figures are those of this process, and the worker says of itself what this one would."""
     others = target_workers()

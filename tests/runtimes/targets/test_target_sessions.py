@@ -99,6 +99,7 @@ def test_a_session_on_a_target(project: Project) -> None:
     }
 
 
+@pytest.mark.slow
 def test_errors_of_other_kernels_are_held_to_wider_limits(project: Project) -> None:
     """A baseline of one machine serves on another, and a regression says which they were."""
     options = ("--edgeq-runtime=pi", "--edgeq-update")
@@ -188,6 +189,7 @@ def test_a_difference_of_kernels_is_explained() -> None:
     edgeq.close()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:edgeq.check. baselines were not checked")
 def test_a_check_fails_on_a_target_that_is_broken(tmp_path: Path) -> None:
     """Its outputs are not those of the file."""
