@@ -352,3 +352,34 @@ def test_an_op_without_int16_kernels_is_not_tried_with_them(maker: Edgeq) -> Non
 
     assert not plan.is_met
     assert plan.comparison.total.sqnr_db > plan.before.total.sqnr_db
+
+
+@pytest.mark.slow
+def test_int16_activations_are_chosen_where_their_file_is_smaller(maker: Edgeq) -> None:
+    """A wide tensor between large layers needs finer codes, and no weight has to be in float."""
+    model = seeded(
+        lambda: nn.Sequential(
+            *(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+        )
+    )
+    with torch.no_grad():
+        model.get_parameter("2.bias")[0] = 20.0
+    corners = torch.tensor([[1.0, -1.0]])
+    inputs = [torch.cat([normal(1, 62, seed=i).clamp(-1, 1), corners], 1) for i in range(24)]
+    recipe = "recipe_static_wi8_ai8"
+    quantized = maker.quantize(model, (inputs[0],), quantizer=recipe, calibration=inputs[:8])
+
+    plan = maker.suggest_mixed_precision(quantized, inputs[8:], Budget(sqnr_db=33))
+
+    assert plan.is_met
+    assert plan.precision == "int16x8"
+    rules = json.loads(plan.code)
+
+    def made(quantizer: Any) -> QuantizedModel:
+        return maker.quantize(model, (inputs[0],), quantizer=quantizer, calibration=inputs[:8])
+
+    assert made(rules).tflite == plan.quantized.tflite
+    assert {each.scheme for each in made(rules).op_dtypes} == {"int8", "int16x8"}
+    for rule in rules[1:]:
+        rest = made([each for each in rules if each is not rule])
+        assert maker.compare(rest, inputs[8:]).total.sqnr_db < 33
