@@ -570,7 +570,7 @@ class Edgeq:
             quantized: From `quantize`, of one signature and without `train`.
             inputs: Any iterable of samples; held in memory while they are measured.
             calibration: As `quantize` takes it, of a recipe whose samples were an iterator.
-            executor: As `compare` takes it; of PT2E.
+            executor: As `compare` takes it.
 
         Returns:
             A row a layer, the one that costs most first.

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.compare.executors.remote import Reading
 from pytest_edgeq.compare.measurement import output_specs
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import call_reference, in_file_order
 from pytest_edgeq.compare.samples import Sample
 from pytest_edgeq.numerics.error_sums import StageAccumulator
 from pytest_edgeq.numerics.results import StageErrors
+from pytest_edgeq.progress import Step
+
+if TYPE_CHECKING:
+    from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
 
 FLOAT: Final = "float"
 INT16X8: Final = "int16x8"
@@ -91,6 +98,16 @@ class Noise:
         self.signal += other.signal
         self.noise += other.noise
 
+    @classmethod
+    def of(cls, errors: StageErrors) -> Noise:
+        """Return the sums of errors; the noise of an output that is not finite is infinite."""
+        sums = cls(len(errors.outputs))
+        for i, output in enumerate(errors.outputs.values()):
+            sums.signal[i] = math.fsum(each.signal for each in output.samples)
+            noise = math.fsum(each.noise for each in output.samples)
+            sums.noise[i] = math.inf if output.nonfinite else noise
+        return sums
+
     @property
     def share(self) -> float:
         """Noise over signal of the worst output."""
@@ -128,14 +145,24 @@ class LayerNoise:
                 noise.merge(theirs[module])
 
 
+Items = Iterable[tuple[int, Sample]]
+
+Choice = Callable[[QuantizedModel], Callable[[Sample], Any]]
+"""Returns what runs a sample with some layers in another precision; can be pickled."""
+
+Job = Callable[[QuantizedModel, Expected], Callable[[Items], Any]]
+"""Returns what sums over samples, mergeable; can be pickled."""
+
+
 class LayerEngine(ABC):
     """A quantized model whose layers can be left in float."""
 
     layers: Mapping[str, Layer]  # by module, in execution order; blocks behind their layers
     precision: str = FLOAT  # what a layer gets in place of int8
 
-    def __init__(self, quantized: QuantizedModel) -> None:
+    def __init__(self, quantized: QuantizedModel, executor: SampleExecutor | None = None) -> None:
         self._model, self._expected = quantized, Expected(quantized)
+        self._executor = executor
 
     def others(self) -> Sequence[LayerEngine]:
         """Return the same layers for the other precisions that the flow has."""
@@ -143,34 +170,51 @@ class LayerEngine(ABC):
 
     def sensitivity(self, samples: Sequence[Sample]) -> LayerNoise:
         """Measure each layer alone: in float, and quantized."""
-        sums = LayerNoise.of(self.layers, len(self._expected.names))
-
-        def add(noise: Noise, modules: frozenset[str]) -> None:
-            for sample, got in zip(samples, self.outputs(modules, samples), strict=True):
-                noise.add(self._expected(sample), got)
-
-        add(sums.quantized, frozenset())
-        for module in self.layers:
-            add(sums.in_float[module], frozenset([module]))
-            add(sums.alone[module], frozenset(self.layers) - {module})
-        return sums
+        every = frozenset(self.layers)
+        return LayerNoise(
+            Noise.of(self.errors(frozenset(), samples)),
+            {each: Noise.of(self.errors(frozenset([each]), samples)) for each in every},
+            {each: Noise.of(self.errors(every - {each}, samples)) for each in every},
+        )
 
     def errors(self, modules: frozenset[str], samples: Sequence[Sample]) -> StageErrors:
         """Return the errors of the outputs with some modules in another precision."""
-        sums = StageAccumulator(output_specs(self._model.edge))
-        for sample, got in zip(samples, self.outputs(modules, samples), strict=True):
-            sums.update(self._expected(sample), got)
+        with self.choice(modules) as choice:
+            sums: StageAccumulator = self.summed(functools.partial(_errors, choice), samples)
         return sums.result()
+
+    def outputs(
+        self, modules: frozenset[str], samples: Iterable[Sample]
+    ) -> Iterator[Sequence[Array]]:
+        """Yield the outputs of each sample, in the file's order."""
+        with self.choice(modules) as choice:
+            run = choice(self._model)
+            for sample in samples:
+                yield self._expected.ordered(run(sample))
+
+    def summed(self, job: Job, samples: Sequence[Sample]) -> Any:
+        """Return the sums of a job over all samples; those of workers are merged."""
+        if self._executor is not None:
+            reading = Reading(self._model, samples, iter(samples))
+            content = reading.pickled(self._model.runtime)
+            if content is not None:
+                step = Step("sensitivity", self._model.name, len(samples))
+                on_worker = functools.partial(_on_worker, job=job)
+                found: list[Any] = []
+                reading.measure(self._executor, content, on_worker, found.append, step)
+                first, *others = found
+                for each in others:
+                    first.merge(each)
+                return first
+        return job(self._model, self._expected)(enumerate(samples))
 
     def is_quantized(self, modules: frozenset[str]) -> bool:
         """Return whether anything is quantized with some modules in the other precision."""
         return modules != frozenset(self.layers)
 
     @abstractmethod
-    def outputs(
-        self, modules: frozenset[str], samples: Iterable[Sample]
-    ) -> Iterator[Sequence[Array]]:
-        """Return the outputs of each sample, in the file's order."""
+    def choice(self, modules: frozenset[str]) -> AbstractContextManager[Choice]:
+        """Return what runs samples with some modules in the other precision."""
 
     @abstractmethod
     def quantizer(self, modules: Sequence[str]) -> Any:
@@ -179,3 +223,24 @@ class LayerEngine(ABC):
     @abstractmethod
     def code(self, modules: Sequence[str]) -> str:
         """Return the code that makes the quantizer."""
+
+
+def _on_worker(model: QuantizedModel, *, job: Job) -> Callable[[Items, Any], Any]:
+    """Return what measures samples on a worker."""
+    measure = job(model, Expected(model))
+    return lambda items, extra: measure(items)
+
+
+def _errors(
+    choice: Choice, model: QuantizedModel, expected: Expected
+) -> Callable[[Items], StageAccumulator]:
+    """Return what measures the errors of a choice of layers."""
+    run = choice(model)
+
+    def measure(items: Items) -> StageAccumulator:
+        sums = StageAccumulator(output_specs(model.edge))
+        for index, sample in items:
+            sums.update(expected(sample), expected.ordered(run(sample)), index=index)
+        return sums
+
+    return measure

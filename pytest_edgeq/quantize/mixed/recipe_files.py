@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq import litert
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.samples import Sample
-from pytest_edgeq.quantize.mixed.engine import FLOAT, INT16X8, Array, Layer, LayerEngine, ReadBy
+from pytest_edgeq.quantize.mixed.engine import (
+    FLOAT,
+    INT16X8,
+    Array,
+    Choice,
+    Layer,
+    LayerEngine,
+    ReadBy,
+)
 from pytest_edgeq.quantize.recipe import calibrated, scoped_ops
 from pytest_edgeq.quantize.request import Request
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.subgraph import Op
 
+if TYPE_CHECKING:
+    from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
+
 
 class RecipeLayers(LayerEngine):
     """The layers of a model of the recipe flow; an op of no module is a layer by itself."""
 
-    def __init__(self, quantized: QuantizedModel, request: Request, recipe: Any) -> None:
-        super().__init__(quantized)
+    def __init__(
+        self,
+        quantized: QuantizedModel,
+        request: Request,
+        recipe: Any,
+        executor: SampleExecutor | None = None,
+    ) -> None:
+        super().__init__(quantized, executor)
         self._request = request
         self._recipe = litert.load_recipe(recipe)
         assert quantized.float_edge is not None, "unreachable because the flow keeps it"
@@ -108,21 +127,26 @@ class RecipeLayers(LayerEngine):
         rules = ",\n".join(f"  {json.dumps(rule)}" for rule in self.quantizer(modules))
         return f"[\n{rules}\n]"
 
-    def outputs(
-        self, modules: frozenset[str], samples: Iterable[Sample]
-    ) -> Iterator[Sequence[Array]]:
-        """Return the outputs of each sample with some modules in the other precision."""
-        edge = self._file(self.quantizer(sorted(modules))) if modules else self._model.edge
-        return (self._run(edge, sample) for sample in samples)
+    @contextmanager
+    def choice(self, modules: frozenset[str]) -> Iterator[Choice]:
+        """Quantize the float file, with some modules in the other precision."""
+        if not modules:
+            yield functools.partial(_run_file, bytes(self._model.graph.buffer))
+            return
+        recipe, session = self.quantizer(sorted(modules)), self._request.session
+        native = session.native(self._model.name)
+        content = litert.quantize_recipe(self._float_tflite, recipe, self._ranges, native)
+        yield functools.partial(_run_file, content)
 
-    def _file(self, recipe: list[dict[str, Any]]) -> EdgeFile:
-        content = litert.quantize_recipe(
-            self._float_tflite, recipe, self._ranges, self._request.session.native(self._model.name)
-        )
-        return self._request.edge(content).at(self._model.edge.signature.key)
 
-    def _run(self, edge: EdgeFile, sample: Sample) -> list[Array]:
-        codes = edge.run(self._model.input_names, sample.arrays(), self._model.runtime)
-        names = [each.name for each in edge.signature.outputs]
-        outputs = [*zip(names, edge.decode(codes), strict=True)]
-        return self._expected.ordered(outputs)
+def _run_file(content: bytes, model: QuantizedModel) -> Callable[[Sample], Any]:
+    """Return what runs a file in place of a model's."""
+    own = model.edge
+    edge = EdgeFile(content, runtimes=own.runtimes, threads=own.threads).at(own.signature.key)
+    names = [each.name for each in edge.signature.outputs]
+
+    def run(sample: Sample) -> list[tuple[str, Array]]:
+        codes = edge.run(model.input_names, sample.arrays(), model.runtime)
+        return [*zip(names, edge.decode(codes), strict=True)]
+
+    return run

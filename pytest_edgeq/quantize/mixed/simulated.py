@@ -5,25 +5,22 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytest_edgeq import litert
 from pytest_edgeq.compare.executors.remote import (
     PickledReference,
-    Reading,
     pickled_reference,
     unpickled_reference,
 )
-from pytest_edgeq.compare.measurement import output_specs
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import flatten_outputs
 from pytest_edgeq.compare.samples import Sample
-from pytest_edgeq.numerics.error_sums import StageAccumulator
-from pytest_edgeq.numerics.results import StageErrors
-from pytest_edgeq.progress import Step
 from pytest_edgeq.quantize.mixed.engine import (
-    Array,
+    Choice,
     Expected,
+    Items,
     Layer,
     LayerEngine,
     LayerNoise,
@@ -36,8 +33,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
     from pytest_edgeq.litert.mixed import Roundings
     from pytest_edgeq.quantize.request import Request
-
-_Items = Iterable[tuple[int, Sample]]
 
 
 class _Toggles(NamedTuple):
@@ -63,8 +58,7 @@ class SimulatedLayers(LayerEngine):
         executor: SampleExecutor | None = None,
     ) -> None:
         (entry,) = request.entries
-        super().__init__(quantized)
-        self._executor = executor
+        super().__init__(quantized, executor)
         self._preset = quantizer if isinstance(quantizer, str) else None
         self._quantizer = instance_of(quantizer)
         exported, _ = exported_graph(entry, request.session, strict=request.strict_export)
@@ -79,7 +73,7 @@ class SimulatedLayers(LayerEngine):
         self._add([frozenset()])
         self._made = self._known[frozenset()]
         self._graph = self._annotated.graph
-        self._runner = _GraphRunner(self._model, self._expected, self._graph)
+        self._runner = _GraphRunner(self._graph)
         self.layers = self._layers()
 
     def _layers(self) -> dict[str, Layer]:
@@ -126,42 +120,15 @@ class SimulatedLayers(LayerEngine):
             {module: self._with([module]) for module in self.layers},
             {module: self._made.of_layer(by_op, module) for module in self.layers},
         )
-        found: LayerNoise = self._measured(_GraphRunner.sensitivity, toggles, samples)
+        found: LayerNoise = self.summed(
+            functools.partial(_layer_noise, self._runner, toggles), samples
+        )
         return found
 
-    def errors(self, modules: frozenset[str], samples: Sequence[Sample]) -> StageErrors:
-        """Return the errors of the outputs with some modules in float."""
-        sums: StageAccumulator = self._measured(_GraphRunner.errors, self._with(modules), samples)
-        return sums.result()
-
-    def _measured(
-        self,
-        measure: Callable[[_GraphRunner, Any, _Items], Any],
-        made: Any,
-        samples: Sequence[Sample],
-    ) -> Any:
-        """Return the sums over all samples; those of workers are merged."""
-        if self._executor is not None:
-            reading = Reading(self._model, samples, iter(samples))
-            content = reading.pickled(self._model.runtime)
-            if content is not None:
-                graph = pickled_reference(self._graph.module)
-                on_worker = functools.partial(_on_worker, graph=graph, measure=measure, made=made)
-                step = Step("sensitivity", self._model.name, len(samples))
-                found: list[Any] = []
-                reading.measure(self._executor, content, on_worker, found.append, step)
-                first, *others = found
-                for each in others:
-                    first.merge(each)
-                return first
-        return measure(self._runner, made, enumerate(samples))
-
-    def outputs(
-        self, modules: frozenset[str], samples: Iterable[Sample]
-    ) -> Iterator[Sequence[Array]]:
-        """Return the outputs of each sample with some modules in float."""
-        made = self._with(modules)
-        return (self._runner(sample, made) for sample in samples)
+    @contextmanager
+    def choice(self, modules: frozenset[str]) -> Iterator[Choice]:
+        """Return what runs the graph with some modules in float."""
+        yield functools.partial(_run_graph, self._runner, self._with(modules))
 
     def is_quantized(self, modules: frozenset[str]) -> bool:
         """Return whether anything is rounded with some modules in float."""
@@ -195,55 +162,54 @@ class SimulatedLayers(LayerEngine):
 
 
 class _GraphRunner:
-    """Runs the quantized graph of a model with some roundings."""
+    """The quantized graph, which is sent to workers."""
 
-    def __init__(self, model: QuantizedModel, expected: Expected, graph: litert.MixedGraph) -> None:
-        self._model, self._expected, self._graph = model, expected, graph
+    def __init__(self, graph: litert.MixedGraph) -> None:
+        self.graph = graph
 
-    def __call__(self, sample: Sample, made: Roundings) -> list[Array]:
-        """Return the outputs of a sample with some roundings."""
-        return self._outputs(self._graph.run(sample.args, sample.kwargs, made))
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _GraphRunner._of, (pickled_reference(self.graph.module),)
 
-    def _outputs(self, values: Mapping[str, Any]) -> list[Array]:
-        return self._expected.ordered(flatten_outputs(self._graph.outputs(values)))
+    @classmethod
+    def _of(cls, reference: PickledReference) -> _GraphRunner:
+        return cls(litert.MixedGraph(unpickled_reference(reference)))
 
-    def errors(self, made: Roundings, items: _Items) -> StageAccumulator:
-        """Measure the errors with some roundings."""
-        sums = StageAccumulator(output_specs(self._model.edge))
-        for index, sample in items:
-            sums.update(self._expected(sample), self(sample, made), index=index)
-        return sums
+    def outputs(self, values: Mapping[str, Any]) -> Any:
+        """Return the named outputs of a run."""
+        return flatten_outputs(self.graph.outputs(values))
 
-    def sensitivity(self, toggles: _Toggles, items: _Items) -> LayerNoise:
-        """Measure each layer alone."""
-        made, in_float, alone = toggles
-        sums = LayerNoise.of(in_float, len(self._expected.names))
+    def changed(self, values: Mapping[str, Any], before: Roundings, made: Roundings) -> Any:
+        """Return the named outputs with other roundings than those of a run."""
+        return self.outputs({**values, **self.graph.changed(values, before, made)})
+
+
+def _run_graph(
+    runner: _GraphRunner, made: Roundings, model: QuantizedModel
+) -> Callable[[Sample], Any]:
+    """Return what runs the graph with some roundings."""
+    return lambda sample: runner.outputs(runner.graph.run(sample.args, sample.kwargs, made))
+
+
+def _layer_noise(
+    runner: _GraphRunner, toggles: _Toggles, model: QuantizedModel, expected: Expected
+) -> Callable[[Items], LayerNoise]:
+    """Return what measures each layer alone."""
+    made, in_float, alone = toggles
+
+    def measure(items: Items) -> LayerNoise:
+        sums = LayerNoise.of(in_float, len(expected.names))
         for _, sample in items:
-            expected = self._expected(sample)
-            values = self._graph.run(sample.args, sample.kwargs, made)
-            sums.quantized.add(expected, self._outputs(values))
+            wanted = expected(sample)
+            values = runner.graph.run(sample.args, sample.kwargs, made)
+            sums.quantized.add(wanted, expected.ordered(runner.outputs(values)))
             for module, others in in_float.items():
-                sums.in_float[module].add(expected, self._changed(values, made, others))
-            values = self._graph.run(sample.args, sample.kwargs, litert.NOTHING)
-            outputs = self._outputs(values)
+                got = expected.ordered(runner.changed(values, made, others))
+                sums.in_float[module].add(wanted, got)
+            values = runner.graph.run(sample.args, sample.kwargs, litert.NOTHING)
+            outputs = expected.ordered(runner.outputs(values))
             for module, own in alone.items():
-                sums.alone[module].add(outputs, self._changed(values, litert.NOTHING, own))
+                got = expected.ordered(runner.changed(values, litert.NOTHING, own))
+                sums.alone[module].add(outputs, got)
         return sums
 
-    def _changed(
-        self, values: Mapping[str, Any], before: Roundings, made: Roundings
-    ) -> list[Array]:
-        """Return the outputs with other roundings than those of a run."""
-        return self._outputs({**values, **self._graph.changed(values, before, made)})
-
-
-def _on_worker(
-    model: QuantizedModel,
-    *,
-    graph: PickledReference,
-    measure: Callable[[_GraphRunner, Any, _Items], Any],
-    made: Any,
-) -> Callable[[_Items, Any], Any]:
-    """Return what measures samples on a worker."""
-    runner = _GraphRunner(model, Expected(model), litert.MixedGraph(unpickled_reference(graph)))
-    return lambda items, extra: measure(runner, made, items)
+    return measure

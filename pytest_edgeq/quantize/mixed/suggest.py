@@ -101,9 +101,9 @@ def _engine(
     if quantized.flow == "pt2e":
         return SimulatedLayers(quantized, request, quantizer, executor)
     if quantized.flow == "recipe":
-        return RecipeLayers(quantized, request, quantizer)
+        return RecipeLayers(quantized, request, quantizer, executor)
     if quantized.flow == "torchao":
-        return TorchaoLayers(quantized, quantizer)
+        return TorchaoLayers(quantized, quantizer, executor)
     raise ValueError(
         f"{quantized.name}: the {quantized.flow} flow quantizes no layer, so none can be left in "
         "float: quantize the model with a quantizer"

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq import litert
+from pytest_edgeq.compare.executors.remote import (
+    PickledReference,
+    pickled_reference,
+    unpickled_reference,
+)
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import call_reference
 from pytest_edgeq.compare.samples import Sample
-from pytest_edgeq.quantize.mixed.engine import Array, Layer, LayerEngine
+from pytest_edgeq.quantize.mixed.engine import Choice, Layer, LayerEngine
 
 if TYPE_CHECKING:
     import torch
+
+    from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
 
 
 class TorchaoLayers(LayerEngine):
     """The layers of a model of the torchao flow."""
 
-    def __init__(self, quantized: QuantizedModel, config: Any) -> None:
-        super().__init__(quantized)
+    def __init__(
+        self, quantized: QuantizedModel, config: Any, executor: SampleExecutor | None = None
+    ) -> None:
+        super().__init__(quantized, executor)
         self._config = config
         simulated, floats = quantized.simulated, quantized.float_model
         assert simulated is not None, "unreachable because the flow has both"
@@ -50,19 +60,8 @@ class TorchaoLayers(LayerEngine):
         quantized = [each for each in self.layers if each not in modules]
         return litert.ao_config_code(self._config, quantized, modules)
 
-    def outputs(
-        self, modules: frozenset[str], samples: Iterable[Sample]
-    ) -> Iterator[Sequence[Array]]:
-        """Return the outputs of each sample with some modules in float."""
-        with self._with(modules) as mixed:
-            for sample in samples:
-                yield self._outputs(mixed, sample)
-
-    def _outputs(self, model: Any, sample: Sample) -> list[Array]:
-        return self._expected.ordered(call_reference(model, sample))
-
     @contextmanager
-    def _with(self, modules: Iterable[str]) -> Iterator[torch.nn.Module]:
+    def choice(self, modules: frozenset[str]) -> Iterator[Choice]:
         """Exchange modules of the quantized module, temporarily."""
         before = {}
         for path in modules:
@@ -71,8 +70,25 @@ class TorchaoLayers(LayerEngine):
             before[path] = holder._modules[name]
             holder._modules[name] = copy.copy(self._floats.get_submodule(path))
         try:
-            yield self._quantized
+            yield _Module(self._quantized)
         finally:
             for path, module in before.items():
                 owner, _, name = path.rpartition(".")
                 self._quantized.get_submodule(owner)._modules[name] = module
+
+
+class _Module:
+    """A module that is sent to workers."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+
+    def __call__(self, model: QuantizedModel) -> Callable[[Sample], Any]:
+        return functools.partial(call_reference, self._module)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Module._of, (pickled_reference(self._module),)
+
+    @classmethod
+    def _of(cls, reference: PickledReference) -> _Module:
+        return cls(unpickled_reference(reference))
