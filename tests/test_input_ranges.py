@@ -62,8 +62,7 @@ def test_a_sound_calibration_has_no_finding(maker: Edgeq, flow: str) -> None:
     assert errors.finding.kind not in INPUT_KINDS
 
 
-@pytest.mark.slow
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("calibration", CALIBRATIONS)
 @pytest.mark.parametrize("flow", STATIC)
 def test_another_calibration_is_found(maker: Edgeq, flow: str, calibration: str) -> None:

@@ -43,8 +43,7 @@ def _negated(values: np.ndarray) -> None:
     values[1] = -values[1]
 
 
-@pytest.mark.slow
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("change", [_zeroed, _negated])
 @pytest.mark.parametrize("name", ["CONV_2D", "FULLY_CONNECTED"])
 @pytest.mark.parametrize("flow", FLOWS)

@@ -62,8 +62,7 @@ def _scorer(metric: Metric, n: int = 60, noise: float = 1.5) -> MetricScorer:
     return scorer
 
 
-@pytest.mark.slow
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("metric", METRICS)
 def test_scores_are_the_metrics_own(metric: str) -> None:
     """As if it had seen all samples at once."""
@@ -80,8 +79,7 @@ def test_scores_are_the_metrics_own(metric: str) -> None:
     assert scores.higher_is_better is (metric != "calibration error")
 
 
-@pytest.mark.slow
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.filterwarnings("ignore:No positive samples in targets")
 def test_a_resample_is_the_metric_on_its_draws(metric: str) -> None:

@@ -85,8 +85,7 @@ def _forbidden(*_: Any, **__: Any) -> Any:
     pytest.fail("a step ran again")
 
 
-@pytest.mark.slow
-@pytest.mark.sweep(1, slow=4)
+@pytest.mark.sweep(0, slow=4)
 @pytest.mark.parametrize(
     ("kind", "flow"),
     [

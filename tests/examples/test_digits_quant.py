@@ -155,8 +155,7 @@ def test_digits_have_the_op_dtypes_that_were_accepted(
     edgeq.check_op_dtypes(quantized)
 
 
-@pytest.mark.slow
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 def test_digits_stay_within_budget(
     edgeq: Edgeq, quantized: QuantizedModel, edgeq_quantizer: str
 ) -> None:

@@ -50,15 +50,8 @@ _FOUND = {
     "embedding of one token zero": r"kv_cache_k_0 at position 24",
 }
 
+
 # In the fast lane: one of the mask, one of the hand-over, one of the cache, one of the reference.
-_FAST = (
-    "decode sees 32 positions only",
-    "only the first chunk is kept",
-    "cache in float16",
-    "GELU for SiLU in layer 0",
-)
-
-
 @functools.cache
 def _llama() -> Any:
     return tiny("llama")
@@ -85,12 +78,8 @@ def _failure(name: str) -> str:
     return str(failed.value)
 
 
-def _marked(name: str) -> Any:
-    return name if name in _FAST else pytest.param(name, marks=pytest.mark.slow)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(map(_marked, _FOUND)))
+@pytest.mark.parametrize("name", list(_FOUND))
 def test_a_defect_is_told_with_its_position_and_tensor(name: str) -> None:
     """The first position and the first cache tensor name the cause."""
     text = _failure(name)

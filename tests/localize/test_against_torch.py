@@ -59,8 +59,7 @@ def divergence(quantized: QuantizedModel, kind: type[SmallModel]) -> Divergence 
     return against.divergence
 
 
-@pytest.mark.slow
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("kind", "flow"), BUILDS)
 def test_a_sound_file_computes_what_torch_does(
     build: Build, kind: type[SmallModel], flow: str | None
@@ -259,8 +258,7 @@ def _blamed_alone(
     return errors
 
 
-@pytest.mark.slow
-@pytest.mark.sweep(1)
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize("kind", ["softmax sharper", "operand replaced", "transpose permuted"])
 def test_a_defect_in_an_op_of_a_loaded_file_is_located(
     maker: Edgeq, build: Build, kind: str

@@ -49,8 +49,7 @@ def _larger(kind: type[SmallModel], name: str, by: float) -> SmallModel:
     return model
 
 
-@pytest.mark.slow
-@pytest.mark.sweep(1)
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize("flow", [STATIC, PT2E, DYNAMIC])
 def test_values_beyond_their_scale_are_told(maker: Edgeq, build: Build, flow: str) -> None:
     """Scales of all values hold the largest, too, be it of a layer, a table or what is added."""

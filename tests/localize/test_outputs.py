@@ -55,8 +55,7 @@ def _rewired(
     return file.content()
 
 
-@pytest.mark.slow
-@pytest.mark.sweep(1)
+@pytest.mark.sweep(0)
 def test_sound_outputs_have_no_finding(maker: Edgeq, built: QuantizedModel) -> None:
     """Each is what torch gives by that name."""
     errors = _localized(maker, built.tflite)

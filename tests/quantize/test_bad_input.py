@@ -299,8 +299,7 @@ def test_a_bad_recipe_file(tmp_path: Path, content: str, error: type[Exception],
     path.unlink()
 
 
-@pytest.mark.slow
-@pytest.mark.sweep(1)
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize("preset", [*STATIC, None])
 def test_the_model_is_left_as_it_was(preset: str | None) -> None:
     """Parameters and buffers bit for bit, training flags, hooks, gradients."""

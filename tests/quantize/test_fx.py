@@ -466,8 +466,7 @@ def tflite(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return edgeq.quantize(seeded(_stubs), SAMPLE, calibration=images).tflite
 
 
-@pytest.mark.slow
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("make", [_eager_static, _eager_codes, _eager_qat, _eager_dynamic, _fx])
 def test_quantized_models_as_references(
     maker: Edgeq, tflite: bytes, make: Callable[[], nn.Module]

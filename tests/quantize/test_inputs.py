@@ -191,8 +191,7 @@ def test_one_sample_at_a_time_is_held(maker: Edgeq, preset: str) -> None:
     maker.compare(making.quantize(preset, calibration=generator(1)), generator(2))
 
 
-@pytest.mark.slow
-@pytest.mark.sweep(1)
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize("preset", ["recipe_dynamic_wi8_afp32", STATIC])
 def test_a_dynamic_batch_runs_at_several_sizes(maker: Edgeq, preset: str) -> None:
     """dynamic_shapes goes to the exporter, and samples of any batch fit."""

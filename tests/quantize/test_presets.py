@@ -45,7 +45,6 @@ def _observe(prepared: torch.nn.Module) -> None:
             prepared(*sample)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "preset",
     [pytest.param(p, marks=pytest.mark.slow) if p in SLOW else p for p in PROMISES],

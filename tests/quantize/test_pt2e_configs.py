@@ -191,15 +191,10 @@ def test_a_config_beside_the_global_one(name: str) -> None:
             lambda q: q.set_module_name("two", per_channel()),
             ("CONV_2D two.conv", "ADD two", "MAX_POOL_2D pool"),
         ),
-        pytest.param(
-            lambda q: q.set_module_type(nn.Linear, per_channel()),
-            ("FULLY_CONNECTED fc",),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
+        (lambda q: q.set_module_type(nn.Linear, per_channel()), ("FULLY_CONNECTED fc",)),
+        (
             lambda q: q.set_operator_type(aten.add, per_channel()),
             ("ADD one", "ADD two", "MAX_POOL_2D pool"),
-            marks=pytest.mark.slow,
         ),
     ],
     ids=["name", "class", "operator"],

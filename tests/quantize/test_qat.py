@@ -322,8 +322,7 @@ def _partly(prepared: Any) -> None:
     prepared(torch.ones(2, 4))
 
 
-@pytest.mark.slow
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("train", "told"),
     [

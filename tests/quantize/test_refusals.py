@@ -230,9 +230,6 @@ REFUSED: dict[str, Refused] = {
         None,
         ("returns None among its outputs", "contained a None item"),
     ),
-}
-
-SLOW: dict[str, Refused] = {
     "scales without an op": Refused(
         _encoding,
         ((1, 4),),
@@ -263,10 +260,7 @@ SLOW: dict[str, Refused] = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
-    [
-        *(pytest.param(case, id=name) for name, case in REFUSED.items()),
-        *(pytest.param(case, id=name, marks=pytest.mark.slow) for name, case in SLOW.items()),
-    ],
+    [pytest.param(case, id=name) for name, case in REFUSED.items()],
 )
 def test_refused_with_what_helps(case: Refused) -> None:
     """The first line says who refuses what; a way out that is named converts, and computes."""

@@ -44,9 +44,7 @@ def static() -> QuantizedModel:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "preset", ["pt2e_static_int8", pytest.param("recipe_static_wi8_ai8", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("preset", ["pt2e_static_int8", "recipe_static_wi8_ai8"])
 @pytest.mark.parametrize("name", SIDES)
 def test_each_signature_is_compared_at_its_own_size(maker: Edgeq, preset: str, name: str) -> None:
     """With every stage that the flow has; both are int8 and sound."""

@@ -358,8 +358,7 @@ def _attention() -> nn.Module:
     return net(forward, **{name: nn.Linear(64, 64) for name in ("query", "key", "value")})
 
 
-@pytest.mark.slow
-@pytest.mark.sweep(1)
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize("case", ["dynamic int4 in groups", "weight-only int4"])
 def test_the_scale_of_an_attention_is_folded_into_the_scales(maker: Edgeq, case: str) -> None:
     """The converter multiplies queries and keys by its root; so do their scales."""
@@ -376,8 +375,7 @@ def test_the_scale_of_an_attention_is_folded_into_the_scales(maker: Edgeq, case:
 UNFOLDABLE = [("dynamic one scale", 1), ("weight-only int8", -1)]
 
 
-@pytest.mark.slow
-@pytest.mark.sweep(1)
+@pytest.mark.sweep(0)
 @pytest.mark.parametrize(("case", "sign"), UNFOLDABLE)
 def test_a_batch_norm_that_the_codes_cannot_take(case: str, sign: int) -> None:
     """Refused, with three ways out, of which the first is gone."""

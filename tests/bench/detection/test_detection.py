@@ -1,5 +1,5 @@
 """
-The bench at a small size: what it promises holds in every run, for files in the slow lane.
+The bench at a small size.
 
 All of it: `python -m tests.bench.detection.bench`, whose page is `README.md` beside this file.
 """
@@ -16,7 +16,7 @@ from tests.bench.detection.defects_runtime import SPOILT
 from tests.bench.detection.sound import NETS, Sound
 
 # A network is built and checked with one defect after the other.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 SELECTION = (
     ("Mlp", "recipe_static_wi8_ai8"),
@@ -39,7 +39,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 @pytest.fixture(
     scope="module",
-    params=[SELECTION[0], *(pytest.param(each, marks=pytest.mark.slow) for each in SELECTION[1:])],
+    params=SELECTION,
     ids="-".join,
 )
 def of(request: pytest.FixtureRequest, bench: Bench) -> Sound:
@@ -56,7 +56,6 @@ def _wrong(outcomes: Iterable[Outcome]) -> list[str]:
     return [f"{o.name} → {o.blamed}" for o in outcomes if o.culprit is False]
 
 
-@pytest.mark.slow  # every run locates such defects in tests/localize
 @pytest.mark.parametrize(
     "kinds", [[*SOME_KINDS], pytest.param([*defects_file.KINDS], marks=pytest.mark.full)], ids=len
 )
@@ -70,7 +69,6 @@ def test_defects_in_files_are_caught_and_blamed(bench: Bench, of: Sound, kinds: 
     assert sum(judged) >= 0.98 * len(judged), _wrong(outcomes)
 
 
-@pytest.mark.slow
 def test_defects_in_the_build_are_caught(bench: Bench, of: Sound) -> None:
     """Where the flow has them; what changes no code is none of these."""
     outcomes = [
@@ -83,7 +81,6 @@ def test_defects_in_the_build_are_caught(bench: Bench, of: Sound) -> None:
     assert not _wrong(outcomes)
 
 
-@pytest.mark.slow
 def test_a_spoilt_runner_is_caught(bench: Bench, of: Sound) -> None:
     """A sound file on a runner that gives something else than its kernels."""
     outcomes = [bench.judge(case) for case in bench.runtime_cases(of)]
@@ -93,7 +90,6 @@ def test_a_spoilt_runner_is_caught(bench: Bench, of: Sound) -> None:
     assert not _misses(outcomes), summary(outcomes)
 
 
-@pytest.mark.slow
 def test_sound_rebuilds_raise_no_alarm(
     bench: Bench, of: Sound, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

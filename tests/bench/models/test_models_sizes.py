@@ -108,8 +108,7 @@ def two_signatures(maker: Edgeq) -> Callable[..., QuantizedModel]:
     return quantize
 
 
-@pytest.mark.slow
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("quantizer", FLOWS)
 def test_each_signature_runs_at_its_size(
     two_signatures: Callable[..., QuantizedModel], maker: Edgeq, quantizer: str | None

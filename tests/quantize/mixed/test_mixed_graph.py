@@ -64,10 +64,9 @@ def test_a_rounding_has_the_bits_of_a_fake_quantizer(
     assert len(set(found.tolist())) > 200
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("quantizer", ["pt2e_static_int8", "pt2e_dynamic_int8"])
 @pytest.mark.parametrize("model", MODELS, ids=lambda each: each.__name__)
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(1)
 def test_with_all_roundings_it_is_the_quantized_graph(
     maker: Edgeq, model: Any, quantizer: str
 ) -> None:

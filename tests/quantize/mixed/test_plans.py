@@ -297,8 +297,8 @@ def test_a_layer_that_cannot_be_converted_in_float_stays_quantized(
     ("own", "act"),
     [
         (False, nn.ReLU),
-        pytest.param(True, nn.ReLU, marks=pytest.mark.slow),
-        pytest.param(False, nn.ReLU6, marks=pytest.mark.slow),
+        (True, nn.ReLU),
+        (False, nn.ReLU6),
     ],
 )
 def test_the_sum_of_a_block_alone_is_left_in_float(
