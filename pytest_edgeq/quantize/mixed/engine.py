@@ -171,10 +171,14 @@ class LayerEngine(ABC):
     def sensitivity(self, samples: Sequence[Sample]) -> LayerNoise:
         """Measure each layer alone: in float, and quantized."""
         every = frozenset(self.layers)
+
+        def noise(modules: frozenset[str]) -> Noise:
+            return Noise.of(self.errors(modules, samples))
+
         return LayerNoise(
-            Noise.of(self.errors(frozenset(), samples)),
-            {each: Noise.of(self.errors(frozenset([each]), samples)) for each in every},
-            {each: Noise.of(self.errors(every - {each}, samples)) for each in every},
+            noise(frozenset()),
+            {each: noise(frozenset([each])) for each in self.layers},
+            {each: noise(every - {each}) for each in self.layers},
         )
 
     def errors(self, modules: frozenset[str], samples: Sequence[Sample]) -> StageErrors:
