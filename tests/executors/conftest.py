@@ -12,7 +12,7 @@ import torch
 
 from fixtures.models import ResidualNet, samples, seeded
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel
-from pytest_edgeq.compare.executors import worker
+from pytest_edgeq.compare.executors import pickled, worker
 
 
 @pytest.fixture(scope="session")
@@ -50,8 +50,11 @@ def _forget() -> Iterator[None]:
 
 
 @pytest.fixture
-def threads() -> Iterator[Callable[[int], Executor]]:
+def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Executor]]:
     """Make executors of threads."""
+    # Of a class that it reads by value in the process that wrote it, cloudpickle replaces the
+    # methods by copies without a source file, and later failures have no `source:` line.
+    monkeypatch.setattr(pickled, "_is_users", lambda name, path: False)
     made: list[Executor] = []
 
     def make(count: int) -> Executor:
