@@ -40,6 +40,7 @@ class Planner:
         self._known: dict[tuple[str, ...], Any] = {}
         self._gained: dict[str, float] = {}
         self._refused: dict[str, list[str]] = {}  # layers by why they cannot be left in float
+        self._seconds = 0.0  # that the last file took
 
     def plan(self, known: Sensitivity, before: Comparison, start: float) -> MixedPrecisionPlan:
         """Search, convert and measure."""
@@ -143,10 +144,12 @@ class Planner:
         """Convert with a choice of layers, and compare, once; or return why that is refused."""
         key = tuple(chosen)
         if key not in self._made:
+            start = time.monotonic()
             try:
                 self._made[key] = self._measure(self._converted(chosen))
             except RuntimeError as refused:  # of the converter, the quantizer or a runtime
                 self._made[key] = refused
+            self._seconds = time.monotonic() - start
         return self._made[key]
 
     def _judged(self, chosen: Sequence[str]) -> Any:
@@ -168,7 +171,7 @@ class Planner:
 
         def meets(modules: Iterable[str]) -> bool:
             rest = search.ordered(modules)
-            search.check_time()
+            search.check_time(self._seconds)
             return (
                 possible.accepts(search.measured(rest))
                 and self._refusal(rest) is None

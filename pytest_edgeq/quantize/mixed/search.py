@@ -59,9 +59,9 @@ class Search:
                 self.steps.append(SearchStep(len(modules), size, found.sqnr_db))
         return self._known[modules, count]
 
-    def check_time(self) -> None:
-        """Raise `OutOfTimeError` if the time is over."""
-        if time.monotonic() > self.deadline:
+    def check_time(self, seconds: float = 0.0) -> None:
+        """Raise `OutOfTimeError` if what takes so long would end after the deadline."""
+        if time.monotonic() + seconds > self.deadline:
             raise OutOfTimeError
 
     def ordered(self, chosen: Iterable[str]) -> list[str]:
