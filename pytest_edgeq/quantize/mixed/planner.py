@@ -40,7 +40,7 @@ class Planner:
         self._known: dict[tuple[str, ...], Any] = {}
         self._gained: dict[str, float] = {}
         self._refused: dict[str, list[str]] = {}  # layers by why they cannot be left in float
-        self._seconds = 0.0  # that the last file took
+        self._seconds = 0.0  # that the slowest file took
 
     def plan(self, known: Sensitivity, before: Comparison, start: float) -> MixedPrecisionPlan:
         """Search, convert and measure."""
@@ -149,7 +149,7 @@ class Planner:
                 self._made[key] = self._measure(self._converted(chosen))
             except RuntimeError as refused:  # of the converter, the quantizer or a runtime
                 self._made[key] = refused
-            self._seconds = time.monotonic() - start
+            self._seconds = max(self._seconds, time.monotonic() - start)
         return self._made[key]
 
     def _judged(self, chosen: Sequence[str]) -> Any:
