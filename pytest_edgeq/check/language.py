@@ -300,12 +300,13 @@ def past_the_end(layout: CacheLayout, runtime: str) -> str:
         np.moveaxis(before[name] != after, layout.axes[name], 0).reshape(room, -1).any(axis=1)
         for name, after in session.cache.items()
     )
-    overwritten = np.flatnonzero(np.any(list(changed), axis=0))
-    what = (
-        f"overwrites position {' and '.join(map(str, overwritten))}"
-        if overwritten.size
-        else "is not stored"
-    )
+    overwritten = np.flatnonzero(np.any(list(changed), axis=0)).tolist()
+    if not overwritten:
+        what = "is not stored"
+    elif len(overwritten) == 1:
+        what = f"overwrites position {overwritten[0]}"
+    else:
+        what = f"overwrites {len(overwritten)} positions, {overwritten[0]} to {overwritten[-1]}"
     return f"{text} {what}: the application must stop there"
 
 

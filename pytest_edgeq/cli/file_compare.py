@@ -72,8 +72,15 @@ def compare_language_models(
     """Measure one language model against the other by position; None of other files."""
     if not holds_language_model(open_sections(file, edgeq._session)):
         return None
-    model = edgeq.load(file, float_tflite=reference, name=name)
-    origins, sequences = zip(*_read_sequences(inputs), strict=True)
+    try:
+        model = edgeq.load(file, float_tflite=reference, name=name)
+    except ValueError as error:  # another layout, or two files that do not fit
+        other = "or compare one signature: --signature decode, of a bundle with --section"
+        raise ValueError(f"{error}; {other}") from None
+    read = list(_read_sequences(inputs))
+    if not read:
+        raise ValueError(f"{inputs[0]} holds no sequence")
+    origins, sequences = zip(*read, strict=True)
     comparison = edgeq.compare(model, sequences)
     worst = (replace(each, inputs=origins[each.index]) for each in comparison.worst_samples)
     return replace(comparison, worst_samples=tuple(worst))

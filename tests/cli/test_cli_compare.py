@@ -251,6 +251,7 @@ def test_inputs_of_language_models_that_do_not_fit(saved: Callable[..., Path], r
         ("ids", np.ones((2, 8), np.int64), "has no array 'tokens', and sequences of token ids"),
         ("tokens", np.ones((2, 97), np.int64), "97 tokens, and the file's cache has 96"),
         ("tokens", np.ones((2, 8), np.float32), "expected one sequence of token ids"),
+        ("tokens", np.ones((0, 8), np.int64), "x.npz holds no sequence"),
     ):
         path = saved(**{name: values})
         done = run("compare", file, file, "--inputs", path)
@@ -258,6 +259,10 @@ def test_inputs_of_language_models_that_do_not_fit(saved: Callable[..., Path], r
         assert sentence in done.stderr
     other = run("compare", CONVERTED / "nested.float.tflite", file, "--inputs", path)
     assert "float_tflite: expected a file of a language model" in other.stderr
+    unknown = exported("linear_attention")
+    refused = run("compare", unknown, unknown, "--inputs", path).stderr
+    assert "input 'kv_cache_c_0' of signature 'decode' is not known" in refused
+    assert "or compare one signature: --signature decode" in refused
 
 
 def test_files_and_budgets_that_do_not_fit(saved: Callable[..., Path], run: Run) -> None:

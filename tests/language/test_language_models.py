@@ -262,7 +262,7 @@ def test_a_last_chunk_that_moves_to_the_front_is_found() -> None:
 @pytest.mark.parametrize(
     ("name", "positions"),
     # A sliding window of the split cache begins again at the front.
-    [("llama", "position 95"), ("gemma3_split", "position 0 and 95")],
+    [("llama", "position 95"), ("gemma3_split", "2 positions, 0 to 95")],
 )
 def test_what_a_token_past_the_end_overwrites(name: str, positions: str) -> None:
     """A file does not refuse it, so that the application has to."""

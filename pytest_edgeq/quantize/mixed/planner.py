@@ -40,7 +40,7 @@ class Planner:
         self._known: dict[tuple[str, ...], Any] = {}
         self._gained: dict[str, float] = {}
         self._refused: dict[str, list[str]] = {}  # layers by why they cannot be left in float
-        self._seconds = 0.0  # that the slowest file took
+        self._seconds = self._scoring = 0.0  # that the slowest file, and score, took
 
     def plan(self, known: Sensitivity, before: Comparison, start: float) -> MixedPrecisionPlan:
         """Search, convert and measure."""
@@ -156,7 +156,9 @@ class Planner:
         """Return what the goal is judged by, of the file; a score runs all samples, so once."""
         key = tuple(chosen)
         if key not in self._known:
-            self._known[key] = self._goal.of_file(self._file(chosen))
+            file, start = self._file(chosen), time.monotonic()
+            self._known[key] = self._goal.of_file(file)
+            self._scoring = max(self._scoring, time.monotonic() - start)
         return self._known[key]
 
     def _converted(self, chosen: Sequence[str]) -> QuantizedModel:
@@ -171,12 +173,11 @@ class Planner:
 
         def meets(modules: Iterable[str]) -> bool:
             rest = search.ordered(modules)
-            search.check_time(self._seconds)
-            return (
-                possible.accepts(search.measured(rest))
-                and self._refusal(rest) is None
-                and self._goal.accepts(self._judged(rest))
-            )
+            if not possible.accepts(search.measured(rest)):
+                return False
+            if tuple(rest) not in self._made:
+                search.check_time(self._seconds + self._scoring)
+            return self._refusal(rest) is None and self._goal.accepts(self._judged(rest))
 
         gains = self._gains(chosen, FEW)
         return search.prune(sorted(chosen, key=lambda each: -gains[each]), meets)
@@ -187,8 +188,8 @@ class Planner:
 
         Others are simulated, on all samples or on the first few.
 
-        When the time is over, figures measured with more layers in float stand for others; NaN if
-        there are none.
+        When the time is over, figures measured with more layers in float, or on few samples, stand
+        for others; NaN if there are none.
         """
         measured, file = self._search.measured, self._file(chosen).total.sqnr_db
         for module in chosen:

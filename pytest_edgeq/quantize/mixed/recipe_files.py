@@ -136,6 +136,7 @@ class RecipeLayers(LayerEngine):
         recipe, session = self.quantizer(sorted(modules)), self._request.session
         native = session.native(self._model.name)
         content = litert.quantize_recipe(self._float_tflite, recipe, self._ranges, native)
+        self._request.edge(content)  # refuses a file that no interpreter opens, with its cause
         yield functools.partial(_run_file, content)
 
 

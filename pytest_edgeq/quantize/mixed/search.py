@@ -60,7 +60,7 @@ class Search:
         return self._known[modules, count]
 
     def check_time(self, seconds: float = 0.0) -> None:
-        """Raise `OutOfTimeError` if what takes so long would end after the deadline."""
+        """Raise `OutOfTimeError` if the deadline is passed in so many seconds."""
         if time.monotonic() + seconds > self.deadline:
             raise OutOfTimeError
 
@@ -89,7 +89,7 @@ class Search:
         """
         Return layers that meet the criterion; None if none do.
 
-        Each that it adds is tried without. Layers that meet it on a few samples are tried first.
+        Each layer that is added is also tried in int8. Those that a few samples need come first.
 
         Args:
             first: Layers that nearly meet it, to which few others are added.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -156,9 +157,10 @@ def test_layers_that_no_file_was_made_without_are_told(
     """No other file would be ready in time: the first may have layers that it does not need."""
     without_needless = planner.Planner._without_needless
 
-    def late(self: planner.Planner, *arguments: Any) -> list[str]:
+    def late(self: planner.Planner, chosen: list[str], _: Any) -> list[str]:
         self._search.deadline = time.monotonic() + 0.9 * self._seconds
-        return without_needless(self, *arguments)
+        possible = SimpleNamespace(accepts=lambda simulated: True)  # only a file can decide
+        return without_needless(self, chosen, possible)
 
     monkeypatch.setattr(planner.Planner, "_without_needless", late)
     quantized = nets.quantized_digits(maker)

@@ -135,3 +135,14 @@ def test_refused(maker: Edgeq) -> None:
     several = maker.quantize(model, both, calibration=dict.fromkeys(both, samples))
     with pytest.raises(ValueError, match="is one of the signatures one, two"):
         maker.sensitivity(several.signature("one"), [sample])
+
+
+def test_a_file_that_no_interpreter_opens_is_refused(
+    maker: Edgeq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what wrote it, and a way out."""
+    quantized = nets.quantized_chain(maker, "recipe_static_wi8_ai8")
+    broken = quantized.tflite[: len(quantized.tflite) // 2]
+    monkeypatch.setattr(litert, "quantize_recipe", lambda *_: broken)
+    with pytest.raises(RuntimeError, match="converter and quantizer wrote it so"):
+        maker.sensitivity(quantized, nets.images(2, seed=2))
