@@ -113,9 +113,7 @@ def check(
             explained = replace(comparison, explain=verdict.explain)
         _check_baselines(verdict, claims(explained))
     on_result(CheckResult(comparison, layers, verdict.merged()))
-    sample_notes = (
-        [] if comparison is None else [*notes_on(comparison.evaluated), *comparison.notes]
-    )
+    sample_notes = [] if comparison is None else notes_on(comparison)
     if verdict.findings:
         verdict.notes += sample_notes
         raise failure(verdict.merged(), verdict.text(quantized.name, unwritten=unwritten))

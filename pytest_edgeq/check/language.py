@@ -76,15 +76,13 @@ def check_language(
     sequences = [each.arrays()[0][0] for each in read_samples(first, model.spec, "evaluation")]
     with progress.step("check", model.name, sequences):
         verdict.add(*step_findings(model, sequences, runtime))
-        end = past_the_end(model.steps, runtime)
+        end = f"{model.name}: {past_the_end(model.steps, runtime)}"
     if not model.has_reference:
-        verdict.notes += [
-            "logits were not compared: there is no reference and no float_tflite",
-            f"{model.name}: {end}",
-        ]
+        why = "logits were not compared: there is no reference and no float_tflite"
+        verdict.notes += [why, end]
         return None
     comparison = compare(model, inputs, runtime=runtime, progress=progress, engine=engine)
-    comparison = replace(comparison, notes=(f"{model.name}: {end}",))
+    comparison = replace(comparison, notes=(end,))
     found, health = list(position_findings(model, comparison)), comparison.health
     if any(each.kind == WRONG_OUTPUT for each in found):
         # `decode` itself is wrong, so that a sound prefill differs from it.

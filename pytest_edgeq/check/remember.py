@@ -32,7 +32,6 @@ from pytest_edgeq.numerics.findings import (
 from pytest_edgeq.numerics.metric_table import METRICS, OF_TOKENS, UPPER_BOUNDED
 from pytest_edgeq.numerics.metrics import json_number
 from pytest_edgeq.numerics.results import OutputErrors, accepts, is_below_a_step, wiped
-from pytest_edgeq.numerics.samples import EvaluatedSamples
 from pytest_edgeq.numerics.token_errors import WORST
 
 _MOST_SAMPLES: Final = 1 << 13  # maximum number of samples to consider as sufficient
@@ -114,9 +113,9 @@ def build_to_remember(comparison: Comparison) -> dict[str, Any]:
     return {"runtime": comparison.runtime, **target, **comparison.build()}
 
 
-def notes_on(samples: EvaluatedSamples) -> list[str]:
-    """Return notes on evaluation samples that are few, equal or constant."""
-    total, different, constant = samples
+def notes_on(comparison: Comparison) -> list[str]:
+    """Return notes on samples that are few, equal or constant, and those of the comparison."""
+    total, different, constant = comparison.evaluated
     notes = []
     enough = f"give {FEWEST_SAMPLES} or more that differ"
     if different == 1 < total:
@@ -138,7 +137,7 @@ def notes_on(samples: EvaluatedSamples) -> list[str]:
             f"{which} constant, as a black image: every input has one value in all elements; give "
             "samples with content"
         )
-    return notes
+    return [*notes, *comparison.notes]
 
 
 class Evaluation:
@@ -147,7 +146,7 @@ class Evaluation:
     def __init__(self, comparison: Comparison) -> None:
         self._flow = comparison.flow
         self._outputs = comparison.total.outputs
-        self.notes: Sequence[str] = [*notes_on(comparison.evaluated), *comparison.notes]
+        self.notes: Sequence[str] = notes_on(comparison)
 
     def refusal(self, data: Mapping[str, Any]) -> Finding | None:
         """Return why errors must not be stored, if limits would accept zeros."""
@@ -308,7 +307,7 @@ def budget_to_suggest(comparison: Comparison) -> tuple[Budget, list[str]]:
         if found is not None:
             raise refused(output, found)
     bounds: dict[str, float] = {}
-    notes = notes_on(comparison.evaluated)
+    notes = notes_on(comparison)
     for metric in CHOICE_METRICS if of_choices else _wanted(outputs):
         values = [each[metric] for each in limits if metric in each]
         if len(values) < len(outputs):

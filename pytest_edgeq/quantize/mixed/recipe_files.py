@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import json
 import math
 import re
@@ -131,23 +130,31 @@ class RecipeLayers(LayerEngine):
     def choice(self, modules: frozenset[str]) -> Iterator[Choice]:
         """Quantize the float file, with some modules in the other precision."""
         if not modules:
-            yield functools.partial(_run_file, bytes(self._model.graph.buffer))
+            yield _RecipeFile(bytes(self._model.graph.buffer), self._model.edge)
             return
         recipe, session = self.quantizer(sorted(modules)), self._request.session
         native = session.native(self._model.name)
         content = litert.quantize_recipe(self._float_tflite, recipe, self._ranges, native)
-        self._request.edge(content)  # refuses a file that no interpreter opens, with its cause
-        yield functools.partial(_run_file, content)
+        yield _RecipeFile(content, self._request.edge(content))
 
 
-def _run_file(content: bytes, model: QuantizedModel) -> Callable[[Sample], Any]:
-    """Return what runs a file in place of a model's."""
-    own = model.edge
-    edge = EdgeFile(content, runtimes=own.runtimes, threads=own.threads).at(own.signature.key)
-    names = [each.name for each in edge.signature.outputs]
+class _RecipeFile:
+    """A file in place of a model's; a worker gets its content, and opens it."""
 
-    def run(sample: Sample) -> list[tuple[str, Array]]:
-        codes = edge.run(model.input_names, sample.arrays(), model.runtime)
-        return [*zip(names, edge.decode(codes), strict=True)]
+    def __init__(self, content: bytes, edge: EdgeFile | None = None) -> None:
+        self._content, self._edge = content, edge
 
-    return run
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _RecipeFile, (self._content,)
+
+    def __call__(self, model: QuantizedModel) -> Callable[[Sample], Any]:
+        own = model.edge
+        opened = self._edge or EdgeFile(self._content, runtimes=own.runtimes, threads=own.threads)
+        edge = opened.at(own.signature.key)
+        names = [each.name for each in edge.signature.outputs]
+
+        def run(sample: Sample) -> list[tuple[str, Array]]:
+            codes = edge.run(model.input_names, sample.arrays(), model.runtime)
+            return [*zip(names, edge.decode(codes), strict=True)]
+
+        return run
