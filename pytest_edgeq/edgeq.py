@@ -563,6 +563,7 @@ class Edgeq:
         """
         Measure what each layer costs: the model with it alone in float, and alone quantized.
 
+        Layers of one module, and layers whose results have one scale, are also measured together.
         Of a recipe the float file is quantized again for each layer. Of other flows no file is
         made: torch runs the layers in float or with the quantizer's rounding.
 
@@ -573,7 +574,7 @@ class Edgeq:
             executor: As `compare` takes it.
 
         Returns:
-            A row a layer, the one that costs most first.
+            A row a layer, the one that costs most first; then a row for layers together.
 
         Raises:
             ValueError: No sample, one that does not fit, or a model that was not quantized here.

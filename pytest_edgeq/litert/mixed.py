@@ -8,7 +8,7 @@ import functools
 import operator
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -18,8 +18,10 @@ from pytest_edgeq.litert.histograms import fast_histograms
 from pytest_edgeq.litert.libraries import pt2e_module, quiet
 from pytest_edgeq.litert.pt2e_graphs import annotate, prepare_pt2e
 
+_Place = TypeVar("_Place")
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+
+@dataclasses.dataclass(slots=True, eq=False)
 class Rounding:
     """Quantization of a tensor, and dequantization; equal only to itself."""
 
@@ -28,15 +30,22 @@ class Rounding:
     low: int
     high: int
     axis: int | None  # of the channels
+    _factors: tuple[float, float, int] = dataclasses.field(init=False)  # without an axis
+
+    def __post_init__(self) -> None:
+        """Read the scale once."""
+        if self.axis is None:
+            scale = self.scale.float()
+            self._factors = float(1 / scale), float(scale), int(self.zero_point)
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
         """Return the values of the codes that are nearest."""
         if self.axis is None:
             # `torch.fake_quantize_per_tensor_affine` returns the same bits in ten times the time:
             # torch 2.13 computes a mask for gradients with it, one element after the other.
-            scale, point = self.scale.float(), int(self.zero_point)
-            codes = (values * float(1 / scale)).round_().clamp_(self.low - point, self.high - point)
-            return codes.mul_(float(scale))
+            inverse, scale, point = self._factors
+            codes = (values * inverse).round_().clamp_(self.low - point, self.high - point)
+            return codes.mul_(scale)
         return torch.fake_quantize_per_channel_affine(
             values, self.scale.float(), self.zero_point.int(), self.axis, self.low, self.high
         )
@@ -291,15 +300,16 @@ class MixedGraph:
         self.constants: dict[str, torch.Tensor] = {}
         self._rounded: dict[tuple[str, str, tuple[int, ...]], torch.Tensor] = {}
         self._inputs: list[str] = []
-        self._steps: list[torch.fx.Node] = []
+        self._steps: list[tuple[torch.fx.Node, list[str]]] = []  # with its operands
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 self._inputs.append(node.name)
             elif node.op == "get_attr":
                 self.constants[node.name] = operator.attrgetter(str(node.target))(module)
             else:
-                self._steps.append(node)
+                self._steps.append((node, [each.name for each in node.all_input_nodes]))
 
+    @torch.no_grad()
     def run(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], made: Roundings
     ) -> dict[str, Any]:
@@ -307,21 +317,21 @@ class MixedGraph:
         spec = self.module._in_spec
         flat = torch.fx._pytree.tree_flatten_spec((args, dict(kwargs)), spec)
         values = dict(zip(self._inputs, flat, strict=True))
-        for step in self._steps:
+        for step, _ in self._steps:
             values[step.name] = self._call(step, values, made)
         return values
 
+    @torch.no_grad()
     def changed(
         self, values: Mapping[str, Any], before: Roundings, made: Roundings
     ) -> dict[str, Any]:
         """Return the values that differ from those of a run with other roundings."""
         found: dict[str, Any] = {}
         known = ChainMap(found, values)  # type: ignore[arg-type] # it writes into the first alone
-        for step in self._steps:
-            if any(
-                each in found or before.of(step.name, each) != made.of(step.name, each)
-                for each in (node.name for node in step.all_input_nodes)
-            ):
+        results = _differing(before.results, made.results)
+        ops = {op for op, _ in _differing(before.operands, made.operands)}
+        for step, operands in self._steps:
+            if step.name in ops or any(each in found or each in results for each in operands):
                 found[step.name] = self._call(step, known, made)
         return found
 
@@ -339,8 +349,7 @@ class MixedGraph:
         args, kwargs = torch.fx.node.map_arg((step.args, dict(step.kwargs)), operand)
         if not callable(step.target):
             return args[0]  # of the node `output`
-        with torch.no_grad():
-            return step.target(*args, **kwargs)
+        return step.target(*args, **kwargs)
 
     def _value(self, op: str, operand: str, values: Mapping[str, Any], made: Roundings) -> Any:
         roundings = made.of(op, operand)
@@ -353,6 +362,11 @@ class MixedGraph:
         if key not in self._rounded:
             self._rounded[key] = _rounded(constant, roundings)
         return self._rounded[key]
+
+
+def _differing(before: Mapping[_Place, Rounding], made: Mapping[_Place, Rounding]) -> set[_Place]:
+    """Return where two roundings differ."""
+    return {each for each in before.keys() | made.keys() if before.get(each) is not made.get(each)}
 
 
 def _rounded(values: Any, roundings: Iterable[Rounding]) -> Any:

@@ -63,10 +63,12 @@ def test_not_where_inputs_are_the_cause(reader: QuantizedModel) -> None:
 def test_the_plan_stands_at_the_end() -> None:
     """It ends with the quantizer, to paste."""
     maker = Edgeq(suggest_timeout=300)
-    lines = _failure(maker, nets.quantized_digits(maker), nets.held_out(), TIGHT)
+    quantized = nets.quantized_digits(maker)
+    budget = nets.budget_of_two_layers(maker, quantized)
+    lines = _failure(maker, quantized, nets.held_out(), budget)
     start = lines.index("edgeq.suggest_mixed_precision:")
     assert lines[start - 1] == ""
-    assert lines[start + 1].startswith("DigitsNet: meets Budget(sqnr_db=40) with 2 layers in float")
+    assert lines[start + 1].startswith(f"DigitsNet: meets {budget!r} with 2 layers in float")
     assert lines[-6:] == [
         "quantizer = (",
         "    PT2EQuantizer()",

@@ -269,7 +269,7 @@ def sensitivity(*modules: str, **changed: Any) -> Record:
         }
         for i, module in enumerate(modules)
     ]
-    return {"n_samples": 8, "name": "Net", "rows": rows, "sqnr_db": 30.2} | changed
+    return {"groups": [], "n_samples": 8, "name": "Net", "rows": rows, "sqnr_db": 30.2} | changed
 
 
 def plan(*modules: str, **changed: Any) -> Record:

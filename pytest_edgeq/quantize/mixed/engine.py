@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -57,6 +57,36 @@ class Layer:
     ops: tuple[str, ...]
     weights: int
     readers: tuple[ReadBy, ...] = ()
+
+
+def grouped(
+    layers: Mapping[str, Layer], sharing: Iterable[Collection[str]] = ()
+) -> dict[str, tuple[str, ...]]:
+    """
+    Return the layers that are also measured together, by the name of their group.
+
+    Those inside a module, `layer3.*`, if two have weights, and those whose results have one scale,
+    `conv + pool`. A module that lacks at most one layer of the module around it is left out.
+    """
+    blocks: dict[str, set[str]] = {}
+    for layer in layers:
+        names = layer.split(".")
+        for n in range(1, len(names) + 1):
+            blocks.setdefault(".".join(names[:n]), set()).add(layer)
+    groups: dict[str, set[str]] = {}
+    around = {"": {*layers}}  # the smallest group that holds a module
+    for block, members in sorted(blocks.items()):
+        outer = around[block.rpartition(".")[0]]
+        weighted = sum(layers[each].weights > 0 for each in members)
+        around[block] = members if weighted > 1 and len(members) < len(outer) - 1 else outer
+        if around[block] is members:
+            groups[f"{block}.*"] = members
+    groups |= {" + ".join(each for each in layers if each in pair): {*pair} for pair in sharing}
+    return {
+        name: tuple(each for each in layers if each in members)
+        for name, members in groups.items()
+        if 1 < len(members) < len(layers)
+    }
 
 
 class Expected:
@@ -124,25 +154,24 @@ class Noise:
 
 @dataclass(slots=True)
 class LayerNoise:
-    """Noise of the model with one layer in float, and with one layer quantized; mergeable."""
+    """Noise of the model with layers in float, and with one layer quantized; mergeable."""
 
     quantized: Noise  # of the whole quantized model
-    in_float: dict[str, Noise] = field(default_factory=dict)  # by module: this one in float
-    alone: dict[str, Noise] = field(default_factory=dict)  # only this one quantized
+    in_float: dict[str, Noise]  # by layer, and by group: this one in float
+    alone: dict[str, Noise]  # by layer: only this one quantized
 
     @classmethod
-    def of(cls, modules: Iterable[str], outputs: int) -> LayerNoise:
+    def of(cls, candidates: Iterable[str], layers: Iterable[str], outputs: int) -> LayerNoise:
         """Return sums without samples."""
-        modules = list(modules)
-        sums = ({each: Noise(outputs) for each in modules} for _ in range(2))
-        return cls(Noise(outputs), *sums)
+        names = (candidates, layers)
+        return cls(Noise(outputs), *({each: Noise(outputs) for each in part} for part in names))
 
     def merge(self, other: LayerNoise) -> None:
         """Add the samples of another one."""
         self.quantized.merge(other.quantized)
         for mine, theirs in ((self.in_float, other.in_float), (self.alone, other.alone)):
-            for module, noise in mine.items():
-                noise.merge(theirs[module])
+            for name, noise in mine.items():
+                noise.merge(theirs[name])
 
 
 Items = Iterable[tuple[int, Sample]]
@@ -157,7 +186,8 @@ Job = Callable[[QuantizedModel, Expected], Callable[[Items], Any]]
 class LayerEngine(ABC):
     """A quantized model whose layers can be left in float."""
 
-    layers: Mapping[str, Layer]  # by module, in execution order; blocks behind their layers
+    layers: Mapping[str, Layer]  # by module, in execution order
+    groups: Mapping[str, tuple[str, ...]]  # layers that are also measured together, by name
     precision: str = FLOAT  # what a layer gets in place of int8
 
     def __init__(self, quantized: QuantizedModel, executor: SampleExecutor | None = None) -> None:
@@ -168,16 +198,21 @@ class LayerEngine(ABC):
         """Return the same layers for the other precisions that the flow has."""
         return ()
 
+    @property
+    def candidates(self) -> dict[str, tuple[str, ...]]:
+        """The layers of each candidate, by its name: each layer, and each group."""
+        return {each: (each,) for each in self.layers} | dict(self.groups)
+
     def sensitivity(self, samples: Sequence[Sample]) -> LayerNoise:
-        """Measure each layer alone: in float, and quantized."""
+        """Measure each candidate in float, and each layer alone quantized."""
         every = frozenset(self.layers)
 
-        def noise(modules: frozenset[str]) -> Noise:
-            return Noise.of(self.errors(modules, samples))
+        def noise(modules: Iterable[str]) -> Noise:
+            return Noise.of(self.errors(frozenset(modules), samples))
 
         return LayerNoise(
-            noise(frozenset()),
-            {each: noise(frozenset([each])) for each in self.layers},
+            noise(()),
+            {name: noise(layers) for name, layers in self.candidates.items()},
             {each: noise(every - {each}) for each in self.layers},
         )
 

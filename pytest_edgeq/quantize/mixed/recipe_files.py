@@ -6,7 +6,7 @@ import copy
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +21,12 @@ from pytest_edgeq.quantize.mixed.engine import (
     Layer,
     LayerEngine,
     ReadBy,
+    grouped,
 )
 from pytest_edgeq.quantize.recipe import calibrated, scoped_ops
 from pytest_edgeq.quantize.request import Request
 from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.subgraph import Op
 
 if TYPE_CHECKING:
@@ -49,7 +51,9 @@ class RecipeLayers(LayerEngine):
         self._float_tflite = bytes(self._float_edge.graph.buffer)
         self._ranges = calibrated(request, self._float_edge, self._recipe)
         self._scopes: dict[str, list[str]] = {}
+        self._producers: dict[str, str] = {}  # the layer of each result, by its name
         self.layers = self._layers()
+        self.groups = grouped(self.layers, self._sharing())
 
     def others(self) -> tuple[RecipeLayers, ...]:
         """Return the layers that int16 activations are supported for, if the recipe has int8."""
@@ -81,6 +85,7 @@ class RecipeLayers(LayerEngine):
             name = entry.module or f"{op.name} #{op.index}"
             named.setdefault(name, []).append(op)
             self._scopes.setdefault(name, []).append(scope.scope)
+            self._producers[output] = name
         producers = {i: name for name, ops in named.items() for op in ops for i in op.outputs}
         readers: dict[str, set[ReadBy]] = {name: set() for name in named}
         for name, ops in named.items():
@@ -96,6 +101,21 @@ class RecipeLayers(LayerEngine):
             )
             for name, ops in named.items()
         }
+
+    def _sharing(self) -> Collection[frozenset[str]]:
+        """Return layers whose results have one scale, as those of ops that do not rescale have."""
+        graph = self._model.edge.graph
+        sharing: dict[str, frozenset[str]] = {}
+        for op in graph.ops:
+            tensors = [graph.tensor(op, i) for i in (*op.inputs, *op.outputs) if i >= 0]
+            by_scale: dict[Any, set[str]] = {}
+            for tensor in tensors:
+                if tensor.name in self._producers and (scale := qparams(tensor)):
+                    by_scale.setdefault(scale, set()).add(self._producers[tensor.name])
+            for layers in by_scale.values():
+                joined = layers.union(*(sharing.get(each, ()) for each in layers))
+                sharing |= dict.fromkeys(joined, frozenset(joined))
+        return dict.fromkeys(sharing.values())
 
     def _weights(self, op: Op) -> int:
         """Return the number of an op's weights, the largest of its constants."""

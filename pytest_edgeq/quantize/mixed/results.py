@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,31 @@ class LayerSensitivity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSensitivity:
+    """
+    What layers gain together.
+
+    Attributes:
+        name: `layer3.*` for those inside a module, `conv + pool` for those whose results have one
+            scale.
+        layers: Their paths.
+        weights: How many of their weights are quantized.
+        in_float_db: SQNR of the model's worst output with these layers alone in float, in dB.
+        gain_db: `in_float_db` less the SQNR of the quantized model.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    weights: int
+    in_float_db: float
+    gain_db: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain, JSON-able data."""
+        return _plain(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
     """
     Errors of a model with each layer toggled.
@@ -56,47 +82,65 @@ class Sensitivity:
         sqnr_db: SQNR of the worst output of the quantized model, in dB.
         n_samples: How many samples were measured.
         rows: A row a layer, the layer that costs most first.
+        groups: A row for layers that are also measured together, those that gain most first.
     """
 
     name: str
     sqnr_db: float
     n_samples: int
     rows: tuple[LayerSensitivity, ...]
+    groups: tuple[GroupSensitivity, ...]
 
     def __str__(self) -> str:
-        """Return a table of the layers that cost most."""
+        """Return tables of the layers that cost most, and of those that gain most together."""
         lines = [
             f"{self.name}: {self.sqnr_db:.4g} dB SQNR over {counted(self.n_samples, 'sample')}",
             "",
-            *aligned(
-                [
-                    ("layer", "alone quantized", "alone in float", "gain", "weights", "read by"),
-                    *(
-                        (
-                            row.module,
-                            _decibels(row.quantized_db),
-                            _decibels(row.in_float_db),
-                            f"{row.gain_db:+.2f} dB",
-                            f"{row.weights:,}",
-                            ", ".join(row.readers),
-                        )
-                        for row in self.rows[:_SHOWN]
-                    ),
-                ],
-                numeric=range(1, 5),
+            *_table(
+                ("layer", "alone quantized", "alone in float", "gain", "weights", "read by"),
+                (
+                    (
+                        row.module,
+                        _decibels(row.quantized_db),
+                        _decibels(row.in_float_db),
+                        f"{row.gain_db:+.2f} dB",
+                        f"{row.weights:,}",
+                        ", ".join(row.readers),
+                    )
+                    for row in self.rows
+                ),
             ),
         ]
-        left = len(self.rows) - _SHOWN
-        return "\n".join([*lines, *([f"… and {left} more layers"] if left > 0 else [])])
+        if self.groups:
+            together = (
+                (
+                    row.name,
+                    _decibels(row.in_float_db),
+                    f"{row.gain_db:+.2f} dB",
+                    f"{row.weights:,}",
+                )
+                for row in self.groups
+            )
+            heads = ("layers together", "alone in float", "gain", "weights")
+            lines += ["", *_table(heads, together)]
+        return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain, JSON-able data."""
         return {
+            "groups": [row.to_dict() for row in self.groups],
             "n_samples": self.n_samples,
             "name": self.name,
             "rows": [row.to_dict() for row in self.rows],
             "sqnr_db": json_number(self.sqnr_db),
         }
+
+
+def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    first, *others = heads, *rows
+    left = len(others) - _SHOWN
+    lines = aligned([first, *others[:_SHOWN]], numeric=range(1, 5))
+    return [*lines, *([f"… and {left} more"] if left > 0 else [])]
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,9 +161,13 @@ class Search:
         return ranked
 
     def _ranked(self) -> list[str]:
-        """Return all layers, those that lose most for each byte first."""
+        """
+        Return all layers, those that lose most for each byte first.
+
+        Layers of a group that gains more in float than any of them, for each byte, come together.
+        """
         layers = self.engine.layers
-        own = {module: noise.share for module, noise in self.noise.alone.items()}
+        own = {module: self.noise.alone[module].share for module in layers}
         # A tensor is rounded until the layer that computes it and those that read it are in float.
         shared = dict(own)
         for module, layer in layers.items():
@@ -171,7 +175,18 @@ class Search:
                 if reader.module in shared:
                     shared[reader.module] += own[module]
         possible = [each for each in layers if each not in self.refused]
-        return sorted(possible, key=lambda each: (-shared[each] / self._cost(each), each))
+        rates = {each: shared[each] / self._cost(each) for each in possible}
+        for name, members in self.engine.groups.items():
+            if rates.keys() >= {*members}:
+                together = self._gain(name, members)
+                if together > max(self._gain(each, [each]) for each in members):
+                    rates |= {each: max(rates[each], together) for each in members}
+        return sorted(rates, key=lambda each: (-rates[each], each))
+
+    def _gain(self, candidate: str, layers: Iterable[str]) -> float:
+        """Return by how much the noise falls with a candidate alone in float, for each byte."""
+        before, after = self.noise.quantized.share, self.noise.in_float[candidate].share
+        return (before - after) / sum(map(self._cost, layers))
 
     def _by_gain(self, first: Sequence[str], rest: Sequence[str]) -> list[str]:
         """Sort layers by the gain per byte of each together with the first, on a few samples."""

@@ -25,6 +25,7 @@ from pytest_edgeq.quantize.mixed.engine import (
     LayerEngine,
     LayerNoise,
     ReadBy,
+    grouped,
 )
 from pytest_edgeq.quantize.pt2e import exported_graph, instance_of
 from pytest_edgeq.quantize.request import fresh
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class _Toggles(NamedTuple):
-    """The roundings of the quantized graph, and with one layer toggled."""
+    """The roundings of the quantized graph, and with layers toggled."""
 
     quantized: Roundings
     in_float: Mapping[str, Roundings]
@@ -75,6 +76,16 @@ class SimulatedLayers(LayerEngine):
         self._graph = self._annotated.graph
         self._runner = _GraphRunner(self._graph)
         self.layers = self._layers()
+        self.groups = grouped(self.layers, self._sharing())
+
+    def _sharing(self) -> list[set[str]]:
+        """Return layers whose results have one scale, but for an activation with the op before."""
+        by_op = self._annotated.layers(self._made)
+        found: dict[int, set[str]] = {}
+        for op, rounding in self._made.results.items():
+            if by_op.get(op) in self.layers and op not in self._annotated.followers:
+                found.setdefault(id(rounding), set()).add(by_op[op])
+        return [*found.values()]
 
     def _layers(self) -> dict[str, Layer]:
         ops: dict[str, list[str]] = {}
@@ -112,12 +123,12 @@ class SimulatedLayers(LayerEngine):
         return self._known[frozenset(modules)]
 
     def sensitivity(self, samples: Sequence[Sample]) -> LayerNoise:
-        """Measure each layer alone."""
+        """Measure each candidate in float, and each layer alone quantized."""
         by_op = self._annotated.layers(self._made)
-        self._add([frozenset([module]) for module in self.layers])
+        self._add([*map(frozenset, self.candidates.values())])
         toggles = _Toggles(
             self._made,
-            {module: self._with([module]) for module in self.layers},
+            {name: self._with(layers) for name, layers in self.candidates.items()},
             {module: self._made.of_layer(by_op, module) for module in self.layers},
         )
         found: LayerNoise = self.summed(
@@ -193,18 +204,18 @@ def _run_graph(
 def _layer_noise(
     runner: _GraphRunner, toggles: _Toggles, model: QuantizedModel, expected: Expected
 ) -> Callable[[Items], LayerNoise]:
-    """Return what measures each layer alone."""
+    """Return what measures each candidate in float, and each layer alone quantized."""
     made, in_float, alone = toggles
 
     def measure(items: Items) -> LayerNoise:
-        sums = LayerNoise.of(in_float, len(expected.names))
+        sums = LayerNoise.of(in_float, alone, len(expected.names))
         for _, sample in items:
             wanted = expected(sample)
             values = runner.graph.run(sample.args, sample.kwargs, made)
             sums.quantized.add(wanted, expected.ordered(runner.outputs(values)))
-            for module, others in in_float.items():
+            for name, others in in_float.items():
                 got = expected.ordered(runner.changed(values, made, others))
-                sums.in_float[module].add(wanted, got)
+                sums.in_float[name].add(wanted, got)
             values = runner.graph.run(sample.args, sample.kwargs, litert.NOTHING)
             outputs = expected.ordered(runner.outputs(values))
             for module, own in alone.items():

@@ -22,6 +22,7 @@ from pytest_edgeq.quantize.mixed.engine import LayerEngine, LayerNoise
 from pytest_edgeq.quantize.mixed.planner import Planner
 from pytest_edgeq.quantize.mixed.recipe_files import RecipeLayers
 from pytest_edgeq.quantize.mixed.results import (
+    GroupSensitivity,
     LayerSensitivity,
     MixedPrecisionPlan,
     Sensitivity,
@@ -178,17 +179,33 @@ def _result(
     quantized: QuantizedModel, engine: LayerEngine, noise: LayerNoise, n_samples: int
 ) -> Sensitivity:
     base = noise.quantized.sqnr_db
+    in_float = {name: each.sqnr_db for name, each in noise.in_float.items()}
     rows = [
         LayerSensitivity(
             module=module,
             ops=layer.ops,
             weights=layer.weights,
             readers=tuple(map(str, layer.readers)),
-            in_float_db=noise.in_float[module].sqnr_db,
+            in_float_db=in_float[module],
             quantized_db=noise.alone[module].sqnr_db,
-            gain_db=noise.in_float[module].sqnr_db - base,
+            gain_db=in_float[module] - base,
         )
         for module, layer in engine.layers.items()
     ]
-    rows.sort(key=lambda row: row.quantized_db)
-    return Sensitivity(name=quantized.name, sqnr_db=base, n_samples=n_samples, rows=tuple(rows))
+    groups = [
+        GroupSensitivity(
+            name=name,
+            layers=layers,
+            weights=sum(engine.layers[each].weights for each in layers),
+            in_float_db=in_float[name],
+            gain_db=in_float[name] - base,
+        )
+        for name, layers in engine.groups.items()
+    ]
+    return Sensitivity(
+        name=quantized.name,
+        sqnr_db=base,
+        n_samples=n_samples,
+        rows=tuple(sorted(rows, key=lambda row: row.quantized_db)),
+        groups=tuple(sorted(groups, key=lambda row: -row.in_float_db)),
+    )

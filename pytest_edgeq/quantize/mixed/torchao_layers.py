@@ -17,7 +17,7 @@ from pytest_edgeq.compare.executors.remote import (
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import call_reference
 from pytest_edgeq.compare.samples import Sample
-from pytest_edgeq.quantize.mixed.engine import Choice, Layer, LayerEngine
+from pytest_edgeq.quantize.mixed.engine import Choice, Layer, LayerEngine, grouped
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +49,7 @@ class TorchaoLayers(LayerEngine):
             for name, module in floats.named_modules()  # type: ignore[union-attr] # a module
             if name in names
         }
+        self.groups = grouped(self.layers)
 
     def quantizer(self, modules: Sequence[str]) -> Any:
         """Return the config that leaves some modules in float."""

@@ -2,9 +2,9 @@
 What sensitivities cost, against runs of the quantized graph. Run it: it is not a test.
 
 `python -m tests.bench.speed.bench_sensitivity [NET …]` quantizes each network by the default preset
-and prints the wall time of measuring its n layers as a multiple of n runs of the quantized graph on
-the same samples, with one thread. Goal: at most 1.2. Both are measured twice, in turns, so that
-load changes both sides.
+and prints the wall time of measuring its n layers and groups of layers as a multiple of n runs of
+the quantized graph on the same samples, with one thread. Goal: at most 1.2. Both are measured
+twice, in turns, so that load changes both sides.
 """
 
 from __future__ import annotations
@@ -58,10 +58,11 @@ def measure(name: str) -> None:
     plain, layers = (
         sum(both) for both in zip(*[(run_plain(), run_layers()) for _ in "12"], strict=True)
     )
-    count = len(engine.layers)
+    count = len(engine.candidates)
     print(
-        f"{name}: {count} layers, {COUNT} samples: {layers / 2:.1f} s, of which the graph alone "
-        f"{plain / 2:.2f} s: × {layers / plain / count:.2f} of {count} runs",
+        f"{name}: {len(engine.layers)} layers, {len(engine.groups)} groups, {COUNT} samples: "
+        f"{layers / 2:.1f} s, the graph {plain / 2:.2f} s: × {layers / plain / count:.2f} of "
+        f"{count} runs",
         flush=True,
     )
 

@@ -25,10 +25,13 @@ def _search(
     *,
     n_samples: int = 0,
     least_sqnr_db: float | None = None,
+    group: str = "",
 ) -> Search:
-    """Return a search for a bound on the SQNR, with the errors of an engine."""
+    """Return a search for a bound on the SQNR; layers of one letter may be a group."""
+    by_module = {each.module: each for each in layers}
     engine: Any = SimpleNamespace(
-        layers={each.module: each for each in layers},
+        layers=by_module,
+        groups={group: (*group,)} if group else {},
         precision="float",
         is_quantized=lambda modules: True,
     )
@@ -38,7 +41,8 @@ def _search(
         accepts=lambda each: each.sqnr_db >= bound,
     )
     samples: Any = [SimpleNamespace()] * n_samples
-    return Search(engine, goal, samples, LayerNoise.of(engine.layers, 1), 0)
+    noise = LayerNoise.of([*by_module, *engine.groups], by_module, 1)
+    return Search(engine, goal, samples, noise, 0)
 
 
 def _layers(names: Iterable[str]) -> list[Layer]:
@@ -92,6 +96,32 @@ def test_layers_that_gain_most_for_a_byte_come_next() -> None:
     # "e" is not tried without: it is among the first.
     gains["e"] = 0.0
     assert _search(layers, simulated, 16).choose(["a", "e"]) == ["e", "c", "b", "a"]
+
+
+def test_layers_that_gain_together_come_together() -> None:
+    """A group comes first if it gains more for each byte than each of its layers."""
+    lost = {"a": 1.0, "b": 1.4, "c": 1.0, "d": 1.4, "e": 1.4}  # by each layer alone
+
+    def left(modules: Iterable[str]) -> float:
+        """Return the noise: "a" and "c" have one scale, and gain nothing one by one."""
+        together = 0.0 if {"a", "c"}.issubset(modules) else 4.0
+        return together + sum(lost[each] for each in set("bde").difference(modules))
+
+    def simulated(engine: Any, modules: frozenset[str], samples: Any) -> Any:
+        return SimpleNamespace(sqnr_db=-left(modules))
+
+    def chosen(group: str) -> list[str] | None:
+        search = _search(_layers(lost), simulated, -4.2, group=group)
+        found = search.noise
+        noises = {found.quantized: left(())}
+        noises |= {found.alone[each]: noise for each, noise in lost.items()}
+        noises |= {each: left(name) for name, each in found.in_float.items()}
+        for each, noise in noises.items():
+            each.noise[0], each.signal[0] = noise, 10.0
+        return search.choose()
+
+    assert chosen("ac") == ["a", "c"]
+    assert chosen("") == ["b", "d", "e"]
 
 
 def test_a_search_on_all_samples_starts_from_one_on_a_few() -> None:
