@@ -66,7 +66,8 @@ def grouped(
     Return the layers that are also measured together, by the name of their group.
 
     Those inside a module, `layer3.*`, if two have weights, and those whose results have one scale,
-    `conv + pool`. A module that lacks at most one layer of the module around it is left out.
+    `conv + pool` or `first + … + last`. A module that lacks at most one layer of the module around
+    it is left out.
     """
     blocks: dict[str, set[str]] = {}
     for layer in layers:
@@ -81,7 +82,10 @@ def grouped(
         around[block] = members if weighted > 1 and len(members) < len(outer) - 1 else outer
         if around[block] is members:
             groups[f"{block}.*"] = members
-    groups |= {" + ".join(each for each in layers if each in pair): {*pair} for pair in sharing}
+    for pair in sharing:
+        ordered = [each for each in layers if each in pair]
+        shown = ordered if len(ordered) < 4 else [ordered[0], "…", ordered[-1]]
+        groups[" + ".join(shown)] = {*ordered}
     return {
         name: tuple(each for each in layers if each in members)
         for name, members in groups.items()

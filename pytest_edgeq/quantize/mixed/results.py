@@ -53,8 +53,8 @@ class GroupSensitivity:
     What layers gain together.
 
     Attributes:
-        name: `layer3.*` for those inside a module, `conv + pool` for those whose results have one
-            scale.
+        name: `layer3.*` for those inside a module, `conv + pool` or `first + … + last` for those
+            whose results have one scale.
         layers: Their paths.
         weights: How many of their weights are quantized.
         in_float_db: SQNR of the model's worst output with these layers alone in float, in dB.
@@ -113,12 +113,7 @@ class Sensitivity:
         ]
         if self.groups:
             together = (
-                (
-                    row.name,
-                    _decibels(row.in_float_db),
-                    f"{row.gain_db:+.2f} dB",
-                    f"{row.weights:,}",
-                )
+                (row.name, _decibels(row.in_float_db), f"{row.gain_db:+.2f} dB", f"{row.weights:,}")
                 for row in self.groups
             )
             heads = ("layers together", "alone in float", "gain", "weights")

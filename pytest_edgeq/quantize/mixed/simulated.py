@@ -6,7 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq import litert
 from pytest_edgeq.compare.executors.remote import (
@@ -34,14 +34,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
     from pytest_edgeq.litert.mixed import Roundings
     from pytest_edgeq.quantize.request import Request
-
-
-class _Toggles(NamedTuple):
-    """The roundings of the quantized graph, and with layers toggled."""
-
-    quantized: Roundings
-    in_float: Mapping[str, Roundings]
-    alone: Mapping[str, Roundings]
 
 
 class SimulatedLayers(LayerEngine):
@@ -126,14 +118,10 @@ class SimulatedLayers(LayerEngine):
         """Measure each candidate in float, and each layer alone quantized."""
         by_op = self._annotated.layers(self._made)
         self._add([*map(frozenset, self.candidates.values())])
-        toggles = _Toggles(
-            self._made,
-            {name: self._with(layers) for name, layers in self.candidates.items()},
-            {module: self._made.of_layer(by_op, module) for module in self.layers},
-        )
-        found: LayerNoise = self.summed(
-            functools.partial(_layer_noise, self._runner, toggles), samples
-        )
+        in_float = {name: self._with(layers) for name, layers in self.candidates.items()}
+        alone = {module: self._made.of_layer(by_op, module) for module in self.layers}
+        job = functools.partial(_layer_noise, self._runner, self._made, in_float, alone)
+        found: LayerNoise = self.summed(job, samples)
         return found
 
     @contextmanager
@@ -202,10 +190,14 @@ def _run_graph(
 
 
 def _layer_noise(
-    runner: _GraphRunner, toggles: _Toggles, model: QuantizedModel, expected: Expected
+    runner: _GraphRunner,
+    made: Roundings,
+    in_float: Mapping[str, Roundings],
+    alone: Mapping[str, Roundings],
+    model: QuantizedModel,
+    expected: Expected,
 ) -> Callable[[Items], LayerNoise]:
     """Return what measures each candidate in float, and each layer alone quantized."""
-    made, in_float, alone = toggles
 
     def measure(items: Items) -> LayerNoise:
         sums = LayerNoise.of(in_float, alone, len(expected.names))

@@ -152,6 +152,22 @@ def test_a_file_that_no_interpreter_opens_is_refused(
         maker.sensitivity(quantized, nets.images(2, seed=2))
 
 
+def test_groups_of_layers() -> None:
+    """Modules with two layers that have weights and less than the one around; shared scales."""
+    weights = {"stem": 1, "b.0.a": 1, "b.0.c": 1, "b.0": 0, "b.1.a": 1, "b.1.act": 0, "b.1.m.d": 1}
+    weights |= {"pool": 0, "view": 0, "flip": 0, "head": 1}
+    layers = {name: engine.Layer(name, (), n) for name, n in weights.items()}
+    sharing = [{"head"}, {"flip", "view", "pool", "head"}, {"stem", "b.0.a"}, set(layers)]
+
+    assert engine.grouped(layers, sharing) == {
+        "b.*": ("b.0.a", "b.0.c", "b.0", "b.1.a", "b.1.act", "b.1.m.d"),
+        "b.0.*": ("b.0.a", "b.0.c", "b.0"),
+        "b.1.*": ("b.1.a", "b.1.act", "b.1.m.d"),
+        "stem + b.0.a": ("stem", "b.0.a"),
+        "pool + … + head": ("pool", "view", "flip", "head"),
+    }
+
+
 def _cat(self: Any, x: Any) -> Any:
     return self.head(torch.cat([self.a(x), self.pool(self.b(x))], 1))
 
