@@ -64,7 +64,7 @@ def test_a_recipe_is_measured_by_its_files(maker: Edgeq) -> None:
     assert [gains[each] for each in ("fc", "conv1", "conv2")] == pytest.approx(truth, abs=1e-6)
 
 
-@pytest.mark.sweep(0, slow=20)
+@pytest.mark.sweep(0, slow=5)
 @pytest.mark.parametrize("seed", range(20))
 def test_a_bad_layer_comes_first(maker: Edgeq, seed: int) -> None:
     """One channel of 30 times the others takes the range of a layer's results."""
