@@ -185,13 +185,13 @@ def test_a_score_is_a_goal(maker: Edgeq) -> None:
 
     with pytest.raises(AssertionError) as caught:
         assert_accuracy_drop(quantized, pairs, margin, 1e-6)
-    least = re.search(r"max_drop=(\S+) is the least", str(caught.value))
-    assert least is not None
-    limit = round(0.9 * float(least[1]), 4)
+    bounds = re.search(r"to (\S+), each bound", str(caught.value))
+    assert bounds is not None, str(caught.value)
+    limit = round(0.9 * float(bounds[1]), 4)
     plan = maker.suggest_mixed_precision(quantized, pairs, metric=margin, max_drop=limit)
 
     assert plan.is_met, str(plan)
-    assert [layer.module for layer in plan.layers] == ["fc"]
+    assert "fc" in {layer.module for layer in plan.layers}
     assert plan.goal == f"a drop of at most {limit} in margin"
     assert_accuracy_drop(plan.quantized, pairs, margin, limit)
 
