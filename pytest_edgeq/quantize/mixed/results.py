@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,10 +67,6 @@ class GroupSensitivity:
     in_float_db: float
     gain_db: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain, JSON-able data."""
-        return _plain(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
@@ -97,33 +93,22 @@ class Sensitivity:
             f"{self.name}: {self.sqnr_db:.4g} dB SQNR over {counted(self.n_samples, 'sample')}",
             "",
             *_table(
-                ("layer", "alone quantized", "alone in float", "gain", "weights", "read by"),
-                (
-                    (
-                        row.module,
-                        _decibels(row.quantized_db),
-                        _decibels(row.in_float_db),
-                        f"{row.gain_db:+.2f} dB",
-                        f"{row.weights:,}",
-                        ", ".join(row.readers),
-                    )
+                ("layer", "alone quantized", *_GAIN, "read by"),
+                [
+                    (row.module, _decibels(row.quantized_db), *_gain(row), ", ".join(row.readers))
                     for row in self.rows
-                ),
+                ],
             ),
         ]
         if self.groups:
-            together = (
-                (row.name, _decibels(row.in_float_db), f"{row.gain_db:+.2f} dB", f"{row.weights:,}")
-                for row in self.groups
-            )
-            heads = ("layers together", "alone in float", "gain", "weights")
-            lines += ["", *_table(heads, together)]
+            together = [(row.name, *_gain(row)) for row in self.groups]
+            lines += ["", *_table(("layers together", *_GAIN), together)]
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain, JSON-able data."""
         return {
-            "groups": [row.to_dict() for row in self.groups],
+            "groups": [_plain(row) for row in self.groups],
             "n_samples": self.n_samples,
             "name": self.name,
             "rows": [row.to_dict() for row in self.rows],
@@ -131,10 +116,17 @@ class Sensitivity:
         }
 
 
-def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
-    first, *others = heads, *rows
-    left = len(others) - _SHOWN
-    lines = aligned([first, *others[:_SHOWN]], numeric=range(1, 5))
+_GAIN = ("alone in float", "gain", "weights")
+
+
+def _gain(row: LayerSensitivity | GroupSensitivity) -> tuple[str, str, str]:
+    """Return the cells below `_GAIN`."""
+    return _decibels(row.in_float_db), f"{row.gain_db:+.2f} dB", f"{row.weights:,}"
+
+
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    left = len(rows) - _SHOWN
+    lines = aligned([heads, *rows[:_SHOWN]], numeric=range(1, 5))
     return [*lines, *([f"… and {left} more"] if left > 0 else [])]
 
 

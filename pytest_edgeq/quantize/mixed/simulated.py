@@ -65,6 +65,7 @@ class SimulatedLayers(LayerEngine):
         self._known: dict[frozenset[str], Roundings] = {}
         self._add([frozenset()])
         self._made = self._known[frozenset()]
+        self._by_op = self._annotated.layers(self._made)  # the layer of each op
         self._graph = self._annotated.graph
         self._runner = _GraphRunner(self._graph)
         self.layers = self._layers()
@@ -72,24 +73,22 @@ class SimulatedLayers(LayerEngine):
 
     def _sharing(self) -> list[set[str]]:
         """Return layers whose results have one scale, but for an activation with the op before."""
-        by_op = self._annotated.layers(self._made)
         found: dict[int, set[str]] = {}
         for op, rounding in self._made.results.items():
-            if by_op.get(op) in self.layers and op not in self._annotated.followers:
-                found.setdefault(id(rounding), set()).add(by_op[op])
+            if self._by_op.get(op) in self.layers and op not in self._annotated.followers:
+                found.setdefault(id(rounding), set()).add(self._by_op[op])
         return [*found.values()]
 
     def _layers(self) -> dict[str, Layer]:
         ops: dict[str, list[str]] = {}
-        by_op = self._annotated.layers(self._made)
-        for op, module in by_op.items():
+        for op, module in self._by_op.items():
             ops.setdefault(module, []).append(op)
         weights: Counter[str] = Counter()
         readers: dict[str, set[ReadBy]] = {module: set() for module in ops}
         for op, operand in self._made.operands:
-            producer = by_op.get(operand)
-            if producer is not None and producer != by_op[op]:
-                readers[producer].add(ReadBy(op, by_op[op]))
+            producer = self._by_op.get(operand)
+            if producer is not None and producer != self._by_op[op]:
+                readers[producer].add(ReadBy(op, self._by_op[op]))
             if operand in self._graph.constants:
                 weights[op] += self._graph.constants[operand].numel()
         can_keep = litert.can_configure_inside(self._quantizer)
@@ -116,10 +115,10 @@ class SimulatedLayers(LayerEngine):
 
     def sensitivity(self, samples: Sequence[Sample]) -> LayerNoise:
         """Measure each candidate in float, and each layer alone quantized."""
-        by_op = self._annotated.layers(self._made)
-        self._add([*map(frozenset, self.candidates.values())])
-        in_float = {name: self._with(layers) for name, layers in self.candidates.items()}
-        alone = {module: self._made.of_layer(by_op, module) for module in self.layers}
+        choices = {name: frozenset(layers) for name, layers in self.candidates.items()}
+        self._add([*choices.values()])
+        in_float = {name: self._known[each] for name, each in choices.items()}
+        alone = {module: self._made.of_layer(self._by_op, module) for module in self.layers}
         job = functools.partial(_layer_noise, self._runner, self._made, in_float, alone)
         found: LayerNoise = self.summed(job, samples)
         return found

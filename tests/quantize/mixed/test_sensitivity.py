@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
 import torch
+from scipy.stats import spearmanr
 from torch import nn
 
 from fixtures.models import net, normal, seeded
-from pytest_edgeq import Edgeq, litert
+from pytest_edgeq import Edgeq, QuantizedModel, litert
 from pytest_edgeq.quantize.mixed import engine
 from pytest_edgeq.quantize.mixed.results import Sensitivity
 from tests.quantize.mixed import nets
@@ -31,23 +31,33 @@ def _truth(maker: Edgeq, quantizer: Any, make: Any, samples: Any, layers: list[s
     return found
 
 
+def _wide_chain(maker: Edgeq, quantizer: Any = nets.PT2E) -> QuantizedModel:
+    return nets.quantized_chain(maker, quantizer, nets.with_wide_channel(nets.chain(1), "b", 1))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("make", "samples"),
-    [(nets.quantized_chain, nets.images(16, seed=2)), (nets.quantized_digits, nets.held_out())],
-    ids=["chain", "digits"],
+    ("make", "samples", "ties"),
+    [
+        (nets.quantized_chain, nets.images(16, seed=2), 0.0),
+        (_wide_chain, nets.images(16, seed=2), 0.0),
+        # On some CPUs two of its three layers gain the same within 0.001 dB.
+        (nets.quantized_digits, nets.held_out(), 0.1),
+    ],
+    ids=["chain", "wide channel", "digits"],
 )
-def test_gains_are_those_of_converted_files(maker: Edgeq, make: Any, samples: Any) -> None:
-    """In the same order, but for those within 0.1 dB; the quantized graph has all of the loss."""
+def test_gains_are_those_of_converted_files(
+    maker: Edgeq, make: Any, samples: Any, ties: float
+) -> None:
+    """Rank correlation over the layers of three nets; the quantized graph has all of the loss."""
     found = maker.sensitivity(make(maker), samples)
     layers = [row.module for row in found.rows]
     truth = _truth(maker, nets.PT2E, make, samples, layers)
 
     gains = [row.gain_db for row in found.rows]
-    pairs = list(itertools.combinations(zip(truth, gains, layers, strict=True), 2))
-    apart = [(one, two) for one, two in pairs if abs(one[0] - two[0]) > 0.1]
-    assert [pair for pair in apart if (pair[0] > pair[1]) != (pair[0][1] > pair[1][1])] == []
-    assert len(apart) > len(pairs) / 2
+    ranks = [[sum(x > y + ties for y in each) for x in each] for each in (truth, gains)]
+    correlation = spearmanr(*ranks).statistic
+    assert correlation >= 0.9, list(zip(layers, truth, found.rows, strict=True))
     assert max(abs(one - two) for one, two in zip(truth, gains, strict=True)) < 0.5
 
 
@@ -190,7 +200,7 @@ def _branches() -> nn.Module:
     ids=["pt2e", "recipe"],
 )
 def test_layers_are_also_measured_together(maker: Edgeq, quantizer: Any, groups: set[str]) -> None:
-    """Those inside a module, and those whose results have one scale, as a file has them."""
+    """A module's layers have the SQNR of the file with that module in float."""
     model, samples = seeded(_branches), nets.images(8, seed=2)
     quantized = nets.quantized_chain(maker, quantizer, model)
     found = maker.sensitivity(quantized, samples)
