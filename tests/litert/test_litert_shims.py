@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.utils.source_matcher_utils import get_source_partitions
 
@@ -35,7 +34,11 @@ from fixtures.models import (
     seeded,
 )
 from pytest_edgeq import Edgeq, QuantizedModel, litert
-from pytest_edgeq.litert.converter import composite_ops_listed_once, graphs_compiled_on_call
+from pytest_edgeq.litert.converter import (
+    composite_ops_listed_once,
+    graphs_compiled_on_call,
+    histories_shared,
+)
 from pytest_edgeq.litert.exported import number_paddings
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
@@ -597,8 +600,66 @@ def test_graphs_are_compiled_when_they_are_called(*, lazy: bool) -> None:
     """Torch 2.13 compiles all that `make_fx` makes at once; either way they compute the same."""
     with graphs_compiled_on_call() if lazy else contextlib.nullcontext():
         graph = make_fx(lambda x: x + x)(torch.ones(2))
-        assert isinstance(graph, _LazyGraphModule) == lazy
-    assert torch.equal(graph(torch.ones(2)), torch.full((2,), 2.0))
+        assert hasattr(graph, "_code") != lazy
+        assert torch.equal(graph(torch.ones(2)), torch.full((2,), 2.0))
+        assert hasattr(graph, "_code")
+
+
+def test_the_history_of_a_node_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.13 copies it at each decomposition, and takes its own stack for some new nodes."""
+    taken: list[Any] = []
+
+    def filtered(tracer: Any, stack: Any) -> None:
+        taken.append(stack)
+
+    monkeypatch.setattr(torch.fx.proxy.TracerBase, "_filter_traceback_frames", filtered)
+    with litert.quiet():
+        program = torch.export.export(nn.ReLU(), (torch.ones(2),)).run_decompositions()
+    relu = program.graph.output_node().args[0][0]
+    relu.meta.pop("stack_trace", None)
+
+    def decomposed() -> tuple[bool, bool]:
+        """Return whether the history is that of the program, and whether stacks were taken."""
+        taken.clear()
+        with litert.quiet():
+            node = program.run_decompositions().graph.output_node().args[0][0]
+        sources = [node.meta["from_node"][0]]
+        while sources[-1].from_node:
+            sources.append(sources[-1].from_node[0])
+        return any(each is relu.meta["from_node"][0] for each in sources), bool(taken)
+
+    assert decomposed() == (False, True)
+    with histories_shared():
+        assert decomposed() == (True, False)
+
+
+def test_jax_lowers_a_function_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not again in the next conversion, as in litert-torch 0.10.0."""
+    bridge = litert.libraries.converter_module("backend.jax_bridge._wrap")
+    lowered: list[str] = []
+    translate = bridge._stablehlo_to_vhlo
+
+    def translated(text: str) -> bytes:
+        lowered.append(text)
+        content: bytes = translate(text)
+        return content
+
+    monkeypatch.setattr(bridge, "_stablehlo_to_vhlo", translated)
+    monkeypatch.setattr(litert.converter, "_lowered_by_jax", {})
+    model, inputs = seeded(ConvBnRelu), ConvBnRelu.sample_inputs()
+
+    def conversions() -> list[int]:
+        lowered.clear()
+        counts = []
+        for _ in range(2):
+            litert.convert({"serving_default": litert.Traced(model, inputs)})
+            counts.append(len(lowered))
+        return counts
+
+    first, both = conversions()
+    assert first == both > 0
+    monkeypatch.setattr(litert.converter, "jax_functions_kept", contextlib.nullcontext)
+    assert conversions() == [first, 2 * first]
 
 
 def test_the_composite_ops_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -626,7 +687,15 @@ def test_the_composite_ops_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> N
         assert decompose() == 1
 
 
-@pytest.mark.parametrize("shim", ["graphs_compiled_on_call", "composite_ops_listed_once"])
+@pytest.mark.parametrize(
+    "shim",
+    [
+        "graphs_compiled_on_call",
+        "composite_ops_listed_once",
+        "histories_shared",
+        "jax_functions_kept",
+    ],
+)
 def test_a_shim_for_speed_changes_no_byte(monkeypatch: pytest.MonkeyPatch, shim: str) -> None:
     """Nor without it."""
 

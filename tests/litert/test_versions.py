@@ -55,7 +55,7 @@ def test_the_newer_recipe_library_comes_first(
 PRIVATE = [
     ("litert_torch.backend.inline_consts", "_ConstantFingerprint", None),
     ("litert_torch.quantize.pt2e_quantizer_utils", "get_source_partitions", "pt2e_static_int8"),
-    ("torch.fx._lazy_graph_module", "_use_lazy_graph_module", None),
+    ("torch.fx.config", "do_not_emit_stack_traces", None),
     ("torchao.quantization.pt2e.quantizer", "QuantizationSpec", "pt2e_static_int8"),
 ]
 
