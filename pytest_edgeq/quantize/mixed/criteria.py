@@ -95,7 +95,7 @@ class BudgetCriterion:
             is_upper = metric in UPPER_BOUNDED
             value = float(getattr(file, metric))
             if value > bound if is_upper else value < bound:
-                moved = _moved(metric, bound, -_difference(metric, simulated, file) * _MORE)
+                moved = _moved(metric, bound, -_room(metric, simulated, file))
                 bounds[metric] = (min if is_upper else max)(moved, bounds[metric])
                 if METRICS[metric].is_share and bounds[metric] > 1:
                     return None
@@ -105,10 +105,7 @@ class BudgetCriterion:
         """Move each bound the other way, by what the file differs from its simulation."""
         bounds = self.budget.bounds()
         for metric, bound in self.budget.bounds().items():
-            room = _difference(metric, simulated, file) * _MORE
-            if metric == "sqnr_db":
-                room = max(room, _difference_db(simulated, file))
-            bounds[metric] = _moved(metric, bound, room)
+            bounds[metric] = _moved(metric, bound, _room(metric, simulated, file))
         return replace(self, budget=Budget(**bounds))
 
 
@@ -141,10 +138,11 @@ def _difference_db(simulated: StageErrors, file: StageErrors) -> float:
     return 2 * standard_error_db([each.noise - others[each.sample] for each in noises], mean)
 
 
-def _difference(metric: str, simulated: StageErrors, file: StageErrors) -> float:
-    """Return how much a metric of the file differs from that of its simulation."""
+def _room(metric: str, simulated: StageErrors, file: StageErrors) -> float:
+    """Return by how much a metric of a file may differ from that of its simulation."""
     difference = abs(float(getattr(simulated, metric)) - float(getattr(file, metric)))
-    return difference if math.isfinite(difference) else 0.0
+    room = difference * _MORE if math.isfinite(difference) else 0.0
+    return max(room, _difference_db(simulated, file)) if metric == "sqnr_db" else room
 
 
 def _moved(metric: str, bound: float, room: float) -> float:

@@ -45,6 +45,8 @@ class Search:
     _known: dict[tuple[frozenset[str], int], Any] = field(default_factory=dict)
     # errors of the last choice that was measured on all samples, on a few of them and on all
     _nearest: tuple[Any, Any] | None = None
+    # by layer: what it gained in dB, on a few samples, when it was added to others
+    _gained: dict[str, float] = field(default_factory=dict)
 
     def measured(self, chosen: Iterable[str], count: int | None = None) -> Any:
         """Measure with some layers in float, on all samples or on the first few."""
@@ -89,7 +91,7 @@ class Search:
         """
         Return layers that meet the criterion; None if none do.
 
-        Each layer that is added is also tried in int8. Those that a few samples need come first.
+        A few samples choose the first ones. Each layer that is added is also tried in int8.
 
         Args:
             first: Layers that nearly meet it, to which few others are added.
@@ -97,26 +99,26 @@ class Search:
         most = self.most()
         if not self.meets(most):
             return None
-        if first:
-            added = [each for each in self._enough(most, first) if each not in first]
-            kept = self.prune(added, lambda rest: self.meets([*first, *rest]), repeats=False)
-            return self.ordered([*first, *kept])
-        if len(self.samples) > 2 * FEW:
+        if not first and len(self.samples) > 2 * FEW:
             # The copy shares the measurements; the curve has no points on few samples.
             few = replace(self, samples=self.samples[:FEW], steps=[], _nearest=None)
             if few.meets(most):
                 first = few.prune(few._enough(most), few.meets, repeats=False)
-        return self.prune(self._enough(most, first), self.meets, repeats=False)
+        added = [each for each in self._enough(most, first) if each not in first]
+        kept = self.prune(added, lambda rest: self.meets([*first, *rest]), repeats=False)
+        return self.ordered([*first, *kept])
 
     def _enough(self, most: Sequence[str], first: Sequence[str] = ()) -> list[str]:
         """Return few of all these layers that meet the criterion, those that lose most first."""
         rest = [each for each in most if each not in first]
-        ranked = [*first, *(self._by_gain(first, rest) if first else rest)]
+        if first and not self.meets(first):
+            rest = self._by_gain(first, rest)
+        ranked = [*first, *rest]
         # `high` layers are enough; few more than the first ones are the likeliest.
-        low, high, step = len(first), min(len(first) + 1, len(ranked)), 1
+        low, high, step = len(first), len(first) or 1, 1
         while high < len(ranked) and not self.meets(ranked[:high]):
-            step *= 2
             low, high = high + 1, min(high + step, len(ranked))
+            step *= 2
         with contextlib.suppress(OutOfTimeError):
             while low < high:
                 middle = (low + high) // 2
@@ -189,13 +191,17 @@ class Search:
         return (before - after) / sum(map(self._cost, layers))
 
     def _by_gain(self, first: Sequence[str], rest: Sequence[str]) -> list[str]:
-        """Sort layers by the gain per byte of each together with the first, on a few samples."""
-        gains: dict[str, float] = {}
+        """
+        Sort layers by the gain per byte of each together with the first, on a few samples.
+
+        Each is measured once: a later search has few more layers in float.
+        """
+        gained = self._gained
         with contextlib.suppress(OutOfTimeError):  # those not measured come last, small ones first
             base = self.measured(first, FEW).sqnr_db
-            for module in rest:
-                gains[module] = self.measured([*first, module], FEW).sqnr_db - base
-        per_byte = {each: max(gain, 0.0) / self._cost(each) for each, gain in gains.items()}
+            for module in (each for each in rest if each not in gained):
+                gained[module] = self.measured([*first, module], FEW).sqnr_db - base
+        per_byte = {each: max(gain, 0.0) / self._cost(each) for each, gain in gained.items()}
         return sorted(rest, key=lambda each: (-per_byte.get(each, 0.0), self._cost(each)))
 
     def _cost(self, module: str) -> int:
