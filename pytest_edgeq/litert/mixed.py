@@ -292,6 +292,15 @@ def _rounding(observer: Any) -> Rounding | None:
 _PER_CHANNEL = (torch.per_channel_affine, torch.per_channel_symmetric)
 
 
+class _Step(NamedTuple):
+    """An op of a graph."""
+
+    node: torch.fx.Node
+    name: str
+    operands: list[str]  # their names
+    mutates: bool  # whether it writes into an operand
+
+
 class MixedGraph:
     """An exported graph in float, run with some of its tensors rounded."""
 
@@ -300,14 +309,16 @@ class MixedGraph:
         self.constants: dict[str, torch.Tensor] = {}
         self._rounded: dict[tuple[str, str, tuple[int, ...]], torch.Tensor] = {}
         self._inputs: list[str] = []
-        self._steps: list[tuple[torch.fx.Node, list[str]]] = []  # with its operands
+        self._steps: list[_Step] = []
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 self._inputs.append(node.name)
             elif node.op == "get_attr":
                 self.constants[node.name] = operator.attrgetter(str(node.target))(module)
             else:
-                self._steps.append((node, [each.name for each in node.all_input_nodes]))
+                mutates = getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+                names = [each.name for each in node.all_input_nodes]
+                self._steps.append(_Step(node, node.name, names, bool(mutates)))
 
     @torch.no_grad()
     def run(
@@ -317,7 +328,7 @@ class MixedGraph:
         spec = self.module._in_spec
         flat = torch.fx._pytree.tree_flatten_spec((args, dict(kwargs)), spec)
         values = dict(zip(self._inputs, flat, strict=True))
-        for step, _ in self._steps:
+        for step in self._steps:
             values[step.name] = self._call(step, values, made)
         return values
 
@@ -328,28 +339,28 @@ class MixedGraph:
         """Return the values that differ from those of a run with other roundings."""
         found: dict[str, Any] = {}
         known = ChainMap(found, values)  # type: ignore[arg-type] # it writes into the first alone
-        results = _differing(before.results, made.results)
+        others = _differing(before.results, made.results)  # operands that differ
         ops = {op for op, _ in _differing(before.operands, made.operands)}
-        for step, operands in self._steps:
-            if step.name in ops or any(each in found or each in results for each in operands):
+        for step in self._steps:
+            if step.name in ops or not others.isdisjoint(step.operands):
                 found[step.name] = self._call(step, known, made)
+                others.add(step.name)
         return found
 
     def outputs(self, values: Mapping[str, Any]) -> Any:
         """Return the outputs of a run, nested as the model nests them."""
         return self.module.graph.process_outputs(values["output"])
 
-    def _call(self, step: torch.fx.Node, values: Mapping[str, Any], made: Roundings) -> Any:
-        mutates = bool(getattr(getattr(step.target, "_schema", None), "is_mutable", False))
-
+    def _call(self, step: _Step, values: Mapping[str, Any], made: Roundings) -> Any:
         def operand(node: torch.fx.Node) -> Any:
             value = self._value(step.name, node.name, values, made)
-            return value.clone() if mutates and isinstance(value, torch.Tensor) else value
+            return value.clone() if step.mutates and isinstance(value, torch.Tensor) else value
 
-        args, kwargs = torch.fx.node.map_arg((step.args, dict(step.kwargs)), operand)
-        if not callable(step.target):
+        node = step.node
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), operand)
+        if not callable(node.target):
             return args[0]  # of the node `output`
-        return step.target(*args, **kwargs)
+        return node.target(*args, **kwargs)
 
     def _value(self, op: str, operand: str, values: Mapping[str, Any], made: Roundings) -> Any:
         roundings = made.of(op, operand)
