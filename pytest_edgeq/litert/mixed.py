@@ -292,8 +292,8 @@ def _rounding(observer: Any) -> Rounding | None:
 _PER_CHANNEL = (torch.per_channel_affine, torch.per_channel_symmetric)
 
 
-class _Step(NamedTuple):
-    """An op of a graph."""
+class _GraphCall(NamedTuple):
+    """A call of an op in a graph."""
 
     node: torch.fx.Node
     name: str
@@ -309,7 +309,7 @@ class MixedGraph:
         self.constants: dict[str, torch.Tensor] = {}
         self._rounded: dict[tuple[str, str, tuple[int, ...]], torch.Tensor] = {}
         self._inputs: list[str] = []
-        self._steps: list[_Step] = []
+        self._steps: list[_GraphCall] = []
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 self._inputs.append(node.name)
@@ -318,7 +318,7 @@ class MixedGraph:
             else:
                 mutates = getattr(getattr(node.target, "_schema", None), "is_mutable", False)
                 names = [each.name for each in node.all_input_nodes]
-                self._steps.append(_Step(node, node.name, names, bool(mutates)))
+                self._steps.append(_GraphCall(node, node.name, names, bool(mutates)))
 
     @torch.no_grad()
     def run(
@@ -351,7 +351,7 @@ class MixedGraph:
         """Return the outputs of a run, nested as the model nests them."""
         return self.module.graph.process_outputs(values["output"])
 
-    def _call(self, step: _Step, values: Mapping[str, Any], made: Roundings) -> Any:
+    def _call(self, step: _GraphCall, values: Mapping[str, Any], made: Roundings) -> Any:
         def operand(node: torch.fx.Node) -> Any:
             value = self._value(step.name, node.name, values, made)
             return value.clone() if step.mutates and isinstance(value, torch.Tensor) else value
