@@ -85,7 +85,8 @@ def test_a_search_goes_on_from_layers_that_nearly_meet_the_goal() -> None:
 
     # The gain of each layer is known when the next file misses the goal.
     calls.clear()
-    search.criterion.accepts = lambda each: each.sqnr_db >= 36  # type: ignore[assignment]
+    goal: Any = search.criterion
+    goal.accepts = lambda each: each.sqnr_db >= 36
     more = search.choose(chosen)
     assert more is not None
     assert {*chosen} < {*more}
