@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import importlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -43,7 +44,11 @@ def export(
     traced: Traced, *, strict: bool = False, trains: bool = False, runs: bool = True
 ) -> torch.export.ExportedProgram:
     """Export a model as the converter does; faster if the graph never runs."""
-    with quiet(), contextlib.nullcontext() if runs else graphs_compiled_on_call():
+    with (
+        quiet(),
+        contextlib.nullcontext() if runs else graphs_compiled_on_call(),
+        guards_as_written() if strict else contextlib.nullcontext(),
+    ):
         program = torch.export.export(
             traced.model,
             traced.args,
@@ -95,6 +100,7 @@ def convert(
             kept_layouts(),
             graphs_compiled_on_call(),
             composite_ops_listed_once(),
+            kernels_registered_plainly(),
             _exported_before(exported),
             histories_shared(),
             jax_functions_kept(),
@@ -168,6 +174,48 @@ def composite_ops_listed_once() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for module in users:
             stack.enter_context(replaced(module, _collect_all_valid_cia_ops=listed))
+        yield
+
+
+@contextlib.contextmanager
+def kernels_registered_plainly() -> Iterator[None]:
+    """
+    Make torch register a Python kernel without a function whose annotations it evaluates.
+
+    torch 2.13 replaces the kernels of all composite ops in each of the three `run_decompositions`
+    of a conversion, 34,000 in all. For each, `OperatorBase.py_impl` defines a function with
+    annotations such as `Callable[_P, _T]`: 15 % of the time in which a small network is quantized.
+    """
+    operator = torch._ops.OperatorBase
+    original = operator.py_impl
+
+    def py_impl(self: Any, key: Any) -> Any:
+        is_plain = isinstance(key, torch._C.DispatchKey) and key != torch._C.DispatchKey.Python
+        if not is_plain or key in self.py_kernels:
+            return original(self, key)
+
+        def register(kernel):  # type: ignore[no-untyped-def] # see above
+            self.py_kernels[key] = kernel
+            self._dispatch_cache.clear()
+            return kernel
+
+        return register
+
+    with replaced(operator, py_impl=py_impl):
+        yield
+
+
+@contextlib.contextmanager
+def guards_as_written() -> Iterator[None]:
+    """
+    Make a strict export keep the expressions of its guards as they are written.
+
+    torch 2.13 compiles guards, which an export does not use, to find violated constraints, and
+    before that moves common subexpressions of their code into variables, in quadratic time: half of
+    the time of the strict export of a ResNet-18.
+    """
+    passes = SimpleNamespace(count=lambda exprs: None, replace=lambda expr: ([], expr))
+    with replaced(importlib.import_module("torch._dynamo.guards"), PyExprCSEPass=lambda: passes):
         yield
 
 

@@ -38,6 +38,7 @@ from pytest_edgeq.litert.converter import (
     composite_ops_listed_once,
     graphs_compiled_on_call,
     histories_shared,
+    kernels_registered_plainly,
 )
 from pytest_edgeq.litert.exported import number_paddings
 from pytest_edgeq.tflite.graph import OpGraph
@@ -687,11 +688,61 @@ def test_the_composite_ops_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> N
         assert decompose() == 1
 
 
+def test_a_kernel_is_registered_by_a_function_without_annotations() -> None:
+    """Torch 2.13 evaluates them for each kernel; what it refuses is still refused."""
+    op = torch.ops.aten.relu.default
+    cpu, python = torch._C.DispatchKey.CPU, torch._C.DispatchKey.Python
+
+    assert op.py_impl(cpu).__annotations__
+    with kernels_registered_plainly():
+        assert not op.py_impl(cpu).__annotations__
+        kernels = op.py_kernels.copy()
+        try:
+            assert op.py_impl(cpu)(len) is len
+            assert op.py_kernels[cpu] is len
+            with pytest.raises(RuntimeError, match="Trying to override"):
+                op.py_impl(cpu)(len)
+            with pytest.raises(AssertionError, match="register a mode"):
+                op.py_impl(python)(len)
+        finally:
+            op.py_kernels.clear()
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
+
+
+def test_a_strict_export_does_not_rewrite_its_guards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.13 looks for common subexpressions; violated constraints are found without them."""
+    counted: list[list[str]] = []
+    rewrites = torch._dynamo.guards.PyExprCSEPass.count
+
+    def count(self: Any, exprs: list[str]) -> None:
+        counted.append(exprs)
+        rewrites(self, exprs)
+
+    monkeypatch.setattr(torch._dynamo.guards.PyExprCSEPass, "count", count)
+    model, inputs = seeded(ConvBnRelu), ConvBnRelu.sample_inputs()
+    plain = torch.export.export(model, inputs, strict=True)
+    assert counted
+    counted.clear()
+    traced = litert.Traced(model, inputs)
+    fast = litert.export(traced, strict=True)
+    assert not counted
+    assert str(fast) == str(plain)
+    for strict in (True, False):
+        with pytest.raises(torch._dynamo.exc.UserError, match="Constraints violated"):
+            litert.export(
+                litert.Traced(model, inputs, dynamic_shapes=({0: torch.export.Dim("n")},)),
+                strict=strict,
+            )
+
+
 @pytest.mark.parametrize(
     "shim",
     [
         "graphs_compiled_on_call",
         "composite_ops_listed_once",
+        "kernels_registered_plainly",
+        "guards_as_written",
         "histories_shared",
         "jax_functions_kept",
     ],
