@@ -9,7 +9,6 @@ import importlib.util
 import os
 import warnings
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,8 +59,8 @@ class Opening:
 class Engine:
     """Interface of an engine: it runs one signature of one file, for every sample."""
 
-    def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-        """Run one sample, and return the stored outputs in the model's order, for the caller."""
+    def run(self, arrays: Arrays) -> Arrays:
+        """Run one sample, and return its stored outputs; both are in the signature's order."""
         raise NotImplementedError
 
     def tensor(self, index: int) -> npt.NDArray[Any]:
@@ -72,7 +71,7 @@ class Engine:
         """Release everything except memory."""
 
 
-class InterpreterEngine(Engine):
+class InterpreterEngine(OpenInterpreter, Engine):
     """An interpreter, allocated once."""
 
     def __init__(self, opening: Opening) -> None:
@@ -85,36 +84,26 @@ class InterpreterEngine(Engine):
         in_memory = isinstance(source, bytes)
         options: Any = {"model_content": source} if in_memory else {"model_path": str(source)}
         options["num_threads"] = opening.threads
-        self._signature = signature
         if interpreters is not None and runtime in interpreters:
-            self._interpreter = interpreters[runtime]
+            interpreter = interpreters[runtime]
         elif runtime == "tensorflow":
             with warnings.catch_warnings():
                 # TensorFlow 2.21 warns that its interpreter moves to LiteRT.
                 warnings.simplefilter("ignore")
-                self._interpreter = _tensorflow().lite.Interpreter(**options)
+                interpreter = _tensorflow().lite.Interpreter(**options)
         else:
             from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
             options["experimental_op_resolver_type"] = OpResolverType[RESOLVERS[runtime]]
             options["experimental_preserve_all_tensors"] = opening.keep
-            self._interpreter = Interpreter(**options)
+            interpreter = Interpreter(**options)
         if interpreters is not None:
-            interpreters[runtime] = self._interpreter
+            interpreters[runtime] = interpreter
         head = described(signature)
         if signature.key is not None and (signature.subgraph or interpreters is not None):
-            keys = self._interpreter.get_signature_list()
+            keys = interpreter.get_signature_list()
             [head["signature"]] = (key for key in keys if readable(key) == signature.key)
-        self._file = OpenInterpreter(self._interpreter, head, is_shared=interpreters is not None)
-
-    def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-        """Run one sample."""
-        return self._file.run([inputs[each.name] for each in self._signature.inputs])
-
-    def tensor(self, index: int) -> npt.NDArray[Any]:
-        """Return a copy of a tensor after the last run, if tensors are kept."""
-        value: npt.NDArray[Any] = self._interpreter.get_tensor(index, self._signature.subgraph)
-        return value
+        super().__init__(interpreter, head, is_shared=interpreters is not None)
 
 
 def described(signature: Signature, graph: OpGraph | None = None) -> dict[str, Any]:
@@ -148,7 +137,7 @@ def _tensorflow() -> Any:
         return importlib.import_module("tensorflow")
 
 
-class CompiledEngine(Engine):
+class CompiledEngine(OpenCompiled, Engine):
     """
     LiteRT's CompiledModel on the CPU, with buffers for each shape of input.
 
@@ -165,50 +154,48 @@ class CompiledEngine(Engine):
         options = Options(cpu_options=CpuOptions(num_threads=opening.threads))
         make = CompiledModel.from_buffer if isinstance(source, bytes) else CompiledModel.from_file
         content = source if isinstance(source, bytes) else str(source)
-        self._model = make(content, environment=_environment(), options=options)
-        self._opening, self._signature = opening, signature
-        info = self._model.get_signature_by_index(graph.signatures.index(signature))
+        model = make(content, environment=_environment(), options=options)
+        info = model.get_signature_by_index(graph.signatures.index(signature))
         for side, io_tensors in (("inputs", signature.inputs), ("outputs", signature.outputs)):
             names = [io_tensor.name for io_tensor in io_tensors]
             known = [printable(name) for name in info[side]]
             if len(known) != len(names) or (signature.key is not None and known != names):
                 raise RuntimeError(f"CompiledModel knows the {side} {known}, the file {names}")
-        self._open = OpenCompiled(self._model, described(signature, graph))
+        super().__init__(model, described(signature, graph))
         _close_stderr_behind_python()
-        self._has_room, self._checked = True, False
+        self._opening, self._has_room, self._checked = opening, True, False
 
-    def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+    def run(self, arrays: Arrays) -> Arrays:
         """Run one sample."""
-        arrays = [np.asarray(inputs[io_tensor.name]) for io_tensor in self._signature.inputs]
-        if self._open.fit(arrays):
+        if self.fit(arrays):
             self._has_room = self._checked = False
         if not self._has_room:
-            self._check_room(inputs)
+            self._check_room(arrays)
             self._has_room = True
-        outputs = self._open.run(arrays)
+        outputs = super().run(arrays)
         if not self._checked:
             # It notices that a shape depends on values only after the first run.
-            if self._open.output_shapes() != self._open.sizes:
+            if self.output_shapes() != self.sizes:
                 raise RuntimeError(_SHAPE_BY_VALUES)
             self._checked = True
         return [
             as_dtype(array, io_tensor.tensor.dtype)
-            for array, io_tensor in zip(outputs, self._signature.outputs, strict=True)
+            for array, io_tensor in zip(outputs, self._opening.signature.outputs, strict=True)
         ]
 
     @functools.cached_property
     def _interpreter(self) -> InterpreterEngine:
         return InterpreterEngine(replace(self._opening, runtime="xnnpack", interpreters=None))
 
-    def _check_room(self, inputs: Mapping[str, npt.NDArray[Any]]) -> None:
+    def _check_room(self, arrays: Arrays) -> None:
         """
         Compare the outputs' buffers with the results for inputs of another shape.
 
         If a file computes a length by SHAPE, as Keras does, CompiledModel writes past the end of
         its memory, and the process crashes sooner or later (ai-edge-litert 2.3.0).
         """
-        arrays, outputs = self._interpreter.run(inputs), self._signature.outputs
-        for io_tensor, array, size in zip(outputs, arrays, self._open.sizes, strict=True):
+        made, outputs = self._interpreter.run(arrays), self._opening.signature.outputs
+        for io_tensor, array, size in zip(outputs, made, self.sizes, strict=True):
             if array.shape != size:
                 raise RuntimeError(
                     f"Failed to register output: {io_tensor.name!r} has room for {list(size)}, and "

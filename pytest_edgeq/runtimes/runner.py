@@ -76,17 +76,18 @@ class Runner:
                 raise UnrunnableError(kernels, text)
             self._engine = self._open(opening)
         except (RuntimeError, ValueError, MemoryError) as error:
-            raise self._refusal("load", error, {}) from error.__cause__
+            raise self._refusal("load", error, []) from error.__cause__
         if opening.own is not None:
             runtimes.opened(self._engine)
 
     def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
         """Run one sample."""
+        arrays = [np.asarray(inputs[each.name]) for each in self._opening.signature.inputs]
         try:
-            return self._engine.run(inputs)
+            return self._engine.run(arrays)
         except (RuntimeError, ValueError, KeyError, MemoryError) as error:
             # KeyError: the signature has no name for an output of its subgraph.
-            raise self._refusal("run", error, inputs) from error.__cause__
+            raise self._refusal("run", error, arrays) from error.__cause__
 
     def tensor(self, index: int) -> npt.NDArray[Any]:
         """Return a tensor after the last run, if tensors are kept, or raise an UnreadableError."""
@@ -108,9 +109,7 @@ class Runner:
         isolation = self._runtimes.isolation
         return open_here(opening) if isolation is None else isolation.open(opening)
 
-    def _refusal(
-        self, what: str, error: Exception, inputs: Mapping[str, npt.NDArray[Any]]
-    ) -> UnrunnableError | CopyError:
+    def _refusal(self, what: str, error: Exception, arrays: Arrays) -> UnrunnableError | CopyError:
         what, graph, runtime = f"{what} {self._file}", self._opening.graph, self._opening.runtime
         if isinstance(error, UnrunnableError):
             refused = error
@@ -120,7 +119,7 @@ class Runner:
             load = functools.partial(self._load, kernels=self._opening.kernels)
             refused = gpu_refusal(what, str(error), graph, runtime, self._where, load)
         else:
-            message = (runtime == "compiled" and self._interpreter_error(inputs)) or str(error)
+            message = (runtime == "compiled" and self._interpreter_error(arrays)) or str(error)
             refused = refusal(what, message, graph, runtime, self._where, self._load)
         if self._copied is None:
             return refused
@@ -150,12 +149,12 @@ class Runner:
         )
         return self._open(opening)
 
-    def _interpreter_error(self, inputs: Mapping[str, npt.NDArray[Any]]) -> str:
+    def _interpreter_error(self, arrays: Arrays) -> str:
         """Return the interpreter's error: CompiledModel's names neither op nor cause (2.3.0)."""
         try:
             engine = self._open(replace(self._opening, runtime="xnnpack", kernels="xnnpack"))
-            if inputs:
-                engine.run(inputs)
+            if arrays:
+                engine.run(arrays)
         except (RuntimeError, ValueError, KeyError) as error:
             return str(error)
         return ""
@@ -184,12 +183,13 @@ class _OwnEngine(Engine):
                 "with the inputs by name"
             )
 
-    def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+    def run(self, arrays: Arrays) -> Arrays:
         """Run one sample and check the outputs."""
         if not self._close.alive:
             raise _OwnError(": its session was closed; load or quantize the model again")
+        pairs = zip(self._signature.inputs, arrays, strict=True)
         try:
-            outputs = self._session({name: np.array(value) for name, value in inputs.items()})
+            outputs = self._session({each.name: np.array(value) for each, value in pairs})
         except Exception as error:
             raise _OwnError(_raised(error)) from error
         if not isinstance(outputs, Mapping):

@@ -133,7 +133,7 @@ def prove_gpu(target: Target, kernels: str) -> None:
         bytes(graph.buffer), graph, signature, runtime, 1, target=target, kernels=kernels
     )
     try:
-        [product] = GpuEngine(opening, target, is_proof=True).run({"x": factor, "y": factor})
+        [product] = GpuEngine(opening, target, is_proof=True).run([factor, factor])
     except UnrunnableError:
         raise
     except RuntimeError as error:

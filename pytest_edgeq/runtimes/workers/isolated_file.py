@@ -13,52 +13,30 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from pytest_edgeq.runtimes.engines import Source
-
-    Array = npt.NDArray[np.generic]
+    from pytest_edgeq.runtimes.engines import Engine, Source
 
 
-class OpenFile:
-    """A file open in the child; `own` is the pickle of a user's runtime."""
+def open_file(
+    source: Source,
+    signature: str | None,
+    runtime: str,
+    threads: int,
+    keep: bool,
+    own: bytes | None,
+) -> Engine:
+    """Open a file in the child; `own` is the pickle of a user's runtime."""
+    from pytest_edgeq.runtimes.engines import Opening
+    from pytest_edgeq.runtimes.runner import open_here
+    from pytest_edgeq.tflite.graph import OpGraph
 
-    def __init__(
-        self,
-        source: Source,
-        signature: str | None,
-        runtime: str,
-        threads: int,
-        keep: bool,
-        own: bytes | None,
-    ) -> None:
-        from pytest_edgeq.runtimes.engines import Opening
-        from pytest_edgeq.runtimes.runner import open_here
-        from pytest_edgeq.tflite.graph import OpGraph
+    runner = None
+    if own is not None:
+        import cloudpickle
 
-        runner = None
-        if own is not None:
-            import cloudpickle
-
-            runner = cloudpickle.loads(own)
-        graph = OpGraph.read(source)
-        (chosen,) = (each for each in graph.signatures if each.key == signature)
-        opening = Opening(source, graph, chosen, runtime, threads, runner, keep=keep)
-        self._names = [each.name for each in chosen.inputs]
-        self._engine = open_here(opening)
-
-    def run(self, arrays: list[Array]) -> list[Array]:
-        """Run one sample, in the order of the signature."""
-        return self._engine.run(dict(zip(self._names, arrays, strict=True)))
-
-    def tensor(self, index: int) -> Array:
-        """Return a tensor as the last run left it."""
-        return self._engine.tensor(index)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._engine.close()
+        runner = cloudpickle.loads(own)
+    graph = OpGraph.read(source)
+    (chosen,) = (each for each in graph.signatures if each.key == signature)
+    return open_here(Opening(source, graph, chosen, runtime, threads, runner, keep=keep))
 
 
 def sent(runner: Any) -> bytes:

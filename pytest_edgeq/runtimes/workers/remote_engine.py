@@ -8,7 +8,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -26,7 +26,7 @@ from pytest_edgeq.runtimes.engines import (
 )
 from pytest_edgeq.runtimes.runner import on_disk, open_here
 from pytest_edgeq.runtimes.workers.crash_report import WorkerCrashError, file_fact, size_text
-from pytest_edgeq.runtimes.workers.isolated_file import OpenFile, source_file
+from pytest_edgeq.runtimes.workers.isolated_file import open_file, source_file
 from pytest_edgeq.runtimes.workers.link import LinkError
 from pytest_edgeq.runtimes.workers.target import link_error
 from pytest_edgeq.tflite.boundary import numpy_dtype
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.runtimes.workers.target import Target
 
 _Result = TypeVar("_Result")
-
-Inputs = Mapping[str, npt.NDArray[Any]]
 
 _keys = itertools.count()
 
@@ -90,16 +88,14 @@ class RemoteEngine(Engine):
         self._has_run = False
         self._ask("load")
 
-    def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+    def run(self, arrays: Arrays) -> Arrays:
         """Run one sample, or raise an UnrunnableError."""
-        signature = self._opening.signature
-        arrays = [np.asarray(inputs[entry.name]) for entry in signature.inputs]
         needs_state = self._has_run and self._opening.graph.is_stateful
-        made = self._ask("run", {"what": "run"}, arrays, inputs=inputs, needs_state=needs_state)
+        made = self._ask("run", {"what": "run"}, arrays, needs_state=needs_state)
         self._has_run = True
         return [
             as_dtype(array, entry.tensor.dtype)
-            for array, entry in zip(made, signature.outputs, strict=True)
+            for array, entry in zip(made, self._opening.signature.outputs, strict=True)
         ]
 
     def tensor(self, index: int) -> npt.NDArray[Any]:
@@ -141,7 +137,6 @@ class RemoteEngine(Engine):
         head: Head | None = None,
         parts: Sequence[Any] = (),
         *,
-        inputs: Inputs | None = None,
         needs_state: bool = False,
     ) -> list[Any]:
         """Ask about the file, which is opened where it is not, or raise an UnrunnableError."""
@@ -162,7 +157,7 @@ class RemoteEngine(Engine):
             return [] if head is None else link.ask({**head, "key": file.key}, parts, self._seconds)
 
         def find_op() -> str:
-            given = {} if inputs is None or now == "load" else inputs
+            given = [] if now == "load" else [*parts]
             return "" if self._is_trial else _crashing_op(self._opening, now, given, self._ends)
 
         try:
@@ -170,27 +165,30 @@ class RemoteEngine(Engine):
         except LinkError as error:
             raise self._failure(now, error, find_op) from error.__cause__
 
-    def _ends(self, content: bytes, inputs: Inputs | None) -> bool:
+    def _ends(self, content: bytes, arrays: Arrays | None) -> bool:
         """Return whether ops that were cut out end the worker."""
         graph = OpGraph.read(content)
         [signature] = graph.signatures
         cut = replace(self._opening, source=content, graph=graph, signature=signature, keep=False)
         try:
             trial = self._trial(cut)
-            if inputs is not None:
-                trial.run(inputs)
+            if arrays is not None:
+                trial.run(arrays)
         except CrashedError:
             return True
         return False
 
 
 def _crashing_op(
-    opening: Opening, step: str, inputs: Inputs, ends: Callable[[bytes, Inputs | None], bool]
+    opening: Opening, step: str, given: Arrays, ends: Callable[[bytes, Arrays | None], bool]
 ) -> str:
     """Describe the op that ended the process, in one line or two."""
     graph, subgraph = opening.graph, opening.signature.subgraph
     tensors = graph.subgraphs[subgraph].tensors
-    known = {b.tensor.index: inputs[b.name] for b in opening.signature.inputs if b.name in inputs}
+    known = {
+        each.tensor.index: value
+        for each, value in zip(opening.signature.inputs, given, strict=False)
+    }
     begun = time.monotonic()
 
     def shape_of(index: int) -> tuple[int, ...]:
@@ -204,7 +202,7 @@ def _crashing_op(
     def crashes(cut: Cut) -> bool:
         if time.monotonic() - begun > _MOST_SECONDS:
             raise TimeoutError
-        feed = {name: value(index) for name, index in cut.inputs.items()}
+        feed = [value(index) for index in cut.inputs.values()]
         try:
             return ends(cut.content, feed if step == "run" else None)
         except Exception:  # the kernels refuse them, which ends no process
@@ -341,7 +339,7 @@ class IsolatedEngine(RemoteEngine):
     def _open_in(self, link: Link, file: RemoteFile) -> None:
         opening, key = self._opening, self._opening.signature.key
         arguments = (file.source, key, opening.runtime, opening.threads, opening.keep, self._own)
-        link.ask({"what": "call", "key": file.key}, [(OpenFile, arguments, {})], self._seconds)
+        link.ask({"what": "call", "key": file.key}, [(open_file, arguments, {})], self._seconds)
 
     def _trial(self, opening: Opening) -> IsolatedEngine:
         return IsolatedEngine(opening, self._worker, self._seconds, None, is_trial=True)
@@ -375,14 +373,14 @@ class TriedEngine(Engine):
         self._trial: RemoteEngine | None = self._tried(trial)
         self._engine = open_here(opening)
 
-    def run(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+    def run(self, arrays: Arrays) -> Arrays:
         """Run one sample, or raise a CrashedError."""
         trial = self._trial
         if trial is not None:
-            self._tried(lambda: trial.run(inputs))
+            self._tried(lambda: trial.run(arrays))
             self._end_trial()
             self._survived()
-        return self._engine.run(inputs)
+        return self._engine.run(arrays)
 
     def tensor(self, index: int) -> npt.NDArray[Any]:
         """Return a tensor as the last run left it."""
