@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from pytest_edgeq.errors import CrashedError, UnrunnableError
@@ -20,7 +20,6 @@ from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.engines import Opening
 from pytest_edgeq.runtimes.workers.gpu_engine import GpuEngine, shared_ops
 from pytest_edgeq.tflite.cut import cut_ops
-from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op, Subgraph
 
 RunsOn = Literal["GPU", "CPU", "unknown", "nothing"]
@@ -182,10 +181,7 @@ def _unsupported_ops(opening: Opening, names: Container[str]) -> dict[Op, str]:
         cut = cut_ops(graph, op.subgraph, wanted={op.index})
         if all(isolated is not op for isolated, _ in cut.outputs):
             continue  # it is computed from constants
-        alone = OpGraph.read(cut.content)
-        [signature] = alone.signatures
-        own = replace(opening, source=cut.content, graph=alone, signature=signature)
-        said = unsupported(_compile(own)[0])
+        said = unsupported(_compile(opening.of_copy(cut.content))[0])
         if op.name in said:
             found[op] = said[op.name]
     return found

@@ -15,7 +15,7 @@ from pytest_edgeq.errors import CopyError
 from pytest_edgeq.names import nearest, readable
 from pytest_edgeq.runtimes.engines import Opening
 from pytest_edgeq.runtimes.registry import BUILT_IN, Runtimes
-from pytest_edgeq.runtimes.runner import Copied, Runner, source_of
+from pytest_edgeq.runtimes.runner import Copied, Runner
 from pytest_edgeq.tflite.boundary import decode, encode
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.layout import LayoutArgument, Layouts, mismatch_hint
@@ -129,7 +129,7 @@ class EdgeFile:
     def runner(self, runtime: str, *, keep: bool = False) -> Runner:
         """Return the interpreter for a runtime, allocated at the first call."""
         # Also for an existing one: it still reads the file, which may have been overwritten.
-        source_of(self.graph)
+        _ = self.graph.buffer
         key = (runtime, keep)
         if key not in self._runners:
             opening = self.opening(runtime, keep=keep)
@@ -140,7 +140,6 @@ class EdgeFile:
         """Return the file as an engine of a runtime opens it."""
         runtimes = self.runtimes
         return Opening(
-            source_of(self.graph),
             self.graph,
             self.signature,
             runtimes.check(runtime),

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from pytest_edgeq.runtimes.workers.remote_worker import (
 )
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.mapped import Buffer
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
 
 if TYPE_CHECKING:
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from pytest_edgeq.tflite.modules import ModulePaths
     from pytest_edgeq.tflite.runtimes import Runtime
 
-Source = Path | bytes
 Arrays = list[npt.NDArray[Any]]
 
 
@@ -40,7 +41,6 @@ Arrays = list[npt.NDArray[Any]]
 class Opening:
     """A file to open on a runtime."""
 
-    source: Source
     graph: OpGraph
     signature: Signature  # the entry point to run
     runtime: str
@@ -54,6 +54,14 @@ class Opening:
     is_part: bool = False  # whether its ops have run in a whole file, on the same kernels
     # interpreters by runtime that run all signatures of the file; None for one a signature
     interpreters: dict[str, Any] | None = None
+
+    def of_copy(
+        self, content: bytes, build: Callable[[Buffer], None] | None = None, **changes: Any
+    ) -> Opening:
+        """Return how a file that was written from parts of this one is opened."""
+        graph = OpGraph.read(content, build)
+        signature = graph.signatures[0]
+        return replace(self, graph=graph, signature=signature, keep=False, **changes)
 
 
 class Engine:
@@ -75,7 +83,7 @@ class InterpreterEngine(OpenInterpreter, Engine):
     """An interpreter, allocated once."""
 
     def __init__(self, opening: Opening) -> None:
-        source, signature, runtime = opening.source, opening.signature, opening.runtime
+        source, signature, runtime = opening.graph.source, opening.signature, opening.runtime
         interpreters = None if opening.keep else opening.interpreters
         for io_tensor in signature.outputs:
             # The interpreter reads a handle's memory as numbers, and crashes.
@@ -149,7 +157,8 @@ class CompiledEngine(OpenCompiled, Engine):
         from ai_edge_litert.compiled_model import CompiledModel
         from ai_edge_litert.options import CpuOptions, Options
 
-        source, graph, signature = opening.source, opening.graph, opening.signature
+        graph, signature = opening.graph, opening.signature
+        source = graph.source
         check_outputs_written(graph, signature)
         options = Options(cpu_options=CpuOptions(num_threads=opening.threads))
         make = CompiledModel.from_buffer if isinstance(source, bytes) else CompiledModel.from_file

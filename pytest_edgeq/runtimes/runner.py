@@ -22,15 +22,13 @@ from pytest_edgeq.runtimes.engines import (
     Engine,
     InterpreterEngine,
     Opening,
-    Source,
 )
 from pytest_edgeq.runtimes.gpu_refusals import gpu_refusal
 from pytest_edgeq.runtimes.refusals import refusal
 from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.unsafe import unsafe_ops
 from pytest_edgeq.tflite.boundary import numpy_dtype
-from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.mapped import MappedFile
+from pytest_edgeq.tflite.mapped import Source
 from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.runtimes import Runtime
 from pytest_edgeq.tflite.subgraph import Op, Signature, SignatureTensor
@@ -44,7 +42,7 @@ def open_here(opening: Opening) -> Engine:
     if opening.target is not None:
         return opening.target.open(opening)
     if opening.own is not None:
-        return _OwnEngine(opening.own, opening.source, opening.signature)
+        return _OwnEngine(opening.own, opening.graph.source, opening.signature)
     return CompiledEngine(opening) if opening.runtime == "compiled" else InterpreterEngine(opening)
 
 
@@ -136,18 +134,9 @@ class Runner:
 
     def _load(self, content: bytes, kernels: str) -> Engine:
         build = self._runtimes.builder(foreign=self._opening.foreign)
-        graph = OpGraph.read(content, build)
-        opening = replace(
-            self._opening,
-            source=content,
-            graph=graph,
-            signature=graph.signatures[0],
-            runtime=kernels if self._opening.target is None else self._opening.runtime,
-            kernels=kernels,
-            threads=1,
-            keep=False,
-        )
-        return self._open(opening)
+        runtime = kernels if self._opening.target is None else self._opening.runtime
+        changes = {"runtime": runtime, "kernels": kernels, "threads": 1}
+        return self._open(self._opening.of_copy(content, build, **changes))
 
     def _interpreter_error(self, arrays: Arrays) -> str:
         """Return the interpreter's error: CompiledModel's names neither op nor cause (2.3.0)."""
@@ -245,9 +234,3 @@ def _checked(value: object, io_tensor: SignatureTensor) -> npt.NDArray[Any]:
     ):
         raise _OwnError(f"{expected}, the runner returned {value.dtype} {list(value.shape)}")
     return np.array(value)
-
-
-def source_of(graph: OpGraph) -> Source:
-    """Return the path of a mapped file, or the content of one in memory."""
-    buffer = graph.buffer
-    return buffer.path if isinstance(buffer, MappedFile) else buffer

@@ -29,7 +29,7 @@ from pytest_edgeq.tflite.flatbuffer import (
     read_quantization,
     text,
 )
-from pytest_edgeq.tflite.mapped import Buffer, MappedFile
+from pytest_edgeq.tflite.mapped import Buffer, MappedFile, Source, source_of
 from pytest_edgeq.tflite.ops import facts_of
 from pytest_edgeq.tflite.source import TflitePath, open_tflite
 from pytest_edgeq.tflite.sparse import densified
@@ -71,6 +71,11 @@ class OpGraph:
         if isinstance(self._buffer, MappedFile):
             self._buffer.check()
         return self._buffer
+
+    @property
+    def source(self) -> Source:
+        """The path of a mapped file, or the content of one in memory."""
+        return source_of(self.buffer)
 
     @property
     def section(self) -> str | None:

@@ -8,6 +8,9 @@ from typing import TypeAlias
 
 Buffer: TypeAlias = "bytes | MappedFile"
 
+Source: TypeAlias = Path | bytes
+"""What opens a buffer anew: the path of a mapped file, or the content itself."""
+
 
 class MappedFile(mmap.mmap):
     """
@@ -43,6 +46,11 @@ class MappedFile(mmap.mmap):
                 f"{self.label} was written anew since it was loaded: load it again, or load its "
                 "bytes (path.read_bytes()) if it is meant to change"
             )
+
+
+def source_of(buffer: Buffer) -> Source:
+    """Return the path of a mapped file, or the content of one in memory."""
+    return buffer.path if isinstance(buffer, MappedFile) else buffer
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from pytest_edgeq.errors import UnrunnableError
 from pytest_edgeq.names import printable
 from pytest_edgeq.tflite.bundles import open_bundle
-from pytest_edgeq.tflite.mapped import Buffer, MappedFile
+from pytest_edgeq.tflite.mapped import Buffer, MappedFile, Source, source_of
 
 TflitePath: TypeAlias = "str | os.PathLike[str]"
 
@@ -37,7 +37,7 @@ _LACKS_KERNELS = (
 )
 
 
-def build_interpreter(source: Path | bytes) -> None:
+def build_interpreter(source: Source) -> None:
     """
     Build an interpreter without allocating it, in 0.5 ms for any file size.
 
@@ -92,7 +92,7 @@ def open_tflite(
         raise TypeError(
             f"expected the path or the bytes of a .tflite file, got {type(source).__name__}"
         )
-    bundle = open_bundle(buffer.path if isinstance(buffer, MappedFile) else buffer)
+    bundle = open_bundle(source_of(buffer))
     if bundle is not None:
         name = bundle.choose(section)
         buffer = MappedFile.open(bundle.model(name), bundle.label, name)
@@ -125,7 +125,7 @@ def _mapped(path: Path) -> MappedFile:
 
 
 def _build_here(buffer: Buffer) -> None:
-    build_interpreter(buffer.path if isinstance(buffer, MappedFile) else buffer)
+    build_interpreter(source_of(buffer))
 
 
 def _check(buffer: Buffer, where: str, build: Callable[[Buffer], None]) -> None:

@@ -129,9 +129,7 @@ def prove_gpu(target: Target, kernels: str) -> None:
     graph = OpGraph.read(one_op("MUL", "x", "y"))
     [signature] = graph.signatures
     factor = np.array([_FACTOR], np.float32)
-    opening = Opening(
-        bytes(graph.buffer), graph, signature, runtime, 1, target=target, kernels=kernels
-    )
+    opening = Opening(graph, signature, runtime, 1, target=target, kernels=kernels)
     try:
         [product] = GpuEngine(opening, target, is_proof=True).run([factor, factor])
     except UnrunnableError:

@@ -13,7 +13,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_edgeq.runtimes.engines import Engine, Source
+    from pytest_edgeq.runtimes.engines import Engine
+    from pytest_edgeq.tflite.mapped import Source
 
 
 def open_file(
@@ -36,7 +37,7 @@ def open_file(
         runner = cloudpickle.loads(own)
     graph = OpGraph.read(source)
     (chosen,) = (each for each in graph.signatures if each.key == signature)
-    return open_here(Opening(source, graph, chosen, runtime, threads, runner, keep=keep))
+    return open_here(Opening(graph, chosen, runtime, threads, runner, keep=keep))
 
 
 def sent(runner: Any) -> bytes:

@@ -19,7 +19,7 @@ from pytest_edgeq.runtimes.engines import Opening
 from pytest_edgeq.runtimes.process_state import cpu_model
 from pytest_edgeq.runtimes.runner import open_here
 from pytest_edgeq.runtimes.workers.isolated_file import sent, source_file
-from pytest_edgeq.tflite.mapped import Buffer, MappedFile
+from pytest_edgeq.tflite.mapped import Buffer, source_of
 from pytest_edgeq.tflite.source import build_interpreter
 from pytest_edgeq.versions import version_of
 
@@ -105,7 +105,7 @@ class Isolation:
 
     def build(self, content: Buffer, *, foreign: bool) -> None:
         """Build an interpreter of a file that nothing has looked at, or raise a CrashedError."""
-        source = content.path if isinstance(content, MappedFile) else content
+        source = source_of(content)
         if self._mode == "off" or not (self.is_on or foreign):
             build_interpreter(source)
             return

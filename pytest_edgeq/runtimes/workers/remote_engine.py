@@ -9,7 +9,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -20,7 +19,6 @@ from pytest_edgeq.runtimes.engines import (
     Arrays,
     Engine,
     Opening,
-    Source,
     as_dtype,
     described,
 )
@@ -31,7 +29,7 @@ from pytest_edgeq.runtimes.workers.link import LinkError
 from pytest_edgeq.runtimes.workers.target import link_error
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.cut import Cut, cut_ops, first_op_that
-from pytest_edgeq.tflite.graph import OpGraph
+from pytest_edgeq.tflite.mapped import Source
 from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.subgraph import Op
 
@@ -114,7 +112,7 @@ class RemoteEngine(Engine):
         self._file = None
 
     def _make_file(self) -> RemoteFile:
-        return RemoteFile(self._opening.source)
+        return RemoteFile(self._opening.graph.source)
 
     def _use(self, request: Callable[[Link], _Result]) -> _Result:
         """Send requests to the worker, or raise a LinkError."""
@@ -167,11 +165,8 @@ class RemoteEngine(Engine):
 
     def _ends(self, content: bytes, arrays: Arrays | None) -> bool:
         """Return whether ops that were cut out end the worker."""
-        graph = OpGraph.read(content)
-        [signature] = graph.signatures
-        cut = replace(self._opening, source=content, graph=graph, signature=signature, keep=False)
         try:
-            trial = self._trial(cut)
+            trial = self._trial(self._opening.of_copy(content))
             if arrays is not None:
                 trial.run(arrays)
         except CrashedError:
