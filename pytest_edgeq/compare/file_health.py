@@ -28,7 +28,7 @@ from pytest_edgeq.runtimes.delegation import delegation_of
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.unsafe import unsafe_ops
 from pytest_edgeq.tflite.boundary import qparams
-from pytest_edgeq.tflite.conformance import violations
+from pytest_edgeq.tflite.conformance import violations_of
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypes
 from pytest_edgeq.tflite.ops import CLAMPING, HOLDING, KEEPING_SCALE
@@ -85,10 +85,10 @@ def runtime_findings(edge: EdgeFile, runtime: str) -> tuple[Finding, ...]:
 
 def conformance_findings(edge: EdgeFile, *, warnings: bool = False) -> tuple[Finding, ...]:
     """Return a finding for each op whose quantization TFLite's kernels do not support."""
-    entries = {(entry.subgraph, entry.index): entry for entry in edge.op_dtypes}
     return tuple(
-        each.finding(entries[each.op.subgraph, each.op.index].module)
-        for each in violations(edge.graph)
+        each.finding(place=entry.place)
+        for op, entry in zip(edge.graph.ops, edge.op_dtypes, strict=True)
+        for each in violations_of(edge.graph, op)
         if each.is_warning is warnings
     )
 

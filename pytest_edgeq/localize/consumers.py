@@ -161,11 +161,8 @@ def rule_findings(
     found: dict[int, tuple[Finding, ...]] = {}
     for op in graph.subgraphs[subgraph].ops:
         wrong = tuple(
-            op.wrong(
-                each.symptom,
-                kind=WRONG_QPARAMS if each.rule in (SAME_SCALE, OUTPUT_SCALE) else WRONG_OP,
-                causes=(each.cause,),
-                fix=each.fix,
+            each.finding(
+                kind=WRONG_QPARAMS if each.rule in (SAME_SCALE, OUTPUT_SCALE) else WRONG_OP
             )
             for each in violations_of(graph, op)
             if not (each.is_warning and each.rule != OUTPUT_SCALE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -54,21 +55,10 @@ class RuleViolation:
     fix: str
     is_warning: bool = False  # whether TFLite's CPU kernels compute it as the file says
 
-    def finding(self, module: str | None = None) -> Finding:
-        """Return the finding on the op, which this module calls."""
-        return Finding(
-            kind=self.rule,
-            place=self.op.place._replace(module=module),
-            symptom=self.symptom,
-            causes=(self.cause,),
-            fix=self.fix,
-        )
-
-
-def violations(graph: OpGraph) -> Iterator[RuleViolation]:
-    """Yield the rule violations of a file, in execution order."""
-    for op in graph.ops:
-        yield from violations_of(graph, op)
+    def finding(self, **known: Any) -> Finding:
+        """Return the finding on the op, of the rule's kind unless `known` has another."""
+        own = {"kind": self.rule, "causes": (self.cause,), "fix": self.fix}
+        return self.op.wrong(self.symptom, **own | known)
 
 
 def violations_of(graph: OpGraph, op: Op) -> Iterator[RuleViolation]:
@@ -452,11 +442,6 @@ def _bias(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleViolation]:
         )
 
 
-def _has(tensor: Tensor, parameters: tuple[float, int]) -> bool:
-    scale, zero_point = parameters
-    return qparams(tensor) == (float(np.float32(scale)), zero_point)
-
-
 def is_shared(
     graph: OpGraph, op: Op, index: int, chosen: Collection[tuple[float, int]] = ()
 ) -> bool:
@@ -470,12 +455,13 @@ def is_shared(
     subgraph = graph.subgraphs[op.subgraph]
     above = {op.index}
     own = qparams(subgraph.tensors[index])
+    stored = [(float(np.float32(scale)), zero_point) for scale, zero_point in chosen]
     while True:
         others = (each for each in subgraph.ops if index in each.inputs)
         keeping = [o for o in others if o.name in KEEPING_SCALE and o.index not in above]
         if any(qparams(subgraph.tensors[each.outputs[0]]) == own for each in keeping):
             return True
-        if keeping and any(_has(subgraph.tensors[index], each) for each in chosen):
+        if keeping and qparams(subgraph.tensors[index]) in stored:
             return True
         maker = subgraph.producer.get(index)
         if maker is None or maker.name not in MOVING or not passes_codes_through(graph, maker):

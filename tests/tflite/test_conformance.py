@@ -18,7 +18,7 @@ from pytest_edgeq.tflite.conformance import (
     SAME_SCALE,
     WEIGHT_ZERO_POINT,
     RuleViolation,
-    violations,
+    violations_of,
 )
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.ops import OPS
@@ -44,7 +44,8 @@ _WRONG_KERNELS = {("SUM", "int8"): {"reference"}, ("SUM", "int16"): {"reference"
 
 def found(content: bytes) -> list[RuleViolation]:
     """Read a file and return its violations."""
-    return list(violations(OpGraph.read(content)))
+    graph = OpGraph.read(content)
+    return [each for op in graph.ops for each in violations_of(graph, op)]
 
 
 def rules(content: bytes) -> list[str]:
