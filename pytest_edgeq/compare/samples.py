@@ -18,7 +18,7 @@ import numpy as np
 
 from pytest_edgeq.names import nearest
 from pytest_edgeq.numerics.arrays import kind_of, short_repr
-from pytest_edgeq.tflite.layout import UNTURNED, Layouts, mismatch_hint
+from pytest_edgeq.tflite.layout import UNTURNED, Layouts, fits, mismatch_hint
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
 
 _TOGETHER = 16  # samples requested from the factory at once when all are read in order
@@ -49,9 +49,7 @@ class InputSpec:
                 f"{where}, input {self.name!r}: expected a tensor, got {type(value).__name__}"
             )
         shape, dtype = tuple(value.shape), dtype_name(value)
-        if len(shape) != len(self.shape) or any(
-            expected not in (-1, actual) for expected, actual in zip(self.shape, shape, strict=True)
-        ):
+        if not fits(shape, self.shape):
             batched = shape[:1] != self.shape[:1] and shape[1:] == self.shape[1:]
             missing = shape == self.shape[1:]
             hint = ""
@@ -280,7 +278,7 @@ def _suggested_permute(shape: Sequence[int], wanted: Sequence[int]) -> str:
         ((first, between[-1], *between[:-1]), "its channels are last"),
         ((first, *between[1:], between[0]), "its channels are first"),
     ):
-        if all(length in (-1, shape[i]) for i, length in zip(order, wanted, strict=True)):
+        if fits([shape[i] for i in order], wanted):
             return f"x.permute({', '.join(map(str, order))}), as {reason}"
     return ""
 

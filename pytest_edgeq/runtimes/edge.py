@@ -18,7 +18,7 @@ from pytest_edgeq.runtimes.registry import BUILT_IN, Runtimes
 from pytest_edgeq.runtimes.runner import Copied, Runner
 from pytest_edgeq.tflite.boundary import decode, encode
 from pytest_edgeq.tflite.graph import OpGraph
-from pytest_edgeq.tflite.layout import LayoutArgument, Layouts, mismatch_hint
+from pytest_edgeq.tflite.layout import LayoutArgument, Layouts, fits, mismatch_hint
 from pytest_edgeq.tflite.mapped import MappedFile
 from pytest_edgeq.tflite.modules import ModulePaths, exported_modules
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
@@ -207,10 +207,7 @@ class EdgeFile:
         for io_tensor in self.signature.inputs:
             value = self.layouts.to_file(io_tensor, arrays_by_name[io_tensor.name])
             wanted = io_tensor.tensor.shape_signature
-            if len(wanted) != value.ndim or any(
-                expected not in (-1, actual)
-                for expected, actual in zip(wanted, value.shape, strict=True)
-            ):
+            if not fits(value.shape, wanted):
                 # The interpreter would silently resize itself to any shape.
                 raise ValueError(
                     f"input {io_tensor.name!r}: the file expects shape {list(wanted)}, got "

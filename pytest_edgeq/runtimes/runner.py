@@ -28,6 +28,7 @@ from pytest_edgeq.runtimes.refusals import refusal
 from pytest_edgeq.runtimes.registry import Runtimes
 from pytest_edgeq.runtimes.unsafe import unsafe_ops
 from pytest_edgeq.tflite.boundary import numpy_dtype
+from pytest_edgeq.tflite.layout import fits
 from pytest_edgeq.tflite.mapped import Source
 from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.runtimes import Runtime
@@ -227,10 +228,6 @@ def _checked(value: object, io_tensor: SignatureTensor) -> npt.NDArray[Any]:
     expected = f": output {io_tensor.name!r}: expected {tensor.dtype} {list(shape)}"
     if not isinstance(value, np.ndarray) or isinstance(value, np.ma.MaskedArray):
         raise _OwnError(f"{expected}, the runner returned {type(value).__name__}, no numpy array")
-    if (
-        value.dtype != dtype
-        or value.ndim != len(shape)
-        or any(want not in (-1, length) for want, length in zip(shape, value.shape, strict=True))
-    ):
+    if value.dtype != dtype or not fits(value.shape, shape):
         raise _OwnError(f"{expected}, the runner returned {value.dtype} {list(value.shape)}")
     return np.array(value)

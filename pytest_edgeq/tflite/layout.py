@@ -125,16 +125,19 @@ def _permuted(shape: Sequence[int], source: int, target: int) -> tuple[int, ...]
     return tuple(lengths)
 
 
+def fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Return whether a shape is that of a file, in which −1 stands for any length."""
+    return len(shape) == len(wanted) and all(
+        length in (-1, actual) for length, actual in zip(wanted, shape, strict=True)
+    )
+
+
 def mismatch_hint(reference: Sequence[int], file: Sequence[int]) -> str:
     """Suggest a layout if two shapes differ only in the channel axis, else nothing."""
     words = [
         word
         for word in LAYOUTS
-        if len(word) == len(reference) == len(file)
-        and all(
-            length in (-1, actual)
-            for length, actual in zip(file, _permuted(reference, *_move(word)), strict=True)
-        )
+        if len(word) == len(reference) and fits(_permuted(reference, *_move(word)), file)
     ]
     if not words:
         return ""
