@@ -221,12 +221,10 @@ class Execution:
     def _run_partners(self, group: _PairedGroup, values: _DequantizedValues) -> _Results:
         inputs, seen = dict[str, Array](), dict[str, Array]()
         halves = dict[int, tuple[Array, Halves]]()
-        consumers, tensors = dict[str, Op](), dict[str, int]()
+        read = dict[str, tuple[Op, int]]()
         for part, _ in group.rounded:
-            consumers |= part.cut.consumers
-            tensors |= part.cut.inputs
-        for name, tensor in tensors.items():
-            consumer = consumers[name]
+            read |= part.cut.inputs
+        for name, (consumer, tensor) in read.items():
             op, position = group.by_partner[consumer.index], consumer.inputs.index(tensor)
             default = self._whole.tensor(tensor)
             seen[name] = inputs[name] = _operand(op, position, default, values)

@@ -59,7 +59,7 @@ class OpGroup:
             return {}
         given = {
             name: self.kept.tensor(tensor) if inputs is None else inputs[name]
-            for name, tensor in cut.inputs.items()
+            for name, (_, tensor) in cut.inputs.items()
         }
         runner = file.runner(runtime)
         self._used.add(runtime)

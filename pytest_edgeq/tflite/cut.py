@@ -49,10 +49,8 @@ class Cut:
     """A file of isolated ops."""
 
     content: bytes  # the file, with one signature, `cut`
-    # By the names of its inputs, the tensor of the whole file's subgraph that each is fed
-    inputs: Mapping[str, int]
-    # By the names of its inputs, the op of the whole file that consumes each
-    consumers: Mapping[str, Op]
+    # By the names of its inputs, the op of the whole file that reads each, and the tensor there
+    inputs: Mapping[str, tuple[Op, int]]
     # In the order of its outputs, the op and the tensor of the whole file that each output is
     outputs: tuple[tuple[Op, int], ...]
     left_out: tuple[tuple[Op, str], ...]  # ops that cannot be isolated, and why
@@ -137,8 +135,7 @@ class _Cutter:
     def __post_init__(self) -> None:
         from ai_edge_litert import schema_py_generated as schema
 
-        self.inputs: dict[str, int] = {}
-        self.consumers: dict[str, Op] = {}
+        self.inputs: dict[str, tuple[Op, int]] = {}
         self.outputs: list[tuple[Op, int]] = []
         self.ops: list[Op] = []
         self._fixed: dict[int, int] = {}
@@ -168,7 +165,7 @@ class _Cutter:
                 self._add(op, raw, facts.computed, is_fixed=is_fixed)
         left_out = tuple((self.subgraph.ops[at], cause) for at, cause in facts.causes.items())
         outputs, ops = tuple(self.outputs), tuple(self.ops)
-        return Cut(self._content(), self.inputs, self.consumers, outputs, left_out, ops)
+        return Cut(self._content(), self.inputs, outputs, left_out, ops)
 
     def _needed(self) -> set[int]:
         """Return the ops that may prepare constants of the wanted ops."""
@@ -234,8 +231,7 @@ class _Cutter:
         if self.shape_of is not None:
             self.main.tensors[tensor].shape = list(self.shape_of(index))
         self.main.inputs.append(tensor)
-        self.inputs[name] = index
-        self.consumers[name] = op
+        self.inputs[name] = op, index
         return tensor
 
     def _constant(self, index: int) -> int:

@@ -197,7 +197,7 @@ def _crashing_op(
     def crashes(cut: Cut) -> bool:
         if time.monotonic() - begun > _MOST_SECONDS:
             raise TimeoutError
-        feed = [value(index) for index in cut.inputs.values()]
+        feed = [value(index) for _, index in cut.inputs.values()]
         try:
             return ends(cut.content, feed if step == "run" else None)
         except Exception:  # the kernels refuse them, which ends no process
