@@ -7,6 +7,7 @@ Quantization is affine, real = scale · (code − zero point)
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,12 @@ _NUMPY_DTYPES = frozenset(
 def numpy_dtype(dtype: str) -> np.dtype[Any] | None:
     """Return the numpy dtype of a TFLite dtype; None if numpy has none."""
     return np.dtype(dtype) if dtype in _NUMPY_DTYPES else None
+
+
+def bits_of(dtype: str) -> int | None:
+    """Return the bits of one element of a TFLite dtype; None if its size is not fixed."""
+    sized = re.match(r"(?:u?int|b?float|complex)(\d+)", dtype)
+    return int(sized[1]) if sized else 8 if dtype == "bool" else None
 
 
 def code_range(dtype: str) -> tuple[int, int]:

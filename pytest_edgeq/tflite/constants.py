@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.errors import UnreadableError
-from pytest_edgeq.tflite.boundary import shape_along
+from pytest_edgeq.tflite.boundary import bits_of, code_range, shape_along
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.roles import StoredTensor
 from pytest_edgeq.tflite.subgraph import Op, Tensor
@@ -71,13 +71,10 @@ def dequantized(graph: OpGraph, subgraph: int, tensor: Tensor) -> Array:
     return Constant(tensor.dtype, values, *_spread_parameters(graph, subgraph, tensor)).floats
 
 
-_BITS = {"int4": (4, True), "uint4": (4, False), "int2": (2, True), "uint2": (2, False)}
-
-
 def _decoded(graph: OpGraph, tensor: Tensor) -> Array:
     raw = graph.constant(tensor)
-    if tensor.dtype in _BITS:
-        values = _unpacked(raw, *_BITS[tensor.dtype])[: math.prod(tensor.shape)]
+    if (bits_of(tensor.dtype) or 8) < 8:
+        values = _unpacked(raw, tensor.dtype)[: math.prod(tensor.shape)]
     elif tensor.dtype == "bfloat16":
         values = (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
     else:
@@ -96,13 +93,13 @@ def _decoded(graph: OpGraph, tensor: Tensor) -> Array:
     return values if tensor.is_floating_point else values.astype(np.int64)
 
 
-def _unpacked(raw: npt.NDArray[np.uint8], bits: int, signed: bool) -> Array:
+def _unpacked(raw: npt.NDArray[np.uint8], dtype: str) -> Array:
     """Unpack codes of less than a byte; the first is in the lowest bits."""
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    codes: Array = ((raw[:, None] >> shifts) & (2**bits - 1)).ravel().astype(np.int64)
-    if signed:
-        codes = np.where(codes >= 2 ** (bits - 1), codes - 2**bits, codes)
-    return codes
+    low, high = code_range(dtype)
+    mask = high - low
+    shifts = np.arange(0, 8, mask.bit_length(), dtype=np.uint8)
+    codes: Array = ((raw[:, None] >> shifts) & mask).ravel().astype(np.int64)
+    return ((codes - low) & mask) + low
 
 
 def _spread_parameters(graph: OpGraph, subgraph: int, tensor: Tensor) -> tuple[Array, Array]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pytest_edgeq.tflite.boundary import bits_of
 from pytest_edgeq.tflite.ops import facts_of
 
 if TYPE_CHECKING:
@@ -20,17 +21,6 @@ if TYPE_CHECKING:
 
 
 _NAME_CHARACTERS = 80
-
-_BITS = {
-    **dict.fromkeys(("int2", "uint2"), 2),
-    **dict.fromkeys(("int4", "uint4"), 4),
-    **dict.fromkeys(("int8", "uint8", "bool", "float8_e4m3fn", "float8_e5m2"), 8),
-    **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 16),
-    **dict.fromkeys(("int32", "uint32", "float32"), 32),
-    **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 64),
-    "complex128": 128,
-}
-"""Bits of one element, for dtypes of a fixed size."""
 
 _MOST_BYTES = 1 << 40
 """A terabyte for one tensor: beyond any machine, and the kernels' own sums may overflow."""
@@ -61,7 +51,7 @@ def _tensor_problems(model: Any, subgraph: Subgraph) -> Iterator[str]:
 
 
 def _shape_or_data_problem(model: Any, tensor: Tensor) -> str:
-    shape, bits = list(tensor.shape), _BITS.get(tensor.dtype)
+    shape, bits = list(tensor.shape), bits_of(tensor.dtype)
     if min(shape, default=0) < 0:
         return f"its shape {shape} has a negative dimension"
     if math.prod(shape) * (bits or 8) > _MOST_BYTES * 8:
