@@ -14,7 +14,7 @@ from pytest_edgeq.tflite.boundary import qparams
 from pytest_edgeq.tflite.constants import dequantized
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.ops import KEEPING_SCALE, MOVING, OpFacts, facts_of
-from pytest_edgeq.tflite.roles import roles_of
+from pytest_edgeq.tflite.roles import present, roles_of
 from pytest_edgeq.tflite.same import ratio_text, unexpected_qparams
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 
@@ -153,10 +153,9 @@ def _same_scale(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleViolatio
     expected = qparams(output)
     if expected is None or output.dtype in rules.rescaling:
         return
-    places = [i for i in rules.same if i < len(op.inputs) and op.inputs[i] >= 0]
     by_place = {
         place: actual
-        for place in places
+        for place in (i for i in rules.same if present(op, [i]))
         if (actual := qparams(graph.tensor(op, op.inputs[place]))) is not None
         and graph.tensor(op, op.inputs[place]).dtype == output.dtype
         and not _means_the_same(graph, op, place, output)
@@ -339,8 +338,7 @@ def _bias_dtypes(graph: OpGraph, op: Op, data: Tensor) -> tuple[str, ...]:
 
 
 def _bias_of(graph: OpGraph, op: Op, rules: OpFacts) -> Tensor | None:
-    present = [op.inputs[i] for i in rules.biases if i < len(op.inputs) and op.inputs[i] >= 0]
-    return graph.tensor(op, present[0]) if present else None
+    return next((graph.tensor(op, index) for index in present(op, rules.biases)), None)
 
 
 def _weight(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleViolation]:

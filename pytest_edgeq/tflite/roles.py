@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pytest_edgeq.tflite.graph import OpGraph
@@ -58,9 +59,9 @@ def roles_of(graph: OpGraph, op: Op) -> Roles:
     """
     subgraph = graph.subgraphs[op.subgraph]
     data, weighting = _inputs_and_weights(subgraph, op)
-    inputs = [subgraph.tensors[i] for i in _present(op, data)]
+    inputs = [subgraph.tensors[i] for i in present(op, data)]
     weights = []
-    for index in _present(op, weighting):
+    for index in present(op, weighting):
         stored = stored_constant(subgraph, index)
         if stored is None:
             # A weight computed at run time (a hypernetwork) is one more input.
@@ -68,7 +69,7 @@ def roles_of(graph: OpGraph, op: Op) -> Roles:
         else:
             weights.append(stored)
     biases = []
-    for index in _present(op, facts_of(op.name).biases):
+    for index in present(op, facts_of(op.name).biases):
         tensor = subgraph.tensors[index]
         biases.append(stored_constant(subgraph, index) or StoredTensor(tensor, False, tensor))
     outputs = tuple(subgraph.tensors[i] for i in op.outputs if i >= 0)
@@ -84,7 +85,8 @@ def role_of(graph: OpGraph, op: Op, tensor: int) -> str | None:
     return None
 
 
-def _present(op: Op, positions: tuple[int, ...]) -> list[int]:
+def present(op: Op, positions: Iterable[int]) -> list[int]:
+    """Return the tensors of the operands at these positions that were not left out."""
     return [op.inputs[i] for i in positions if i < len(op.inputs) and op.inputs[i] >= 0]
 
 

@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.runtimes.bounds.hybrid import hybrid_position, is_packed
-from pytest_edgeq.runtimes.bounds.site import ULP, elements, reach_of, scale_of
+from pytest_edgeq.runtimes.bounds.site import ULP, reach_of, scale_of
 from pytest_edgeq.tflite.boundary import numpy_dtype
+from pytest_edgeq.tflite.constants import dequantized
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.ops import facts_of
-from pytest_edgeq.tflite.subgraph import Op, Tensor
+from pytest_edgeq.tflite.subgraph import Op
 
 #: Error of functions and of the operations around a sum, in units in the last place: Eigen's
 #: rational approximations of tanh and the logistic function are within 6, measured; twice that.
@@ -45,7 +46,7 @@ def reduction_length(graph: OpGraph, op: Op) -> int:
     if op.name == "BATCH_MATMUL":
         return shape(0)[-2 if graph.option(op, "AdjX", False) else -1]
     if op.name in ("MEAN", "SUM"):
-        n_outputs = elements(graph.tensor(op, op.outputs[0]))
+        n_outputs = math.prod(graph.tensor(op, op.outputs[0]).shape)
         return max(math.prod(shape(0)) // max(n_outputs, 1), 1)
     if op.name in ("SOFTMAX", "LOG_SOFTMAX", "L2_NORMALIZATION"):
         return shape(0)[-1]
@@ -134,22 +135,12 @@ def _rows(graph: OpGraph, op: Op) -> tuple[float, float]:
         weights = graph.tensor(producer, producer.inputs[0])
     if weights.is_external or not weights.is_constant:
         return 1.0, 1.0
-    dtype = numpy_dtype(weights.dtype)
-    if dtype is None or (weights.is_quantized and not len(weights.scales)):
+    if numpy_dtype(weights.dtype) is None or (weights.is_quantized and not len(weights.scales)):
         # Packed codes, or scales by blocks: at most as large as they can be.
         greatest = float(graph.scales(op.subgraph, weights).max(initial=0.0)) * reach_of(weights)
         return greatest * n, greatest * math.sqrt(n)
-    values = graph.constant(weights).view(dtype).reshape(weights.shape).astype(np.float64)
-    if weights.is_quantized:
-        values = (values - _along(weights, weights.zero_points)) * _along(weights, weights.scales)
+    values = dequantized(graph, op.subgraph, weights)
     return (
         float(np.abs(values).sum(axis=axes).max(initial=0.0)),
         float(np.sqrt((values**2).sum(axis=axes)).max(initial=0.0)),
     )
-
-
-def _along(tensor: Tensor, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    shape = [1] * len(tensor.shape)
-    if len(values) > 1:
-        shape[tensor.quantized_dimension] = len(values)
-    return values.astype(np.float64).reshape(shape)

@@ -80,21 +80,15 @@ def hard_swish(site: Site, s_in: float) -> float | None:
     """
     if site.output.dtype == "int16":
         return None
-    out_cut, e = _cut(s_in / 128 / site.scale)
-    gate_cut, gate_shift = _cut(s_in / 128 / (3 / 32768))
+    reals = s_in / 128 / site.scale, s_in / 128 / (3 / 32768)
+    e, gate_shift = (int(quantized_multiplier(each)[1]) for each in reals)
+    out_cut, gate_cut = (rescale_excess(each, 1, wide=True) for each in reals)
     # Rounded, then doubled by the last bit of a left shift; or rounded, shifted and rounded again.
     gate = 1.0 if gate_shift > 0 else 0.5 * 2.0**gate_shift + (0.5 if gate_shift < 0 else 0.0)
     # Halved with x at most 32767 in place of 32768, and rounded down.
     gate_off = (gate / 2 + 1) / 32768 + gate_cut / 2
     reach = max(site.reach, 3 / site.scale)
     return float(1.5 * 2.0**e + (out_cut + gate_off + 4 * ULP) * reach)
-
-
-def _cut(real: float) -> tuple[float, int]:
-    """Return the relative error of a multiplier of 16 bits, and its shift."""
-    significand, shift = quantized_multiplier(real)
-    stored = min((int(significand) + (1 << 15)) >> 16, 0x7FFF)
-    return abs(math.ldexp(stored, int(shift) - 15) / real - 1), int(shift)
 
 
 def softmax(site: Site, s_in: float) -> float:
@@ -104,8 +98,8 @@ def softmax(site: Site, s_in: float) -> float:
     The float scale has moved the exponents by 255 · s_in · 2^−24.
     """
     if site.output.dtype == "int16":
-        return _softmax_16(site.data)
-    return (site.data.shape[-1] + 5 + 2 * 255 * s_in) * ULP * site.reach
+        return _softmax_16(site.input(0))
+    return (site.input(0).shape[-1] + 5 + 2 * 255 * s_in) * ULP * site.reach
 
 
 def _softmax_16(x: Tensor) -> float:
@@ -122,7 +116,7 @@ def _softmax_16(x: Tensor) -> float:
 def log_softmax(site: Site, s_in: float) -> float:
     """LOG_SOFTMAX of 8 bits in floats (`internal/optimized/optimized_ops.h`, `LogSoftmax`)."""
     terms = site.reach + 2 * 256 * s_in / site.scale
-    return (8 * terms + site.data.shape[-1] / site.scale) * ULP
+    return (8 * terms + site.input(0).shape[-1] / site.scale) * ULP
 
 
 def square_root(site: Site) -> float:
@@ -187,15 +181,11 @@ def _table(
     """Return the kernel's entries, one more than lines."""
     step = s_in * (_HIGH - _LOW) / _STEPS
     places = s_in * _LOW + step * np.arange(_STEPS + 1)
-    entries = _whole(function(places), scale)
-    middles = _whole(function(places[:-1] + step / 2), scale)
+    entries = np.round(function(places) / scale)
+    middles = np.round(function(places[:-1] + step / 2) / scale)
     chords = np.round((entries[1:] + entries[:-1]) / 2)
     entries[:-1] -= np.round((chords - middles) / 2)
     return np.clip(entries, _LOW, _HIGH).astype(np.int64)
-
-
-def _whole(values: Floats, scale: float) -> Floats:
-    return np.round(values / scale)
 
 
 def _function(site: Site) -> Callable[[Floats], Floats] | None:

@@ -7,7 +7,6 @@ Paths are below `tflite/kernels/`. None means that the op is not quantized as th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
@@ -16,11 +15,12 @@ from pytest_edgeq.runtimes.bounds.floats import reduction_length
 from pytest_edgeq.runtimes.bounds.site import (
     ULP,
     Site,
-    elements,
     magnitude,
     reach_of,
     scale_of,
 )
+from pytest_edgeq.tflite.ops import facts_of
+from pytest_edgeq.tflite.roles import present
 
 
 def joined(site: Site) -> float | None:
@@ -33,7 +33,7 @@ def joined(site: Site) -> float | None:
     return 6 * ULP * 2 * site.reach if site.output.dtype == "uint8" else 0.0
 
 
-def product(data: int, weights: int, bias: int | None) -> Callable[[Site], float | None]:
+def product(site: Site) -> float | None:
     """
     Sums of products, rescaled by s_in · s_w / S; the sum itself is exact.
 
@@ -44,24 +44,20 @@ def product(data: int, weights: int, bias: int | None) -> Callable[[Site], float
     `depthwise_conv.h`, `transpose_conv.h`, `fully_connected.h`; `internal/reference/`:
     `batch_matmul.h`); with a bias of 32 bits the file chooses, and the greater error counts here.
     """
-
-    def rule(site: Site) -> float | None:
-        x, w = site.input(data), site.input(weights)
-        s_in = scale_of(x)
-        if x is None or w is None or s_in is None or not len(w.scales):
-            return None
-        product = s_in * w.scales.astype(np.float64)
-        real = product / site.scale
-        excess = rescale_excess(real, site.reach) + ULP * site.reach
-        if x.dtype == "int16":
-            excess = max(excess, rescale_excess(real, site.reach, wide=True))
-        # Dequantized weights and inputs are off by a unit each in float32.
-        terms = reduction_length(site.graph, site.op) * reach_of(w) * reach_of(x)
-        excess += 2 * ULP * terms * float(real.max())
-        has_bias = bias is not None and site.input(bias) is not None
-        return excess + (0.5 * float(real.max()) if has_bias else 0.0)
-
-    return rule
+    facts = facts_of(site.op.name)
+    x, w = site.input(facts.inputs[0]), site.input(facts.weights[0])
+    s_in = scale_of(x)
+    if s_in is None or not len(w.scales):
+        return None
+    product = s_in * w.scales.astype(np.float64)
+    real = product / site.scale
+    excess = rescale_excess(real, site.reach) + ULP * site.reach
+    if x.dtype == "int16":
+        excess = max(excess, rescale_excess(real, site.reach, wide=True))
+    # Dequantized weights and inputs are off by a unit each in float32.
+    terms = reduction_length(site.graph, site.op) * reach_of(w) * reach_of(x)
+    excess += 2 * ULP * terms * float(real.max())
+    return excess + (0.5 * float(real.max()) if present(site.op, facts.biases) else 0.0)
 
 
 def added(site: Site, first: float, second: float) -> float:
@@ -112,7 +108,7 @@ def quantized(site: Site) -> float | None:
     (`internal/optimized/optimized_ops.h`, `AffineQuantize`)
     """
     x = site.input(0)
-    if x is not None and x.is_floating_point:
+    if x.is_floating_point:
         return 2 * ULP * site.reach
     s_in = scale_of(x)
     return None if s_in is None else rescaled(site, s_in)
@@ -156,8 +152,8 @@ def mean(site: Site, s_in: float) -> float:
     computed in floats, and the zero point, rescaled and rounded separately, adds up to another half
     (`internal/optimized/integer_ops/mean.h`).
     """
-    x = site.data
-    n = max(elements(x) // max(elements(site.output), 1), 1)
+    x = site.input(0)
+    n = reduction_length(site.graph, site.op)
     real = s_in / site.scale
     significand, shift = (int(value) for value in quantized_multiplier(real))
     power = min(n.bit_length() - 1, 31 + shift)
@@ -181,15 +177,14 @@ def summed(site: Site, s_in: float) -> float:
     Six float operations, relative to the greater of the two (`internal/optimized/reduce.h`,
     `QuantizedMeanOrSum`).
     """
-    x = site.data
-    n = max(elements(x) // max(elements(site.output), 1), 1)
+    x = site.input(0)
+    n = reduction_length(site.graph, site.op)
     return 6 * ULP * (n * reach_of(x) * s_in / site.scale + site.reach)
 
 
-def summed_whole(site: Site) -> float:
+def summed_whole(site: Site, s_in: float) -> float:
     """SUM of the reference kernels rescales the whole sum (`internal/reference/reduce.h`)."""
-    s_in = scale_of(site.input(0))
-    return 0.0 if s_in is None else rescale_excess(s_in / site.scale, site.reach)
+    return rescale_excess(s_in / site.scale, site.reach)
 
 
 def averaged(site: Site, s_in: float) -> float:
@@ -205,7 +200,7 @@ def interpolated(site: Site, s_in: float) -> float | None:
     each direction (`internal/reference/resize_bilinear.h`, `ResizeBilinearInteger`). uint8 uses
     floats and truncates after adding 1/2.
     """
-    x = site.data
+    x = site.input(0)
     if len(x.shape) != 4:
         return None
     if site.output.dtype == "uint8":

@@ -43,19 +43,19 @@ def rounding_bound(
     if site is None or op.name not in _RULES:
         return None
     rule, count = _RULES[op.name]
-    scales = [scale_of(site.input(position)) for position in range(count)]
-    excess = None if None in scales else rule(site, *scales)
+    found = (scale_of(site.input(position)) for position in range(count))
+    scales = [scale for scale in found if scale is not None]
+    excess = rule(site, *scales) if len(scales) == count else None
     if not excess or runtime == "builtin":
         return excess
     if runtime == "reference":
-        return max(excess, linear.summed_whole(site)) if op.name == "SUM" else excess
+        return max(excess, linear.summed_whole(site, *scales)) if op.name == "SUM" else excess
     return excess + _xnnpack_excess(site)
 
 
 def _copied(site: Site) -> float | None:
     """Codes are copied, or compared and copied: nothing is computed."""
-    operands = (site.input(position) for position in range(len(site.op.inputs)))
-    return 0.0 if any(scale_of(tensor) is not None for tensor in operands) else None
+    return 0.0 if any(scale_of(tensor) is not None for tensor in site.operands) else None
 
 
 # Rules by op, and of how many inputs they get the scale.
@@ -63,14 +63,14 @@ _RULES: dict[str, tuple[Callable[..., float | None], int]] = {
     "ABS": (linear.rescaled, 1),
     "ADD": (linear.added, 2),
     "AVERAGE_POOL_2D": (linear.averaged, 1),
-    "BATCH_MATMUL": (linear.product(0, 1, None), 0),
+    "BATCH_MATMUL": (linear.product, 0),
     "CONCATENATION": (linear.joined, 0),
-    "CONV_2D": (linear.product(0, 1, 2), 0),
-    "DEPTHWISE_CONV_2D": (linear.product(0, 1, 2), 0),
+    "CONV_2D": (linear.product, 0),
+    "DEPTHWISE_CONV_2D": (linear.product, 0),
     "DIV": (linear.divided, 2),
     "ELU": (functions.table, 0),
     "EXP": (functions.table, 0),
-    "FULLY_CONNECTED": (linear.product(0, 1, 2), 0),
+    "FULLY_CONNECTED": (linear.product, 0),
     "GELU": (functions.table, 0),
     "HARD_SWISH": (functions.hard_swish, 1),
     "L2_NORMALIZATION": (functions.l2_normalized, 0),
@@ -94,7 +94,7 @@ _RULES: dict[str, tuple[Callable[..., float | None], int]] = {
     "SUB": (linear.added, 2),
     "SUM": (linear.summed, 1),
     "TANH": (functions.tanh, 1),
-    "TRANSPOSE_CONV": (linear.product(2, 1, 3), 0),
+    "TRANSPOSE_CONV": (linear.product, 0),
 }
 _RULES |= {name: (_copied, 0) for name, op in OPS.items() if op.copies}
 
@@ -107,7 +107,7 @@ def _xnnpack_excess(site: Site) -> float:
     """
     first = site.input(0)
     s_in = scale_of(first)
-    if first is None or s_in is None or site.output.dtype == "int16":
+    if s_in is None or site.output.dtype == "int16":
         return 0.0
     if site.op.name in ("QUANTIZE", "LEAKY_RELU") and first.dtype == site.output.dtype:
         return _in_256ths(site, first, s_in / site.scale)
@@ -141,7 +141,7 @@ def _multiplier_excess(real: float, input_reach: float, output_reach: float) -> 
 
 def _added(site: Site) -> float:
     """ADD and SUB multiply each side by 20 bits and an exponent (`xnn_init_qs8_add_…_params`)."""
-    sides = [tensor for tensor in (site.input(0), site.input(1)) if tensor is not None]
+    sides = site.input(0), site.input(1)
     scales = [float(np.max(tensor.scales)) / site.scale for tensor in sides]
     unit = 2.0 ** (math.floor(math.log2(max(scales))) - 20)
     return 0.5 * unit * sum(reach_of(tensor) for tensor in sides) + 4 * ULP * magnitude(site)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from pytest_edgeq.tflite.boundary import code_range
@@ -23,18 +22,15 @@ class Site:
     op: Op
     output: Tensor
     scale: float
-    zero_point: int
     reach: float  # greatest distance of the output codes from the zero point, in LSB
 
     @property
-    def data(self) -> Tensor:
-        """The first operand, which is there."""
-        return self.graph.tensor(self.op, self.op.inputs[0])
+    def operands(self) -> list[Tensor]:
+        """The operands that were not left out."""
+        return [self.graph.tensor(self.op, index) for index in self.op.inputs if index >= 0]
 
-    def input(self, position: int) -> Tensor | None:
-        """Return an operand by position; None if it was left out."""
-        if position >= len(self.op.inputs) or self.op.inputs[position] < 0:
-            return None
+    def input(self, position: int) -> Tensor:
+        """Return a required operand by position."""
         return self.graph.tensor(self.op, self.op.inputs[position])
 
 
@@ -43,20 +39,12 @@ def site_of(graph: OpGraph, op: Op, output: int) -> Site | None:
     tensor = graph.tensor(op, op.outputs[output])
     if tensor.dtype not in _CODES or len(tensor.scales) != 1:
         return None
-    low, high = code_range(tensor.dtype)
-    zero_point = int(tensor.zero_points[0])
-    reach = max(high - zero_point, zero_point - low)
-    return Site(graph, op, tensor, float(tensor.scales[0]), zero_point, float(reach))
+    return Site(graph, op, tensor, float(tensor.scales[0]), reach_of(tensor))
 
 
-def elements(tensor: Tensor) -> int:
-    """Return the number of values of a tensor."""
-    return math.prod(tensor.shape)
-
-
-def scale_of(tensor: Tensor | None) -> float | None:
+def scale_of(tensor: Tensor) -> float | None:
     """Return the scale of a tensor quantized per tensor, else None."""
-    return float(tensor.scales[0]) if tensor is not None and len(tensor.scales) == 1 else None
+    return float(tensor.scales[0]) if len(tensor.scales) == 1 else None
 
 
 def reach_of(tensor: Tensor) -> float:
@@ -68,10 +56,9 @@ def reach_of(tensor: Tensor) -> float:
 
 def magnitude(site: Site) -> float:
     """Return the summed ranges of the op's activations, in LSB of the output."""
-    operands = [site.input(position) for position in range(len(site.op.inputs))]
     reaches = [
         reach_of(tensor) * scale / site.scale
-        for tensor in operands
-        if tensor is not None and tensor.dtype in _CODES and (scale := scale_of(tensor)) is not None
+        for tensor in site.operands
+        if tensor.dtype in _CODES and (scale := scale_of(tensor)) is not None
     ]
     return site.reach + sum(reaches)
