@@ -63,8 +63,6 @@ class RuleViolation:
 
 def violations_of(graph: OpGraph, op: Op) -> Iterator[RuleViolation]:
     """Yield the rule violations of one op."""
-    if any(index < 0 for index in op.outputs) or not op.outputs:
-        return
     rules = facts_of(op.name)
     if rules.source and not rules.dynamic:
         yield from _dtypes(graph, op, rules)
@@ -73,7 +71,7 @@ def violations_of(graph: OpGraph, op: Op) -> Iterator[RuleViolation]:
         if rules.symmetric:
             yield from _int16(graph, op)
         yield from _one_scale(graph, op, rules.one_scale)
-    if rules.dynamic and len(op.inputs) > rules.weights[0]:
+    if rules.dynamic:
         found = list(_weighted_dtypes(graph, op, rules))
         yield from found
         if not found:  # else the other rules are those of another kernel
@@ -248,8 +246,8 @@ def _int16(graph: OpGraph, op: Op) -> Iterator[RuleViolation]:
 
 def _one_scale(graph: OpGraph, op: Op, places: Iterable[int]) -> Iterator[RuleViolation]:
     for place in places:
-        tensor = graph.tensor(op, op.inputs[place]) if place < len(op.inputs) else None
-        if tensor is not None and tensor.is_quantized and len(tensor.scales) > 1:
+        tensor = graph.tensor(op, op.inputs[place])
+        if tensor.is_quantized and len(tensor.scales) > 1:
             yield _several_scales(op, _operand(graph, op, place), tensor)
 
 
@@ -479,7 +477,7 @@ def passes_codes_through(graph: OpGraph, op: Op) -> bool:
 
 def _shifts(graph: OpGraph, op: Op) -> Iterator[RuleViolation]:
     """Check int16 ADD and SUB, which shift if all scales are powers of two."""
-    if op.name not in ("ADD", "SUB") or len(op.inputs) < 2:
+    if op.name not in ("ADD", "SUB"):
         return
     tensors = [graph.tensor(op, index) for index in (*op.inputs[:2], op.outputs[0])]
     parameters = [qparams(tensor) for tensor in tensors if tensor.dtype == "int16"]

@@ -44,7 +44,7 @@ def read_constant(graph: OpGraph, op: Op, stored: StoredTensor) -> Constant:
 
     Raises:
         UnreadableError: A tensor in a file of its own, of a dtype without values (strings), or
-            damaged: fewer elements than its shape says. The text says which.
+            damaged; the text says which.
     """
     tensor = stored.tensor
     values = _decoded(graph, tensor)
@@ -84,11 +84,6 @@ def _decoded(graph: OpGraph, tensor: Tensor) -> Array:
             raise UnreadableError(
                 f"tensor {tensor.name!r}: {tensor.dtype} holds no numbers that could be compared"
             ) from error
-    if values.size != math.prod(tensor.shape):
-        raise UnreadableError(
-            f"tensor {tensor.name!r}: its shape {list(tensor.shape)} has "
-            f"{math.prod(tensor.shape)} elements, its data {values.size}"
-        )
     values = values.reshape(tensor.shape)
     return values if tensor.is_floating_point else values.astype(np.int64)
 

@@ -174,7 +174,7 @@ def _scheme(graph: OpGraph, op: Op, roles: Roles) -> str:
     quantized = {"int16x8" if dtype == "int16" else dtype for dtype in dtypes}
     # Between two of them (a requantize) the first in this order.
     first = next((scheme for scheme in _QUANTIZED if scheme in quantized), None)
-    if op.name == "DEQUANTIZE" and op.inputs:
+    if op.name == "DEQUANTIZE":
         stored = stored_constant(graph.subgraphs[op.subgraph], op.inputs[0])
         if stored is not None and not stored.dequantized:
             return "float16" if stored.tensor.dtype == "float16" else "weight_only"

@@ -37,14 +37,11 @@ def stored_constant(subgraph: Subgraph, index: int) -> StoredTensor | None:
     """
     operand = index
     dequantized = False
-    # A damaged file may have a cycle.
-    seen: set[int] = set()
-    while index >= 0 and index not in seen:
+    while index >= 0:
         if subgraph.tensors[index].is_constant:
             return StoredTensor(subgraph.tensors[index], dequantized, subgraph.tensors[operand])
-        seen.add(index)
         op = subgraph.producer.get(index)
-        if op is None or op.name not in CARRYING or not op.inputs:
+        if op is None or op.name not in CARRYING:
             return None
         dequantized = dequantized or op.name == "DEQUANTIZE"
         index = op.inputs[0]
@@ -91,7 +88,7 @@ def present(op: Op, positions: Iterable[int]) -> list[int]:
 
 
 def _inputs_and_weights(subgraph: Subgraph, op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    if op.name == "GATHER" and op.inputs:
+    if op.name == "GATHER":
         # If the table is a constant, it is a weight and the indices are the input; otherwise the
         # indices are an argument, as in SLICE.
         is_table = stored_constant(subgraph, op.inputs[0]) is not None
