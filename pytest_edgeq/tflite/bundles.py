@@ -159,15 +159,20 @@ class Bundle:
         status = self.path.stat()
         if (status.st_size, status.st_mtime_ns) != self._stamp:
             raise ValueError(f"{self.label} was written anew since it was opened: open it again")
-        with self.path.open("rb") as file, self._described(section.name):
+        with contextlib.ExitStack() as stack, self._described(section.name):
+            content: IO[bytes] = stack.enter_context(self.path.open("rb"))
+            if isinstance(section.place, int):
+                content.seek(section.place)
+            else:
+                for member in section.place:
+                    content = stack.enter_context(zipfile.ZipFile(content).open(member))
             left = section.size
-            with _positioned(file, section.place) as content:
-                while left:
-                    chunk = content.read(min(left, _CHUNK))
-                    if not chunk:
-                        raise ValueError(f"{left:,} bytes are missing")
-                    left -= len(chunk)
-                    yield chunk
+            while left:
+                chunk = content.read(min(left, _CHUNK))
+                if not chunk:
+                    raise ValueError(f"{left:,} bytes are missing")
+                left -= len(chunk)
+                yield chunk
 
     @contextlib.contextmanager
     def _described(self, part: str) -> Iterator[None]:
@@ -253,18 +258,6 @@ def _members(file: IO[bytes], outer: tuple[zipfile.ZipInfo, ...] = ()) -> Iterat
                 is_model |= member.filename.startswith("TF_LITE_")
                 name = readable("/".join(each.filename for each in place))
                 yield BundleSection(name, _MODEL if is_model else "file", member.file_size, place)
-
-
-@contextlib.contextmanager
-def _positioned(file: IO[bytes], place: int | tuple[zipfile.ZipInfo, ...]) -> Iterator[IO[bytes]]:
-    """Open the content of a section."""
-    with contextlib.ExitStack() as stack:
-        if isinstance(place, int):
-            file.seek(place)
-        else:
-            for member in place:
-                file = stack.enter_context(zipfile.ZipFile(file).open(member))
-        yield file
 
 
 def _token(token: Any) -> str | tuple[int, ...]:
