@@ -103,16 +103,9 @@ def read_quantization(raw: Any, n_tensors: int) -> dict[str, Any]:
     """Read a `QuantizationParameters` table, or its absence, as fields of `Tensor`."""
     from ai_edge_litert import schema_py_generated as schema
 
-    fields: dict[str, Any] = {
-        "quantized_dimension": 0 if raw is None else raw.QuantizedDimension(),
-        "scales": np.empty(0, np.float32),
-        "zero_points": np.empty(0, np.int64),
-        "block_size": 0,
-        "block_scales": -1,
-        "block_zero_points": -1,
-    }
     if raw is None:
-        return fields
+        return {}
+    fields: dict[str, Any] = {"quantized_dimension": raw.QuantizedDimension()}
     kinds = schema.QuantizationDetails
     by_block = raw.DetailsType() == kinds.BlockwiseQuantization
     # ai-edge-litert 2.2 is the first release whose schema has it.

@@ -250,25 +250,18 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _read_signatures(model: Any, subgraphs: tuple[Subgraph, ...]) -> tuple[Signature, ...]:
-    def signature(key: str | None, index: int, inputs: list[Any], outputs: list[Any]) -> Signature:
+    found: list[tuple[str | None, int, list[Any], list[Any]]] = []
+    for each in map(model.SignatureDefs, range(model.SignatureDefsLength())):
+        inputs = [each.Inputs(i) for i in range(each.InputsLength())]
+        outputs = [each.Outputs(i) for i in range(each.OutputsLength())]
+        found.append((readable(text(each.SignatureKey())), each.SubgraphIndex(), inputs, outputs))
+    signatures = []
+    for key, index, inputs, outputs in found or [(None, 0, [], [])]:
         subgraph = subgraphs[checked("subgraph", index, len(subgraphs))]
-        return Signature(
-            key,
-            index,
-            _in_order(inputs, subgraph, subgraph.inputs, "input"),
-            _in_order(outputs, subgraph, subgraph.outputs, "output"),
-        )
-
-    raw = [model.SignatureDefs(i) for i in range(model.SignatureDefsLength())]
-    return tuple(
-        signature(
-            readable(text(each.SignatureKey())),
-            each.SubgraphIndex(),
-            [each.Inputs(i) for i in range(each.InputsLength())],
-            [each.Outputs(i) for i in range(each.OutputsLength())],
-        )
-        for each in raw
-    ) or (signature(None, 0, [], []),)
+        ordered_inputs = _in_order(inputs, subgraph, subgraph.inputs, "input")
+        ordered_outputs = _in_order(outputs, subgraph, subgraph.outputs, "output")
+        signatures.append(Signature(key, index, ordered_inputs, ordered_outputs))
+    return tuple(signatures)
 
 
 def _in_order(

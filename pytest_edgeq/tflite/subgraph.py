@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pytest_edgeq.numerics.findings import WRONG_OP, Finding, Place
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Tensor:
     """One tensor of a subgraph."""
 
@@ -22,12 +22,13 @@ class Tensor:
     shape: tuple[int, ...]  # as stored; a dynamic dimension is stored as 1
     shape_signature: tuple[int, ...]  # with −1 at each dynamic dimension
     # One scale, or one a channel; empty where the tensor is not quantized. float32.
-    scales: npt.NDArray[np.float32]
-    zero_points: npt.NDArray[np.int64]  # as many as scales. int64.
-    quantized_dimension: int  # the axis of the scales
-    block_size: int  # elements a scale for blockwise quantization, else 0
-    block_scales: int  # index of the tensor that holds the scales of blocks, else −1
-    block_zero_points: int  # index of the tensor that holds their zero points, −1 where all are 0
+    scales: npt.NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    # as many as scales. int64.
+    zero_points: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    quantized_dimension: int = 0  # the axis of the scales
+    block_size: int = 0  # elements a scale for blockwise quantization
+    block_scales: int = -1  # index of the tensor that holds the scales of blocks
+    block_zero_points: int = -1  # index of the tensor that holds their zero points; −1: all are 0
     is_constant: bool  # has data in the file
     is_sparse: bool  # stored in a sparse format
     is_variable: bool  # keeps its value from one run to the next
