@@ -27,7 +27,8 @@ from pytest_edgeq.runtimes.workers.remote_worker import (
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.mapped import Buffer
-from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
+from pytest_edgeq.tflite.op_dtypes import entry_of
+from pytest_edgeq.tflite.subgraph import Op, Signature, SignatureTensor
 
 if TYPE_CHECKING:
     from pytest_edgeq.runtimes.workers.target import Target
@@ -62,6 +63,10 @@ class Opening:
         graph = OpGraph.read(content, build)
         signature = graph.signatures[0]
         return replace(self, graph=graph, signature=signature, keep=False, **changes)
+
+    def where(self, op: Op) -> str:
+        """Name an op in texts."""
+        return entry_of(self.graph, op, self.modules).where
 
 
 class Engine:

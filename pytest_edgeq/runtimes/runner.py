@@ -30,7 +30,6 @@ from pytest_edgeq.runtimes.unsafe import unsafe_ops
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.layout import fits
 from pytest_edgeq.tflite.mapped import Source
-from pytest_edgeq.tflite.op_dtypes import entry_of
 from pytest_edgeq.tflite.runtimes import Runtime
 from pytest_edgeq.tflite.subgraph import Op, Signature, SignatureTensor
 
@@ -131,7 +130,7 @@ class Runner:
     def _where(self, op: Op) -> str:
         if self._copied is not None:
             return self._copied.ops.get((op.subgraph, op.index), op.name)
-        return entry_of(self._opening.graph, op, self._opening.modules).where
+        return self._opening.where(op)
 
     def _load(self, content: bytes, kernels: str) -> Engine:
         build = self._runtimes.builder(foreign=self._opening.foreign)

@@ -9,7 +9,7 @@ here, and before the first file a product is computed that overflows float16.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -26,7 +26,7 @@ from pytest_edgeq.runtimes.gpu_refusals import (
 )
 from pytest_edgeq.runtimes.workers.link import Link, LinkError
 from pytest_edgeq.runtimes.workers.remote_engine import RemoteFile, TargetEngine
-from pytest_edgeq.runtimes.workers.target import Target, link_error
+from pytest_edgeq.runtimes.workers.target import Target
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.writing import one_op
 
@@ -59,7 +59,7 @@ class GpuEngine(TargetEngine):
         is_trial: bool = False,
         is_proof: bool = False,
     ) -> None:
-        self._is_proof = is_proof
+        self._is_proof, self._texts = is_proof, _TEXTS
         if not (is_trial or is_proof):
             prove_gpu(target, opening.kernels)
         check_outputs_written(opening.graph, opening.signature)
@@ -96,13 +96,12 @@ class GpuEngine(TargetEngine):
     def _trial(self, opening: Opening) -> GpuEngine:
         return GpuEngine(opening, self._target, is_trial=True)
 
-    def _failure(self, step: str, error: LinkError, find_op: Callable[[], str]) -> UnrunnableError:
-        op = find_op() if error.kind == "lost" and not self._is_proof else ""
-        texts = _PROOF_TEXTS if self._is_proof else _TEXTS
-        target, runtime = self._target, self._opening.runtime
-        refused = link_error(runtime, target.command, error, target.seconds, op, texts)
-        if self._is_proof and error.kind == "time":
-            target.hung = refused.text
+    def _failure(self, step: str, error: LinkError, given: Sequence[Any]) -> UnrunnableError:
+        if not self._is_proof:
+            return super()._failure(step, error, given)
+        refused = self._target.failure(self._opening.runtime, error, "", _PROOF_TEXTS)
+        if error.kind == "time":
+            self._target.hung = refused.text
         return refused
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -26,18 +27,15 @@ from pytest_edgeq.runtimes.runner import on_disk, open_here
 from pytest_edgeq.runtimes.workers.crash_report import WorkerCrashError, file_fact, size_text
 from pytest_edgeq.runtimes.workers.isolated_file import open_file, source_file
 from pytest_edgeq.runtimes.workers.link import LinkError
-from pytest_edgeq.runtimes.workers.target import link_error
 from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.cut import Cut, cut_ops, first_op_that
 from pytest_edgeq.tflite.mapped import Source
-from pytest_edgeq.tflite.op_dtypes import entry_of
-from pytest_edgeq.tflite.subgraph import Op
 
 if TYPE_CHECKING:
     from pytest_edgeq.runtimes.workers.link import Link
     from pytest_edgeq.runtimes.workers.local_worker import LocalWorker
     from pytest_edgeq.runtimes.workers.remote_worker import Head
-    from pytest_edgeq.runtimes.workers.target import Target
+    from pytest_edgeq.runtimes.workers.target import Target, Texts
 
 _Result = TypeVar("_Result")
 
@@ -125,8 +123,8 @@ class RemoteEngine(Engine):
         """Open a file as a trial, in the same kind of worker."""
         raise NotImplementedError
 
-    def _failure(self, step: str, error: LinkError, find_op: Callable[[], str]) -> UnrunnableError:
-        """Return the error of a step at which the worker ended or did not answer."""
+    def _failure(self, step: str, error: LinkError, given: Sequence[Any]) -> UnrunnableError:
+        """Return the error of a step on these inputs in which the worker did not answer."""
         raise NotImplementedError
 
     def _ask(
@@ -154,73 +152,60 @@ class RemoteEngine(Engine):
                     now = step
             return [] if head is None else link.ask({**head, "key": file.key}, parts, self._seconds)
 
-        def find_op() -> str:
-            given = [] if now == "load" else [*parts]
-            return "" if self._is_trial else _crashing_op(self._opening, now, given, self._ends)
-
         try:
             return self._use(request)
         except LinkError as error:
-            raise self._failure(now, error, find_op) from error.__cause__
+            given = () if now == "load" else parts
+            raise self._failure(now, error, given) from error.__cause__
 
-    def _ends(self, content: bytes, arrays: Arrays | None) -> bool:
-        """Return whether ops that were cut out end the worker."""
-        try:
-            trial = self._trial(self._opening.of_copy(content))
-            if arrays is not None:
-                trial.run(arrays)
-        except CrashedError:
-            return True
-        return False
+    def _crashing_op(self, step: str, given: Sequence[Any]) -> str:
+        """Describe the op that ended the worker in a step on these inputs, in one line or two."""
+        if self._is_trial:
+            return ""
+        opening, begun = self._opening, time.monotonic()
+        graph, subgraph = opening.graph, opening.signature.subgraph
+        tensors = graph.subgraphs[subgraph].tensors
+        read = [each.tensor.index for each in opening.signature.inputs]
+        known: dict[int, npt.NDArray[Any]] = dict(zip(read, given, strict=True)) if given else {}
 
+        def shape_of(index: int) -> tuple[int, ...]:
+            return known[index].shape if index in known else tensors[index].shape
 
-def _crashing_op(
-    opening: Opening, step: str, given: Arrays, ends: Callable[[bytes, Arrays | None], bool]
-) -> str:
-    """Describe the op that ended the process, in one line or two."""
-    graph, subgraph = opening.graph, opening.signature.subgraph
-    tensors = graph.subgraphs[subgraph].tensors
-    known = {
-        each.tensor.index: value
-        for each, value in zip(opening.signature.inputs, given, strict=False)
-    }
-    begun = time.monotonic()
+        def value(index: int) -> npt.NDArray[Any]:
+            if index in known:
+                return known[index]
+            return np.zeros(tensors[index].shape, numpy_dtype(tensors[index].dtype))
 
-    def shape_of(index: int) -> tuple[int, ...]:
-        return known[index].shape if index in known else tensors[index].shape
-
-    def value(index: int) -> npt.NDArray[Any]:
-        if index in known:
-            return known[index]
-        return np.zeros(tensors[index].shape, numpy_dtype(tensors[index].dtype))
-
-    def crashes(cut: Cut) -> bool:
-        if time.monotonic() - begun > _MOST_SECONDS:
-            raise TimeoutError
-        feed = [value(index) for _, index in cut.inputs.values()]
-        try:
-            return ends(cut.content, feed if step == "run" else None)
-        except Exception:  # the kernels refuse them, which ends no process
+        def crashes(cut: Cut) -> bool:
+            if time.monotonic() - begun > _MOST_SECONDS:
+                raise TimeoutError
+            feed = [value(index) for _, index in cut.inputs.values()]
+            try:
+                trial = self._trial(opening.of_copy(cut.content))
+                if step == "run":
+                    trial.run(feed)
+            except CrashedError:
+                return True
+            except Exception:  # the kernels refuse them, which ends no process
+                return False
             return False
 
-    def where(op: Op) -> str:
-        return entry_of(graph, op, opening.modules).where
-
-    try:
-        op = first_op_that(graph, subgraph, crashes, shape_of)
-        if op is not None:
-            return f"op: {where(op)}"
-        left_out = cut_ops(graph, subgraph, shape_of).left_out
-    except TimeoutError:
-        return f"op: not found in {_MOST_SECONDS:.0f} s"
-    except Exception as error:  # of a damaged file the graph need not make sense
-        return f"op: not found: its ops cannot be cut out ({type(error).__name__}: {error})"[:150]
-    text = "op: not found: its ops, cut out and run on zeros, end no process"
-    if left_out:
-        first, why = left_out[0]
-        more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
-        text += f"\n  not cut out: {where(first)}{more}: {why}"
-    return text
+        try:
+            op = first_op_that(graph, subgraph, crashes, shape_of)
+            if op is not None:
+                return f"op: {opening.where(op)}"
+            left_out = cut_ops(graph, subgraph, shape_of).left_out
+        except TimeoutError:
+            return f"op: not found in {_MOST_SECONDS:.0f} s"
+        except Exception as error:  # of a damaged file the graph need not make sense
+            why = f"{type(error).__name__}: {error}"
+            return f"op: not found: its ops cannot be cut out ({why})"[:150]
+        text = "op: not found: its ops, cut out and run on zeros, end no process"
+        if left_out:
+            first, why = left_out[0]
+            more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+            text += f"\n  not cut out: {opening.where(first)}{more}: {why}"
+        return text
 
 
 class TargetEngine(RemoteEngine):
@@ -230,6 +215,8 @@ class TargetEngine(RemoteEngine):
     If the request of another thread loses the connection, that does not count. Engines of one file
     share what is open there, unless runs leave something behind.
     """
+
+    _texts: Texts = MappingProxyType({})
 
     def __init__(self, opening: Opening, target: Target, *, is_trial: bool = False) -> None:
         for entry in (*opening.signature.inputs, *opening.signature.outputs):
@@ -284,10 +271,9 @@ class TargetEngine(RemoteEngine):
     def _trial(self, opening: Opening) -> TargetEngine:
         return TargetEngine(opening, self._target, is_trial=True)
 
-    def _failure(self, step: str, error: LinkError, find_op: Callable[[], str]) -> UnrunnableError:
-        op = find_op() if error.kind == "lost" else ""
-        target = self._target
-        return link_error(self._opening.runtime, target.command, error, target.seconds, op)
+    def _failure(self, step: str, error: LinkError, given: Sequence[Any]) -> UnrunnableError:
+        op = self._crashing_op(step, given) if error.kind == "lost" else ""
+        return self._target.failure(self._opening.runtime, error, op, self._texts)
 
 
 class IsolatedEngine(RemoteEngine):
@@ -339,13 +325,13 @@ class IsolatedEngine(RemoteEngine):
     def _trial(self, opening: Opening) -> IsolatedEngine:
         return IsolatedEngine(opening, self._worker, self._seconds, None, is_trial=True)
 
-    def _failure(self, step: str, error: LinkError, find_op: Callable[[], str]) -> CrashedError:
+    def _failure(self, step: str, error: LinkError, given: Sequence[Any]) -> CrashedError:
         """Report a crash: the step, the file, the op, and how the worker ended."""
         assert isinstance(error, WorkerCrashError), "a local worker raises nothing else"
         opening, content = self._opening, self._opening.graph.buffer
         facts = [file_fact(content, hashlib.sha256(content).hexdigest())]
         if opening.own is None and not error.was_killed:
-            facts.append(find_op())
+            facts.append(self._crashing_op(step, given))
         how = "was ended" if error.was_killed or error.kind == "timeout" else "crashed"
         first = f"{how} in the step {step}: expected {_EXPECTED[step]}, got {error.what}"
         own = None if opening.own is None else source_file(opening.own)

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from pytest_edgeq.errors import CrashedError, UnrunnableError
 from pytest_edgeq.names import GPU_KERNELS
@@ -20,6 +20,10 @@ from pytest_edgeq.runtimes.workers.target_spec import checked_command
 if TYPE_CHECKING:
     from pytest_edgeq.runtimes.engines import Engine, Opening
     from pytest_edgeq.runtimes.workers.remote_engine import RemoteFile
+
+
+Texts: TypeAlias = Mapping[str, tuple[str, str, str]]
+"""Symptom, cause and fix by how a target failed."""
 
 
 class Target:
@@ -52,7 +56,7 @@ class Target:
         try:
             self.link()
         except LinkError as error:
-            raise link_error(self.name, self.command, error, self.seconds) from None
+            raise self.failure(self.name, error) from None
         assert self.machine is not None, "unreachable because `link` has set it"
         return self.machine
 
@@ -102,6 +106,24 @@ class Target:
             self._links.append(link)
             return link
 
+    def failure(
+        self, runtime: str, error: LinkError, op: str = "", texts: Texts = MappingProxyType({})
+    ) -> UnrunnableError:
+        """Return the error for a test: symptom, op, command, output and fix."""
+        name = runtime.partition(":")[0]
+        kind = "crash" if error.kind == "lost" and _CRASH.search(error.what) else error.kind
+        first, cause, fix = texts.get(kind) or _TEXTS[kind]
+        is_here = runtime in GPU_KERNELS
+        check = "" if is_here else f"; then edgeq target check {name}"
+        name = "xnnpack" if is_here else name
+        lines = [first.format(what=error.what), *([op] if op else [])]
+        lines.append(f"command: {shlex.join(self.command)}")
+        lines += printed_lines(error.printed)
+        lines.append(f"cause: {cause}")
+        lines.append(f"fix: {fix.format(name=name, check=check, more=2 * round(self.seconds))}")
+        is_crash = error.kind in ("lost", "time")
+        return (CrashedError if is_crash else UnrunnableError)(runtime, "\n".join(lines))
+
     def close(self) -> None:
         """End the command; the next use starts it anew."""
         with self._lock:
@@ -120,30 +142,6 @@ def make_targets(commands: Mapping[str, Sequence[str]], seconds: float) -> dict[
 
 _CRASH: Final = re.compile(r"SIG(SEGV|ABRT|BUS|FPE|ILL|TRAP)|exit code (132|133|134|135|136|139)")
 """Signals of crashes, and the exit codes of a shell for them."""
-
-
-def link_error(
-    runtime: str,
-    command: Sequence[str],
-    error: LinkError,
-    seconds: float,
-    op: str = "",
-    texts: Mapping[str, tuple[str, str, str]] = MappingProxyType({}),
-) -> UnrunnableError:
-    """Return the error for a test: symptom, op, command, output and fix; some by other texts."""
-    name = runtime.partition(":")[0]
-    kind = "crash" if error.kind == "lost" and _CRASH.search(error.what) else error.kind
-    first, cause, fix = texts.get(kind) or _TEXTS[kind]
-    is_here = runtime in GPU_KERNELS
-    check = "" if is_here else f"; then edgeq target check {name}"
-    name = "xnnpack" if is_here else name
-    lines = [first.format(what=error.what), *([op] if op else [])]
-    lines.append(f"command: {shlex.join(command)}")
-    lines += printed_lines(error.printed)
-    lines.append(f"cause: {cause}")
-    lines.append(f"fix: {fix.format(name=name, check=check, more=2 * round(seconds))}")
-    is_crash = error.kind in ("lost", "time")
-    return (CrashedError if is_crash else UnrunnableError)(runtime, "\n".join(lines))
 
 
 _TEXTS: Final = {
