@@ -22,7 +22,7 @@ from pytest_edgeq.tflite.boundary import numpy_dtype
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.ops import MOVING, facts_of
 from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
-from pytest_edgeq.tflite.writing import aligned_buffer, packed, unpacked
+from pytest_edgeq.tflite.writing import add_buffer, add_tensor, packed, unpacked
 
 # The offsets of a flatbuffer are signed, of 32 bits; all but the data fits into the rest.
 _MOST_BYTES = 2**31 - 2**26
@@ -250,8 +250,7 @@ class _Cutter:
         tensor.sparsity = None
         content = self.constants[op.index, position]
         tensor.buffer = self._add_buffer(contiguous(content).reshape(-1).view(np.uint8))
-        self.main.tensors.append(tensor)
-        return len(self.main.tensors) - 1
+        return add_tensor(self.main, tensor)
 
     def _tensor(self, index: int, name: str = "") -> int:
         """Copy a tensor of the subgraph, with its own and its referenced constants."""
@@ -266,8 +265,7 @@ class _Cutter:
             details.zeroPoints = (
                 self._constant(tensor.block_zero_points) if tensor.block_zero_points >= 0 else -1
             )
-        self.main.tensors.append(copied)
-        return len(self.main.tensors) - 1
+        return add_tensor(self.main, copied)
 
     def _buffer(self, tensor: Tensor) -> int:
         if tensor.buffer not in self._buffers:
@@ -282,8 +280,7 @@ class _Cutter:
                 f"the constants of the file take more than {_MOST_BYTES} bytes, which are too "
                 "many for a file in which its ops stand alone"
             )
-        self.model.buffers.append(aligned_buffer(content))
-        return len(self.model.buffers) - 1
+        return add_buffer(self.model, content)
 
     def _opcode(self, index: int) -> int:
         # Only those in use: kernels refuse a file for an op that it does not run, too.

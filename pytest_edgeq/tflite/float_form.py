@@ -19,7 +19,7 @@ from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.ops import QDQ
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op, Subgraph, Tensor
-from pytest_edgeq.tflite.writing import aligned_buffer, packed, unpacked
+from pytest_edgeq.tflite.writing import add_buffer, packed, unpacked
 
 _BIAS_DTYPES = ("int32", "int64")
 
@@ -82,8 +82,7 @@ def _write_tensor(
     record.buffer = 0
     if tensor.is_constant:
         content = np.asarray(graph.constant(tensor)) if floats is None else floats
-        model.buffers.append(aligned_buffer(content))
-        record.buffer = len(model.buffers) - 1
+        record.buffer = add_buffer(model, content)
         record.sparsity = None
     if floats is not None or tensor.is_quantized:
         record.type, record.quantization = schema.TensorType.FLOAT32, None

@@ -48,8 +48,8 @@ def one_op(name: str, *operands: str) -> bytes:
     return packed(model)
 
 
-def aligned_buffer(content: npt.NDArray[Any]) -> Any:
-    """Return a buffer whose data is aligned to 16 bytes, as the schema demands."""
+def add_buffer(model: Any, content: npt.NDArray[Any]) -> int:
+    """Add a buffer whose data is aligned to 16 bytes, as the schema demands; return its index."""
     from ai_edge_litert import schema_py_generated as schema
 
     class Aligned(schema.BufferT):  # type: ignore[misc] # the schema ships no types
@@ -68,7 +68,8 @@ def aligned_buffer(content: npt.NDArray[Any]) -> Any:
 
     buffer = Aligned()
     buffer.data = content
-    return buffer
+    model.buffers.append(buffer)
+    return len(model.buffers) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +120,8 @@ def _constant(model: Any, subgraph: Any, donor: OpGraph, op: Op, theirs: Any, pl
     """Add a constant operand of the donor to a file; return its index."""
     index = op.inputs[place]
     tensor = copy.copy(theirs.tensors[index])
-    model.buffers.append(aligned_buffer(np.asarray(donor.stored(donor.tensor(op, index)))))
-    tensor.buffer = len(model.buffers) - 1
-    subgraph.tensors.append(tensor)
-    return len(subgraph.tensors) - 1
+    tensor.buffer = add_buffer(model, np.asarray(donor.stored(donor.tensor(op, index))))
+    return add_tensor(subgraph, tensor)
 
 
 def write_clamped(file: OpGraph, subgraph: int, ranges: Mapping[int, tuple[float, float]]) -> bytes:
@@ -137,7 +136,7 @@ def write_clamped(file: OpGraph, subgraph: int, ranges: Mapping[int, tuple[float
         for place, index in enumerate(outputs):
             if index not in ranges:
                 continue
-            whole, below = (_add_tensor(graph, copy.copy(graph.tensors[index])) for _ in range(2))
+            whole, below = (add_tensor(graph, copy.copy(graph.tensors[index])) for _ in range(2))
             outputs[place] = whole
             results = (minimum, whole, below), (maximum, below, index)
             for end, (code, source, result) in zip(reversed(ranges[index]), results, strict=True):
@@ -154,7 +153,7 @@ def write_transposed(file: OpGraph, op: Op, order: Sequence[int]) -> bytes:
     graph = model.subgraphs[op.subgraph]
     source = op.outputs[0]
     axes = _add_constant(model, graph, np.array(order, np.int32), "INT32")
-    result = _add_tensor(graph, copy.copy(graph.tensors[source]))
+    result = add_tensor(graph, copy.copy(graph.tensors[source]))
     transpose = _op(_add_code(model, "TRANSPOSE"), "Transpose", [source, axes], result)
     for reader in graph.operators[op.index + 1 :]:
         reader.inputs = [result if each == source else int(each) for each in reader.inputs]
@@ -172,7 +171,8 @@ def _add_code(model: Any, name: str) -> int:
     return len(model.operatorCodes) - 1
 
 
-def _add_tensor(graph: Any, tensor: Any) -> int:
+def add_tensor(graph: Any, tensor: Any) -> int:
+    """Add a tensor to a subgraph; return its index."""
     graph.tensors.append(tensor)
     return len(graph.tensors) - 1
 
@@ -180,10 +180,9 @@ def _add_tensor(graph: Any, tensor: Any) -> int:
 def _add_constant(model: Any, graph: Any, values: npt.NDArray[Any], dtype: str) -> int:
     from ai_edge_litert import schema_py_generated as schema
 
-    model.buffers.append(aligned_buffer(values))
-    kind, buffer = getattr(schema.TensorType, dtype), len(model.buffers) - 1
-    shape = np.array(values.shape, np.int32)
-    return _add_tensor(graph, schema.TensorT(shape, kind, buffer, "inserted"))
+    kind, shape = getattr(schema.TensorType, dtype), np.array(values.shape, np.int32)
+    tensor = schema.TensorT(shape, kind, add_buffer(model, values), "inserted")
+    return add_tensor(graph, tensor)
 
 
 def _op(code: int, options: str, inputs: list[int], output: int) -> Any:

@@ -21,7 +21,7 @@ from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.modules import exported_modules
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op, Tensor
-from pytest_edgeq.tflite.writing import aligned_buffer, packed, unpacked
+from pytest_edgeq.tflite.writing import add_buffer, packed, unpacked
 
 from .defects import OF_THE_REFERENCE, changed
 
@@ -85,8 +85,8 @@ def test_each_part_of_a_split_cache_is_fed(maker: Edgeq) -> None:
 
 
 def _replace(model: Any, graph: OpGraph, op: Op, tensor: Tensor, values: npt.NDArray[Any]) -> None:
-    model.buffers.append(aligned_buffer(values.view(np.uint8)))
-    model.subgraphs[op.subgraph].tensors[tensor.index].buffer = len(model.buffers) - 1
+    buffer = add_buffer(model, values.view(np.uint8))
+    model.subgraphs[op.subgraph].tensors[tensor.index].buffer = buffer
 
 
 def _scaled(factor: float, channel: int | slice) -> Change:
