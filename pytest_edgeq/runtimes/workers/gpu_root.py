@@ -18,14 +18,12 @@ from pytest_edgeq.runtimes.workers.private_root import (
     has_apt,
     is_finished,
     new_root,
+    run_on,
 )
-from pytest_edgeq.runtimes.workers.target import Target
 from pytest_edgeq.versions import version_of
 
 # Debian's names of the CPUs that wheels of ai-edge-litert have the GPU engine for.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-
-_SECONDS = 60  # of one answer; it takes 3 s
 
 _MESA = "mesa-vulkan-drivers"
 _LAVAPIPE = "libvulkan_lvp.so"
@@ -131,10 +129,4 @@ def _add_launcher(root: Path) -> None:
 
 def try_gpu(command: Sequence[str]) -> str:
     """Run a product of float16 on the GPU, and return the adapter's name."""
-    target = Target("mesa", command, _SECONDS)
-    try:
-        return target.machine_for("gpu").adapter
-    except RuntimeError as error:
-        raise PrivateRootError(f"the root's GPU does not run a model: {error}") from None
-    finally:
-        target.close()
+    return run_on("mesa", command, "GPU", lambda target: target.machine_for("gpu").adapter)

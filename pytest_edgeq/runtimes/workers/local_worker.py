@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import os
 import sys
 import threading
@@ -136,19 +135,16 @@ class LocalWorker:
                 self._link = None
 
 
-@functools.cache
+_workers: dict[int, LocalWorker] = {}
+
+
 def worker_of(memory: int) -> LocalWorker:
     """Return the worker of this process with a bound on memory; it is shared by all sessions."""
-    made = LocalWorker(memory)
-    _workers.append(made)
-    return made
-
-
-_workers: list[LocalWorker] = []
+    return _workers.setdefault(memory, LocalWorker(memory))
 
 
 @atexit.register
 def close_workers() -> None:
     """End every worker of this process; the next call of one starts it anew."""
-    for each in _workers:
+    for each in _workers.values():
         each.close()

@@ -19,9 +19,12 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from pytest_edgeq.runtimes.workers.target import Target
 from pytest_edgeq.versions import version_of
+
+_Result = TypeVar("_Result")
 
 NO_APT = """\
 this machine has no apt-get and dpkg, and a root consists of packages of Debian or Ubuntu:
@@ -97,14 +100,7 @@ class NewRoot:
         """Run a model on the kernels of a target, as an import alone starts none."""
         from pytest_edgeq.runtimes.workers.trial import try_target
 
-        target = Target(name, command, 60)  # it takes 3 s
-        try:
-            found = try_target(target).machine
-        except RuntimeError as error:
-            text = f"the root's Python does not run a model: {error}"
-            raise PrivateRootError(text) from None
-        finally:
-            target.close()
+        found = run_on(name, command, "Python", try_target).machine
         releases = {found.package: found.release, "numpy": found.numpy, "python": found.python}
         self.releases.update(releases)
 
@@ -124,6 +120,19 @@ def new_root(folder: Path, say: Callable[[str], None]) -> Iterator[NewRoot]:
         root.path.rename(folder)
     size = sum(path.lstat().st_size for path in folder.rglob("*"))
     say(f"{folder}: {', '.join(map(' '.join, root.releases.items()))}, {size / 1e6:.0f} MB")
+
+
+def run_on(
+    name: str, command: Sequence[str], part: str, use: Callable[[Target], _Result]
+) -> _Result:
+    """Use the target of a root once; `part` is what is tried of it."""
+    target = Target(name, command, 60)  # it takes 3 s
+    try:
+        return use(target)
+    except RuntimeError as error:
+        raise PrivateRootError(f"the root's {part} does not run a model: {error}") from None
+    finally:
+        target.close()
 
 
 class Apt:
