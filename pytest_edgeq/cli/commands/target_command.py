@@ -78,7 +78,6 @@ def check(name: str, as_json: bool) -> None:
         from pytest_edgeq.names import nearest
         from pytest_edgeq.plugin.project_targets import project_targets
         from pytest_edgeq.runtimes.workers.target import Target
-        from pytest_edgeq.runtimes.workers.trial import try_target
 
         commands, seconds = project_targets()
         if name not in commands:
@@ -88,7 +87,7 @@ def check(name: str, as_json: bool) -> None:
             )
         target = Target(name, commands[name], seconds)
         try:
-            trial = try_target(target)
+            trial = target.try_out()
         finally:
             target.close()
     if as_json:

@@ -98,9 +98,7 @@ class NewRoot:
 
     def try_python(self, name: str, command: Sequence[str]) -> None:
         """Run a model on the kernels of a target, as an import alone starts none."""
-        from pytest_edgeq.runtimes.workers.trial import try_target
-
-        found = run_on(name, command, "Python", try_target).machine
+        found = run_on(name, command, "Python", Target.try_out).machine
         releases = {found.package: found.release, "numpy": found.numpy, "python": found.python}
         self.releases.update(releases)
 

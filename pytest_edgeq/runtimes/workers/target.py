@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from pytest_edgeq.errors import CrashedError, UnrunnableError
 from pytest_edgeq.names import GPU_KERNELS
@@ -24,6 +25,18 @@ if TYPE_CHECKING:
 
 Texts: TypeAlias = Mapping[str, tuple[str, str, str]]
 """Symptom, cause and fix by how a target failed."""
+
+
+_TRIED: Final = ("xnnpack", "builtin")
+"""Kernels that a trial of a target runs."""
+
+
+class Trial(NamedTuple):
+    """The result of a trial."""
+
+    machine: TargetMachine  # the machine that answered
+    start: float  # milliseconds until it answered
+    runs: dict[str, float]  # milliseconds of one run, to and fro, by kernels
 
 
 class Target:
@@ -59,6 +72,31 @@ class Target:
             raise self.failure(self.name, error) from None
         assert self.machine is not None, "unreachable because `link` has set it"
         return self.machine
+
+    def try_out(self) -> Trial:
+        """Start the command, unless it runs, and run a file of one op on its kernels."""
+        import numpy as np
+
+        from pytest_edgeq.runtimes.edge import EdgeFile
+        from pytest_edgeq.runtimes.registry import Runtimes
+        from pytest_edgeq.tflite.writing import one_op
+
+        began = time.perf_counter()
+        machine = self.start()
+        start = time.perf_counter() - began
+        edge = EdgeFile(one_op("NEG", "x"), runtimes=Runtimes(targets={self.name: self}))
+        runs = {}
+        for kernels in _TRIED:
+            runner = edge.runner(f"{self.name}:{kernels}")
+            began = time.perf_counter()
+            [result] = runner.run({"x": np.array([3], np.float32)})
+            runs[kernels] = (time.perf_counter() - began) * 1e3
+            if result.tolist() != [-3.0]:
+                raise RuntimeError(
+                    f"the {self.name}:{kernels} runtime computes something else: expected [-3.0] "
+                    f"of NEG of 3, got {result.tolist()}"
+                )
+        return Trial(machine, start * 1e3, runs)
 
     def machine_for(self, kernels: str) -> TargetMachine:
         """Return the machine with the precision of kernels, or raise an UnrunnableError."""

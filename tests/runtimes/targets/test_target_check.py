@@ -14,7 +14,6 @@ from fixtures.tflite import make, stacks
 from pytest_edgeq.cli import edgeq
 from pytest_edgeq.runtimes.workers.remote_worker import facts
 from pytest_edgeq.runtimes.workers.target import Target
-from pytest_edgeq.runtimes.workers.trial import try_target
 from tests.runtimes.targets.conftest import patched_litert
 
 
@@ -73,5 +72,5 @@ def test_a_target_that_computes_something_else_does_not_serve(tmp_path: Path) ->
     code = "_get = Interpreter.get_tensor\nInterpreter.get_tensor = lambda *args: _get(*args) * 2"
     target = Target("bad", patched_litert(tmp_path / "bad", code), 60)
     with pytest.raises(RuntimeError, match=r"expected \[-3.0\] of NEG of 3, got \[-6.0\]"):
-        try_target(target)
+        target.try_out()
     target.close()
