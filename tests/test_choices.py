@@ -13,7 +13,7 @@ from fixtures.tflite.writer import chain, constant
 from pytest_edgeq import Budget, Edgeq, assert_within_budget
 from pytest_edgeq.numerics.error_sums import match_counts
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.tflite.choices import choices
+from pytest_edgeq.tflite.ends import choices
 from tests.checked import checked
 
 Array = npt.NDArray[Any]

@@ -15,7 +15,7 @@ from pytest_edgeq.numerics.findings import (
     COARSE_INPUT,
     INPUT_KINDS,
 )
-from pytest_edgeq.tflite.end_quantization import quantized_inputs
+from pytest_edgeq.tflite.ends import quantized_inputs
 from tests.bench.detection.nets import Mlp
 
 pytestmark = pytest.mark.figures

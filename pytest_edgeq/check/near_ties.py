@@ -12,7 +12,7 @@ from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import LOST_OUTPUT, USELESS, Finding, Place
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB, sqnr_db
-from pytest_edgeq.tflite.choices import Choice, choices
+from pytest_edgeq.tflite.ends import Choice, choices
 
 _LEAST_MATCHES = 0.5  # minimum share of matching rows if the scores are unknown
 

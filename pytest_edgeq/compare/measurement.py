@@ -26,8 +26,7 @@ from pytest_edgeq.numerics.samples import EvaluatedLedger, SampleLedger
 from pytest_edgeq.numerics.static_health import UNKNOWN, Calibration
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.boundary import code_range, qparams
-from pytest_edgeq.tflite.choices import choices
-from pytest_edgeq.tflite.end_quantization import quantized_inputs, quantized_output
+from pytest_edgeq.tflite.ends import choices, quantized_inputs, quantized_output
 from pytest_edgeq.tflite.layout import mismatch_hint
 from pytest_edgeq.tflite.subgraph import Tensor
 

@@ -30,7 +30,7 @@ from pytest_edgeq.runtimes.bounds.site import ULP
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.runtimes.runner import Runner
 from pytest_edgeq.tflite.boundary import decode
-from pytest_edgeq.tflite.end_quantization import quantized_output
+from pytest_edgeq.tflite.ends import quantized_output
 from pytest_edgeq.tflite.ops import BOUNDED, MOVING, facts_of
 from pytest_edgeq.tflite.roles import roles_of
 from pytest_edgeq.tflite.subgraph import Op, Subgraph

@@ -58,22 +58,13 @@ def open_tflite(
     section: str | None = None,
 ) -> Buffer:
     """
-    Return the bytes of a `.tflite` file after checking that it is one.
+    Return the bytes of a `.tflite` file, or of a model in a bundle, after checking that it is one.
 
-    A bundle is opened as the model that `section` names, or as its only one.
-
-    The flatbuffer is verified by the interpreter's own verifier (`CreateWrapperFromBuffer` runs
-    `tflite::VerifyModelBuffer`): tables and vectors all lie inside the file, so a truncated
-    download is found here and not as a crash later.
+    The interpreter's own verifier (`CreateWrapperFromBuffer` runs `tflite::VerifyModelBuffer`)
+    finds tables that do not lie inside the file, such as in a truncated download.
 
     Raises:
-        FileNotFoundError: The path does not exist.
-        IsADirectoryError: The path is a folder.
-        OSError: The path is too long, or this user may not open the file.
-        ValueError: Empty, truncated, damaged, or not a TFLite file; or a path that is not UTF-8.
-            A bundle without this section, or with several models and none named.
-        ModuleNotFoundError: The package that reads `.litertlm` is not installed.
-        TypeError: Neither a path nor bytes.
+        OSError, TypeError, ValueError, ModuleNotFoundError: It cannot be opened, or is no model.
         UnrunnableError: The process ended in which it was built.
     """
     if isinstance(source, (bytes, bytearray, memoryview)):

@@ -21,7 +21,7 @@ from pytest_edgeq.numerics.comparison import WorstSamples
 from pytest_edgeq.numerics.findings import RUNTIMES_DIFFER, Finding, Place
 from pytest_edgeq.numerics.metrics import least_sqnr_db
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.tflite.end_quantization import quantized_output
+from pytest_edgeq.tflite.ends import quantized_output
 from pytest_edgeq.tflite.subgraph import SignatureTensor, Tensor
 
 Array = npt.NDArray[Any]
