@@ -55,9 +55,10 @@ _CAUSES: Final = {
 }
 
 
-def is_shader_error(printed: str) -> bool:
-    """Whether the engine logs an error for a file that it still compiles or runs."""
-    return _WRONG.search(printed) is not None
+def check_shaders(printed: str) -> None:
+    """Raise a RuntimeError if the engine logged an error: it returns outputs all the same."""
+    if _WRONG.search(printed):
+        raise RuntimeError(f"{NO_SHADER}\n{printed}")
 
 
 def said(printed: str) -> list[str]:

@@ -20,8 +20,7 @@ from pytest_edgeq.runtimes.engines import Opening, check_outputs_written, descri
 from pytest_edgeq.runtimes.gpu_refusals import (
     NO_ADAPTER,
     NO_OP,
-    NO_SHADER,
-    is_shader_error,
+    check_shaders,
     said,
 )
 from pytest_edgeq.runtimes.workers.link import Link, LinkError
@@ -66,7 +65,7 @@ class GpuEngine(TargetEngine):
         super().__init__(opening, target, is_trial=is_trial)
         assert self._file is not None, "it was opened just now"
         self.printed = printed = self._file.printed
-        _check(printed)
+        check_shaders(printed)
         if sum(on_cpu for _, on_cpu in shared_ops(printed)) >= len(opening.graph.ops):
             raise RuntimeError(f"{NO_OP}\n{printed}")
         if (found := _ADAPTER.search(printed)) is None:  # it may run on the CPU without a message
@@ -79,7 +78,7 @@ class GpuEngine(TargetEngine):
         if step != "run":
             return super()._ask(step, head, parts, **more)
         *answer, printed = super()._ask(step, {**head, "printed": True}, parts, **more)
-        _check(printed)
+        check_shaders(printed)
         return answer
 
     def _open_in(self, link: Link, file: RemoteFile, **more: Any) -> None:
@@ -139,12 +138,6 @@ def prove_gpu(target: Target, kernels: str) -> None:
     if is_float32 is (kernels == "gpu"):
         raise UnrunnableError(runtime, _other_precision(runtime, target.adapter, product[0]))
     target.proven.add(kernels)
-
-
-def _check(printed: str) -> None:
-    """Raise a RuntimeError if the engine logged an error: it returns outputs all the same."""
-    if is_shader_error(printed):
-        raise RuntimeError(f"{NO_SHADER}\n{printed}")
 
 
 _NO_ENGINE: Final = re.compile(
