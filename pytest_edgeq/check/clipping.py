@@ -56,7 +56,7 @@ def clipping_findings(
     """
     ranges = localizer.clipped_ranges()
     clipping = [each for each in ranges if each.is_clipped]
-    if not clipping or quantized.edge.is_stateful or calibration.is_own:
+    if not clipping or quantized.edge.graph.is_stateful or calibration.is_own:
         return []
     if input_findings(comparison.health):
         return []  # they explain all errors behind them

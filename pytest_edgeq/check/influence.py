@@ -89,7 +89,7 @@ class Influence:
         self._quantized = quantized
         self._runner = SampleRunner(quantized, runtime)
         self._kept: list[tuple[Sample, Arrays, Arrays]] = []
-        self._is_needed = len(quantized.input_names) > 1 and not quantized.edge.is_stateful
+        self._is_needed = len(quantized.input_names) > 1 and not quantized.edge.graph.is_stateful
 
     def note(self, sample: Sample, outcome: SampleOutputs) -> None:
         """Keep one of the first samples with its outputs."""

@@ -70,7 +70,7 @@ class Measuring:
         )
         self._agreement = Agreement(quantized)
         edges = (quantized.edge, quantized.float_edge)
-        self._is_stateful = any(edge is not None and edge.is_stateful for edge in edges)
+        self._is_stateful = any(edge is not None and edge.graph.is_stateful for edge in edges)
         self._n_asked = 0
         self._distances = Distances(factor=_FURTHER)
         self._influence = Influence(quantized, runtime)

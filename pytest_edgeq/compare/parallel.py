@@ -140,7 +140,7 @@ def state_of(quantized: QuantizedModel) -> object:
 
     edges = [edge for edge in (quantized.edge, quantized.float_edge) if edge is not None]
     owner = torch_module(quantized.float_model)
-    if owner is None or any(edge.is_stateful for edge in edges):
+    if owner is None or any(edge.graph.is_stateful for edge in edges):
         return None
     state: list[Any] = []
     for module in owner.modules():

@@ -299,7 +299,7 @@ class AgainstTorch(OutputCheck):
                 divergence = self._tolerance.compare(expected, self._outputs())
         if self._is_inconclusive(expected):
             # A stateful form must run all samples in order.
-            if divergence is not None or self.form.is_stateful:
+            if divergence is not None or self.form.graph.is_stateful:
                 self._keep_pending(sample, expected, is_explained=divergence is None)
         elif divergence is not None and not self._is_explained_by_constants([(sample, expected)]):
             self.divergence = self._locate(sample, expected, divergence)
@@ -323,7 +323,8 @@ class AgainstTorch(OutputCheck):
             return
         place, divergence = found
         self.form = self.form.clone()
-        for each in samples[: place + 1] if self.form.is_stateful else samples[place : place + 1]:
+        first = 0 if self.form.graph.is_stateful else place
+        for each in samples[first : place + 1]:
             self._run(self.form, each.sample)
         self.divergence = self._locate(*pairs[place], divergence)
 
@@ -372,7 +373,7 @@ class AgainstTorch(OutputCheck):
         new = _PendingSample(sample.clone(), expected, made, rounding)
         if len(self._pending) < _KEPT:
             self._pending.append(new)
-        elif not is_explained and not self.form.is_stateful:
+        elif not is_explained and not self.form.graph.is_stateful:
             distances = self._distances(new)
             off = max(each.noise / max(each.count * each.allowed**2, _TINY) for each in distances)
             if self._furthest is None or off > self._furthest[0]:

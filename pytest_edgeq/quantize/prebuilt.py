@@ -123,7 +123,7 @@ def _reference(
 ) -> Callable[..., Any]:
     """Return the reference of a signature: a callable, or the file that it names."""
     owner = getattr(source, "__self__", None)
-    if isinstance(owner, QuantizedModel) and source == owner.run and owner.edge.is_stateful:
+    if isinstance(owner, QuantizedModel) and source == owner.run and owner.edge.graph.is_stateful:
         # `run` resets the state at each call, but samples are a stream.
         source = owner
     if isinstance(source, QuantizedModel):

@@ -210,7 +210,7 @@ class _Writer:
             "runtime": runtime,
             "kernels": model.edge.runtimes.kernels_of(runtime),
             "expected_by": None if samples is None else samples.expected_by,
-            "is_stateful": model.edge.is_stateful,
+            "is_stateful": model.edge.graph.is_stateful,
             **{side: {e.name: e.tensor.index for e in entries} for side, entries in sides.items()},
             "moved": {
                 side: {each.name: axes for each in entries if (axes := layouts.axes(each))}

@@ -156,7 +156,7 @@ class EdgeFile:
 
     def restart(self) -> None:
         """Drop the interpreters of a file that keeps state, to start anew."""
-        if self.is_stateful:
+        if self.graph.is_stateful:
             self.close()
 
     def close(self) -> None:
@@ -166,12 +166,6 @@ class EdgeFile:
         self._runners.clear()
         if self._interpreters is not None:
             self._interpreters.clear()
-
-    @functools.cached_property
-    def is_stateful(self) -> bool:
-        """Whether it keeps values from run to run."""
-        # Cached, because each run asks and every tensor of the file is checked.
-        return self.graph.is_stateful
 
     @property
     def path(self) -> Path | None:

@@ -6,6 +6,7 @@ Buffers are not copied: constants are read on request.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -82,7 +83,7 @@ class OpGraph:
         """Name of the section of a bundle; None of a file that is no bundle."""
         return self._buffer.section if isinstance(self._buffer, MappedFile) else None
 
-    @property
+    @functools.cached_property  # each run asks
     def is_stateful(self) -> bool:
         """Whether a run keeps values for the next one: variables, or resources."""
         return any(facts_of(op.name).stateful for op in self.ops) or any(

@@ -190,7 +190,7 @@ def _order_reason(quantized: QuantizedModel, first: Callable[[], Sample]) -> str
     reference = quantized.float_model
     assert reference is not None, "unreachable because callers have looked"
     edges = [edge for edge in (quantized.edge, quantized.float_edge) if edge is not None]
-    if any(edge.is_stateful for edge in edges):
+    if any(edge.graph.is_stateful for edge in edges):
         return "the file keeps state from sample to sample"
     if torch_module(reference) is None:
         return ""
