@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
-import hashlib
 import os
 import shutil
 import sys
@@ -192,7 +190,6 @@ class QuantizedModel:
 
     def _with_edge(self, edge: EdgeFile, **changes: Any) -> QuantizedModel:
         other = copy.copy(self)
-        vars(other).pop("sha256", None)
         vars(other).update(changes, edge=edge, _path=edge.path, _views={})
         if other.origin is not None:
             other.options = {}
@@ -320,10 +317,10 @@ class QuantizedModel:
         """Length of the file."""
         return len(self.edge.graph.buffer)
 
-    @functools.cached_property
+    @property
     def sha256(self) -> str:
         """Hash of the file's content, in hexadecimal."""
-        return hashlib.sha256(self.edge.graph.buffer).hexdigest()
+        return self.edge.graph.sha256
 
     @property
     def float_size(self) -> FloatSize | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +31,7 @@ def model_facts(quantized: QuantizedModel) -> dict[str, Any]:
         "flow": quantized.flow,
         "quantizer": quantized.quantizer,
         "sha256": quantized.sha256,
-        "replaces": None if origin is None else sha256(origin.graph.buffer).hexdigest(),
+        "replaces": None if origin is None else origin.graph.sha256,
         "size_bytes": quantized.size_bytes,
         "float_size": None if known is None else known._asdict(),
         "inputs": _io_entries(quantized, "inputs"),

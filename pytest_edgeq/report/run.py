@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import platform
 from collections import Counter
@@ -164,11 +163,10 @@ class Run:
 
     def layers_of(self, edge: EdgeFile) -> dict[int, Mapping[str, Any]]:
         """Return the latest measurements of the ops of a file, by subgraph."""
-        digest = hashlib.sha256(edge.graph.buffer).hexdigest()
         signatures = edge.graph.signatures
         found: dict[int, Mapping[str, Any]] = {}
         for key, model in self.models.items():
-            if model["sha256"] != digest:
+            if model["sha256"] != edge.graph.sha256:
                 continue
             for event in self.events_of(key):
                 for signature in signatures:

@@ -7,6 +7,7 @@ Buffers are not copied: constants are read on request.
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -77,6 +78,11 @@ class OpGraph:
     def source(self) -> Source:
         """The path of a mapped file, or the content of one in memory."""
         return source_of(self.buffer)
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Hash of the file's content, in hexadecimal."""
+        return hashlib.sha256(self.buffer).hexdigest()
 
     @property
     def section(self) -> str | None:

@@ -81,9 +81,9 @@ class LinkError(Exception):
     """
     The worker does not answer as it should.
 
-    `kind` is `absent`, `start`, `missing`, `garbage`, `mute` (its stderr is hidden), `lost`, `time`
-    or `closed`; `code` the exit status, minus the signal's number where one ended it; `pid` that of
-    the process, if it ran.
+    `kind` is `absent`, `start`, `missing`, `garbage`, `mute` (its stderr is hidden), `lost`,
+    `time`, `closed`, or `other`: the request of another thread got no answer; `code` the exit
+    status, minus the signal's number where one ended it; `pid` that of the process, if it ran.
     """
 
     def __init__(
@@ -96,7 +96,6 @@ class LinkError(Exception):
     ) -> None:
         super().__init__(what)
         self.kind, self.what, self.printed, self.code, self.pid = kind, what, printed, code, pid
-        self.is_of_other = False  # whether it answered the request of another thread
 
 
 class WorkerTracebackError(Exception):
@@ -217,9 +216,7 @@ class Link:
         except LinkError as error:  # not by `_ended`: what `close` waits for may end by itself
             if error.kind not in ("lost", "time") or number not in self._waiting[1:]:
                 raise
-            other = LinkError(error.kind, error.what, error.printed, error.code, error.pid)
-            other.is_of_other = True
-            raise other from None
+            raise LinkError("other", error.what) from None
         except BaseException:
             # Half of a message may stand in the pipes.
             self._ended("lost", "an interrupt of this process")

@@ -7,7 +7,6 @@ import functools
 import hashlib
 import json
 import os
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +25,6 @@ from pytest_edgeq.versions import version_of
 if TYPE_CHECKING:
     from pytest_edgeq.runtimes.engines import Engine
     from pytest_edgeq.runtimes.workers.local_worker import LocalWorker
-    from pytest_edgeq.tflite.graph import OpGraph
 
 
 _Result = TypeVar("_Result")
@@ -34,8 +32,6 @@ _Result = TypeVar("_Result")
 _KIND: Final = "isolate"  # of the entries of the cache directory that say what has survived
 
 _survived: set[str] = set()  # of this process, whatever the session
-
-_digests: weakref.WeakKeyDictionary[OpGraph, str] = weakref.WeakKeyDictionary()
 
 
 class Isolation:
@@ -180,11 +176,9 @@ def _key(*facts: str | None) -> str:
 
 def _opening_key(opening: Opening, own: bytes) -> str:
     graph, runtime = opening.graph, opening.runtime
-    if graph not in _digests:
-        _digests[graph] = hashlib.sha256(graph.buffer).hexdigest()
     with contextlib.suppress(OSError):  # of a runner that was typed at a prompt
         own += b"" if opening.own is None else Path(source_file(opening.own)).read_bytes()
-    digests = _digests[graph], hashlib.sha256(own).hexdigest()
+    digests = graph.sha256, hashlib.sha256(own).hexdigest()
     return _key(*digests, opening.signature.key, runtime, _versions(runtime))
 
 

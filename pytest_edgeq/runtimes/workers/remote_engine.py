@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import re
 import threading
@@ -62,8 +61,9 @@ _SECONDS_OF_A_TRIAL: Final = 5.0
 class RemoteFile:
     """A file open in a worker, which closes it when this object is collected."""
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
+    source: Source  # what opens it on this machine
+
+    def __init__(self) -> None:
         self.key = next(_keys)  # names it in requests
         self.link: Link | None = None  # to the worker in which it is open; None before it is opened
         self.printed = ""  # by a GPU engine, as it compiled the file
@@ -110,7 +110,7 @@ class RemoteEngine(Engine):
         self._file = None
 
     def _make_file(self) -> RemoteFile:
-        return RemoteFile(self._opening.graph.source)
+        return RemoteFile()
 
     def _use(self, request: Callable[[Link], _Result]) -> _Result:
         """Send requests to the worker, or raise a LinkError."""
@@ -243,7 +243,7 @@ class TargetEngine(RemoteEngine):
             except CrashedError as error:  # of the state, which is lost
                 raise lost or error from None
             except LinkError as error:
-                if error.is_of_other:
+                if error.kind == "other":
                     continue
                 if lost or self._is_trial or error.kind != "lost":
                     raise
@@ -251,11 +251,10 @@ class TargetEngine(RemoteEngine):
 
     def _open_in(self, link: Link, file: RemoteFile, **more: Any) -> None:
         opening = self._opening
-        content = file.source if isinstance(file.source, bytes) else file.source.read_bytes()
         head = {
             **described(opening.signature),
             "what": "open",
-            "digest": hashlib.sha256(content).hexdigest(),
+            "digest": opening.graph.sha256,
             "key": file.key,
             "kernels": opening.kernels,
             "threads": opening.threads,
@@ -265,7 +264,7 @@ class TargetEngine(RemoteEngine):
         try:
             printed = link.ask(head, (), self._seconds)
         except KeyError:  # it does not have the file
-            printed = link.ask(head, [content], self._seconds)
+            printed = link.ask(head, [opening.graph.buffer[:]], self._seconds)
         file.printed = "".join(printed)
 
     def _trial(self, opening: Opening) -> TargetEngine:
@@ -295,6 +294,7 @@ class IsolatedEngine(RemoteEngine):
     def _make_file(self) -> RemoteFile:
         """Return a file with a path: a link would copy it, and the worker maps it."""
         file = super()._make_file()
+        file.source = self._opening.graph.source
         try:
             # Not written by the worker, where it would stay when that dies.
             file.source, remove = on_disk(file.source)
@@ -328,8 +328,8 @@ class IsolatedEngine(RemoteEngine):
     def _failure(self, step: str, error: LinkError, given: Sequence[Any]) -> CrashedError:
         """Report a crash: the step, the file, the op, and how the worker ended."""
         assert isinstance(error, WorkerCrashError), "a local worker raises nothing else"
-        opening, content = self._opening, self._opening.graph.buffer
-        facts = [file_fact(content, hashlib.sha256(content).hexdigest())]
+        opening, graph = self._opening, self._opening.graph
+        facts = [file_fact(graph.buffer, graph.sha256)]
         if opening.own is None and not error.was_killed:
             facts.append(self._crashing_op(step, given))
         how = "was ended" if error.was_killed or error.kind == "timeout" else "crashed"
