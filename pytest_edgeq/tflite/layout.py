@@ -126,7 +126,7 @@ def _permuted(shape: Sequence[int], source: int, target: int) -> tuple[int, ...]
 
 
 def fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Return whether a shape is that of a file, in which −1 stands for any length."""
+    """Return whether a shape agrees with that of a file, in which −1 is any length."""
     return len(shape) == len(wanted) and all(
         length in (-1, actual) for length, actual in zip(wanted, shape, strict=True)
     )

@@ -123,7 +123,7 @@ def new_root(folder: Path, say: Callable[[str], None]) -> Iterator[NewRoot]:
 def run_on(
     name: str, command: Sequence[str], part: str, use: Callable[[Target], _Result]
 ) -> _Result:
-    """Use the target of a root once; `part` is what is tried of it."""
+    """Use the target of a root once; `part` names it in the error."""
     target = Target(name, command, 60)  # it takes 3 s
     try:
         return use(target)
