@@ -218,10 +218,8 @@ class EdgeFile:
 
     def decode(self, codes: Sequence[npt.NDArray[Any]]) -> list[np.ndarray[Any, Any]]:
         """Dequantize outputs by their own parameters, in the reference's layout."""
-        return [
-            self.layouts.from_file(io_tensor, decode(value, io_tensor))
-            for value, io_tensor in zip(codes, self.signature.outputs, strict=True)
-        ]
+        pairs = zip(codes, self.signature.outputs, strict=True)
+        return self.in_reference_layout([decode(value, io_tensor) for value, io_tensor in pairs])
 
     def in_reference_layout(self, codes: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
         """Permute stored outputs to the reference's layout."""

@@ -9,9 +9,9 @@ from typing import Final
 from pytest_edgeq.errors import UnrunnableError
 from pytest_edgeq.names import printable
 from pytest_edgeq.runtimes.gpu_known import known_defect
-from pytest_edgeq.runtimes.refusals import OTHER_KIND
+from pytest_edgeq.runtimes.refusals import OTHER_KIND, refusing
 from pytest_edgeq.runtimes.workers.link import CHATTER
-from pytest_edgeq.tflite.cut import Cut, first_op_that
+from pytest_edgeq.tflite.cut import first_op_that
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op
 
@@ -84,14 +84,8 @@ def gpu_refusal(
     """Return the error for a file that the GPU engine rejects, with the op that is to blame."""
     symptom = next((each for each in _CAUSES if re.search(each, error)), "")
 
-    def refuses(cut: Cut) -> bool:
-        try:
-            load(cut.content)
-        except (RuntimeError, ValueError) as caught:
-            return re.search(symptom, str(caught)) is not None
-        return False
-
     is_of_an_op = symptom and symptom != re.escape(NO_OP)
+    refuses = refusing(load, symptom)
     found = (first_op_that(graph, each, refuses) for each in range(len(graph.subgraphs)))
     op = next((each for each in found if each is not None), None) if is_of_an_op else None
     lines = [f"cannot {what}{'' if op is None else f': {where(op)}'}"]

@@ -128,20 +128,25 @@ def refusal(
     return UnrunnableError(runtime, "\n".join(lines), is_lacking=is_lacking, broken=broken)
 
 
+def refusing(load: Callable[[bytes], object], symptom: str = "") -> Callable[[Cut], bool]:
+    """Return whether loading isolated ops raises an error with this symptom, as a function."""
+
+    def refuses(cut: Cut) -> bool:
+        try:
+            load(cut.content)
+        except (RuntimeError, ValueError) as error:
+            return re.search(symptom, str(error)) is not None
+        return False
+
+    return refuses
+
+
 def _refusing_op(
     error: str, graph: OpGraph, missing: re.Match[str] | None, load: Callable[[bytes, str], object]
 ) -> tuple[Op | None, str]:
     """Return the op that kernels refuse, or its name if it is ambiguous."""
     if _UNNAMED in error:
-
-        def refuses(cut: Cut) -> bool:
-            try:
-                load(cut.content, "xnnpack")
-            except (RuntimeError, ValueError):
-                return True
-            return False
-
-        return first_op_that(graph, 0, refuses), ""
+        return first_op_that(graph, 0, refusing(lambda content: load(content, "xnnpack"))), ""
     if missing is not None:
         builtin, version, custom = missing.groups()
         wanted = (builtin, int(version)) if builtin else (f"CUSTOM:{custom}", None)

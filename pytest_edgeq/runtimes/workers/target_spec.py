@@ -11,12 +11,10 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from pytest_edgeq.names import GPU_KERNELS
+from pytest_edgeq.names import DEFAULT_RUNTIME, GPU_KERNELS
 
 KERNELS: tuple[str, ...] = ("xnnpack", "builtin", "reference", *GPU_KERNELS)
 """What a target can run a file on."""
-
-DEFAULT_KERNELS = "xnnpack"
 
 _LINE = re.compile(r"\s*([^\s=]+)\s*=\s*(\S.*)", re.DOTALL)
 
@@ -70,4 +68,4 @@ def split_runtime(runtime: str, targets: Mapping[str, object]) -> tuple[str, str
     name, colon, kernels = runtime.partition(":")
     if name not in targets or (colon and kernels not in KERNELS):
         return None
-    return name, kernels or DEFAULT_KERNELS
+    return name, kernels or DEFAULT_RUNTIME
