@@ -53,6 +53,7 @@ class Opening:
     keep: bool = False  # whether to keep every intermediate tensor
     foreign: bool = False  # whether the file was made elsewhere
     is_part: bool = False  # whether its ops have run in a whole file, on the same kernels
+    is_trial: bool = False  # whether its ops may be the ones that end a worker
     # interpreters by runtime that run all signatures of the file; None for one a signature
     interpreters: dict[str, Any] | None = None
 

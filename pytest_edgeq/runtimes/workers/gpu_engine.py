@@ -50,19 +50,12 @@ class GpuEngine(TargetEngine):
             the worker has ended.
     """
 
-    def __init__(
-        self,
-        opening: Opening,
-        target: Target,
-        *,
-        is_trial: bool = False,
-        is_proof: bool = False,
-    ) -> None:
+    def __init__(self, opening: Opening, target: Target, *, is_proof: bool = False) -> None:
         self._is_proof, self._texts = is_proof, _TEXTS
-        if not (is_trial or is_proof):
+        if not is_proof:
             prove_gpu(target, opening.kernels)
         check_outputs_written(opening.graph, opening.signature)
-        super().__init__(opening, target, is_trial=is_trial)
+        super().__init__(opening, target)
         assert self._file is not None, "it was opened just now"
         self.printed = printed = self._file.printed
         check_shaders(printed)
@@ -91,9 +84,6 @@ class GpuEngine(TargetEngine):
             if "not accelerated" not in str(error):
                 raise
             super()._open_in(link, file, is_partly=True, **more)
-
-    def _trial(self, opening: Opening) -> GpuEngine:
-        return GpuEngine(opening, self._target, is_trial=True)
 
     def _failure(self, step: str, error: LinkError, given: Sequence[Any]) -> UnrunnableError:
         if not self._is_proof:

@@ -77,9 +77,8 @@ class RemoteEngine(Engine):
     A file whose runs leave a state behind is not opened again: its outputs would be others.
     """
 
-    def __init__(self, opening: Opening, seconds: float, *, is_trial: bool = False) -> None:
+    def __init__(self, opening: Opening, seconds: float) -> None:
         self._opening, self._seconds = opening, seconds
-        self._is_trial = is_trial  # of an op that may be the one that ends the worker
         self._file: RemoteFile | None = self._make_file()
         self._has_run = False
         self._ask("load")
@@ -119,8 +118,8 @@ class RemoteEngine(Engine):
     def _open_in(self, link: Link, file: RemoteFile) -> None:
         raise NotImplementedError
 
-    def _trial(self, opening: Opening) -> RemoteEngine:
-        """Open a file as a trial, in the same kind of worker."""
+    def _open_also(self, opening: Opening) -> Engine:
+        """Open another file in the same kind of worker."""
         raise NotImplementedError
 
     def _failure(self, step: str, error: LinkError, given: Sequence[Any]) -> UnrunnableError:
@@ -160,7 +159,7 @@ class RemoteEngine(Engine):
 
     def _crashing_op(self, step: str, given: Sequence[Any]) -> str:
         """Describe the op that ended the worker in a step on these inputs, in one line or two."""
-        if self._is_trial:
+        if self._opening.is_trial:
             return ""
         opening, begun = self._opening, time.monotonic()
         graph, subgraph = opening.graph, opening.signature.subgraph
@@ -181,7 +180,7 @@ class RemoteEngine(Engine):
                 raise TimeoutError
             feed = [value(index) for _, index in cut.inputs.values()]
             try:
-                trial = self._trial(opening.of_copy(cut.content))
+                trial = self._open_also(opening.of_copy(cut.content, is_trial=True))
                 if step == "run":
                     trial.run(feed)
             except CrashedError:
@@ -218,7 +217,7 @@ class TargetEngine(RemoteEngine):
 
     _texts: Texts = MappingProxyType({})
 
-    def __init__(self, opening: Opening, target: Target, *, is_trial: bool = False) -> None:
+    def __init__(self, opening: Opening, target: Target) -> None:
         for entry in (*opening.signature.inputs, *opening.signature.outputs):
             if entry.tensor.dtype in ("resource", "variant", "string"):
                 kind = "input" if entry in opening.signature.inputs else "output"
@@ -226,7 +225,7 @@ class TargetEngine(RemoteEngine):
                     f"{kind} {entry.name!r} is {entry.tensor.dtype}, which cannot be sent"
                 )
         self._target = target
-        super().__init__(opening, target.seconds, is_trial=is_trial)
+        super().__init__(opening, target.seconds)
 
     def _make_file(self) -> RemoteFile:
         file, opening = super()._make_file(), self._opening
@@ -245,7 +244,7 @@ class TargetEngine(RemoteEngine):
             except LinkError as error:
                 if error.kind == "other":
                     continue
-                if lost or self._is_trial or error.kind != "lost":
+                if lost or self._opening.is_trial or error.kind != "lost":
                     raise
                 lost = error
 
@@ -267,8 +266,8 @@ class TargetEngine(RemoteEngine):
             printed = link.ask(head, [opening.graph.buffer[:]], self._seconds)
         file.printed = "".join(printed)
 
-    def _trial(self, opening: Opening) -> TargetEngine:
-        return TargetEngine(opening, self._target, is_trial=True)
+    def _open_also(self, opening: Opening) -> Engine:
+        return self._target.open(opening)
 
     def _failure(self, step: str, error: LinkError, given: Sequence[Any]) -> UnrunnableError:
         op = self._crashing_op(step, given) if error.kind == "lost" else ""
@@ -279,17 +278,11 @@ class IsolatedEngine(RemoteEngine):
     """A file that is open in a worker of this machine; crashed steps are not retried."""
 
     def __init__(
-        self,
-        opening: Opening,
-        worker: LocalWorker,
-        seconds: float,
-        own: bytes | None,
-        *,
-        is_trial: bool = False,
+        self, opening: Opening, worker: LocalWorker, seconds: float, own: bytes | None
     ) -> None:
         self._worker, self._own = worker, own
-        bound = min(seconds, _SECONDS_OF_A_TRIAL) if is_trial else seconds
-        super().__init__(opening, bound, is_trial=is_trial)
+        bound = min(seconds, _SECONDS_OF_A_TRIAL) if opening.is_trial else seconds
+        super().__init__(opening, bound)
 
     def _make_file(self) -> RemoteFile:
         """Return a file with a path: a link would copy it, and the worker maps it."""
@@ -322,8 +315,8 @@ class IsolatedEngine(RemoteEngine):
         arguments = (file.source, key, opening.runtime, opening.threads, opening.keep, self._own)
         link.ask({"what": "call", "key": file.key}, [(open_file, arguments, {})], self._seconds)
 
-    def _trial(self, opening: Opening) -> IsolatedEngine:
-        return IsolatedEngine(opening, self._worker, self._seconds, None, is_trial=True)
+    def _open_also(self, opening: Opening) -> Engine:
+        return IsolatedEngine(opening, self._worker, self._seconds, self._own)
 
     def _failure(self, step: str, error: LinkError, given: Sequence[Any]) -> CrashedError:
         """Report a crash: the step, the file, the op, and how the worker ended."""
