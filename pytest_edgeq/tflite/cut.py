@@ -137,7 +137,6 @@ class _Cutter:
 
         self.inputs: dict[str, tuple[Op, int]] = {}
         self.outputs: list[tuple[Op, int]] = []
-        self.ops: list[Op] = []
         self._fixed: dict[int, int] = {}
         self._buffers: dict[int, int] = {}
         self._opcodes: dict[int, int] = {}
@@ -155,30 +154,23 @@ class _Cutter:
 
     def cut(self) -> Cut:
         facts = _facts_of(self.graph, self.subgraph)
-        needed = self._needed()
-        for op in self.subgraph.ops:
-            is_fixed = op.index in facts.fixed
-            wanted = needed if is_fixed else self.wanted
-            is_wanted = self.wanted is None or (wanted is not None and op.index in wanted)
-            if is_wanted and op.index not in facts.causes:
-                raw = self.source.operators[op.index]
-                self._add(op, raw, facts.computed, is_fixed=is_fixed)
-        left_out = tuple((self.subgraph.ops[at], cause) for at, cause in facts.causes.items())
-        outputs, ops = tuple(self.outputs), tuple(self.ops)
-        return Cut(self._content(), self.inputs, outputs, left_out, ops)
-
-    def _needed(self) -> set[int]:
-        """Return the ops that may prepare constants of the wanted ops."""
-        needed: set[int] = set()
-        if self.wanted is None:
-            return needed
+        ops: list[Op] = []
+        needed: set[int] = set()  # ops that may prepare constants of isolated ones
         for op in reversed(self.subgraph.ops):
-            if op.index in self.wanted or op.index in needed:
+            is_wanted = self.wanted is None or op.index in self.wanted
+            if op.index in facts.fixed:
+                is_wanted = op.index in needed
+            if is_wanted and op.index not in facts.causes:
+                ops.insert(0, op)
                 producers = (self.subgraph.producer.get(index) for index in op.inputs)
                 needed.update(each.index for each in producers if each is not None)
-        return needed
+        for op in ops:
+            self._add(op, facts)
+        left_out = tuple((self.subgraph.ops[at], cause) for at, cause in facts.causes.items())
+        return Cut(self._content(), self.inputs, tuple(self.outputs), left_out, tuple(ops))
 
-    def _add(self, op: Op, raw: Any, computed: set[int], *, is_fixed: bool) -> None:
+    def _add(self, op: Op, facts: _Facts) -> None:
+        raw = self.source.operators[op.index]
         isolated = copy.copy(raw)
         isolated.opcodeIndex = self._opcode(raw.opcodeIndex)
         isolated.mutatingVariableInputs = None
@@ -191,13 +183,14 @@ class _Cutter:
                 isolated.inputs.append(self._replaced(op, position))
                 continue
             if index not in own:
-                own[index] = self._input(op, index) if index in computed else self._constant(index)
+                is_input = index in facts.computed
+                own[index] = self._input(op, index) if is_input else self._constant(index)
             isolated.inputs.append(own[index])
         if raw.intermediates is not None:
             isolated.intermediates = [self._tensor(index) for index in raw.intermediates]
         made = {index: -1 for index in op.outputs if index < 0}
         for index in (i for i in op.outputs if i >= 0):
-            if is_fixed:
+            if op.index in facts.fixed:
                 made[index] = self._fixed[index] = self._tensor(index)
             else:
                 made[index] = self._tensor(index, f"out_{op.index}_{index}")
@@ -205,7 +198,6 @@ class _Cutter:
                 self.outputs.append((op, index))
         isolated.outputs = [made[index] for index in op.outputs]
         self.main.operators.append(isolated)
-        self.ops.append(op)
 
     def _add_decomposition(self, op: Op, raw: Any) -> None:
         """Add the subgraph that a composite consists of, and those of composites in it."""
