@@ -66,19 +66,11 @@ class BundleTokenizer:
 
 
 class Bundle:
-    """
-    A file that holds several models.
-
-    Attributes:
-        path: The file.
-        label: The path in texts, or the length of bytes.
-        sections: All sections, in the order of the file.
-        names: Names of the models.
-    """
+    """A file that holds several models."""
 
     def __init__(self, path: Path, stamp: tuple[int, int], label: str) -> None:
-        self.path = path
-        self._stamp, self.label = stamp, label
+        self.path, self._stamp = path, stamp
+        self.label = label  # the path in texts, or the length of bytes
         with path.open("rb") as file, self._described("its list of sections"):
             is_zip = file.read(len(_ZIP)) == _ZIP
             found = [*(_members(file) if is_zip else _sections(path, stamp[0]))]
@@ -87,7 +79,7 @@ class Bundle:
             names[each.name] += 1
             if (number := names[each.name]) > 1:
                 found[at] = replace(each, name=f"{each.name}_{number}")
-        self.sections = tuple(found)
+        self.sections = tuple(found)  # in the order of the file
         self.names = tuple(each.name for each in found if each.is_model)
         self._copies = Path(tempfile.mkdtemp(dir=_folder()))
 

@@ -303,20 +303,16 @@ class ExportedModules:
         models = [at for at, label in enumerate(labels) if _MODEL.search(label)]
         if not models and len(labels) > 1:
             return None
-        called_labels = labels[models[0] + 1 :] if models else []
-        found = [_LABEL.fullmatch(label) for label in called_labels]
-        called = tuple(each["attribute"] for each in found if each is not None)
-        listed = (
-            f"layers.{each['attribute']}" if each["owner"].endswith("Layer") else each["attribute"]
-            for each in found
-            if each is not None
-        )
+        found = map(_LABEL.fullmatch, labels[models[0] + 1 :] if models else [])
+        pairs = [each.groups() for each in found if each is not None]
+        called = tuple(attribute for _, attribute in pairs)
+        listed = (f"layers.{each}" if owner.endswith("Layer") else each for owner, each in pairs)
         return self._paths.get(called) or ".".join(listed)
 
 
 _EXPORTER = "litert_torch.generative.export_hf."
 _MODEL = re.compile(r"For(CausalLM|ConditionalGeneration)_")
-_LABEL = re.compile(r"(?P<owner>.*?)_(?P<attribute>[a-z0-9_]+)")
+_LABEL = re.compile(r"(.*?)_([a-z0-9_]+)")  # class and attribute
 
 
 def exported_modules(graph: OpGraph, tree: ModuleTree | None = None) -> ExportedModules | None:

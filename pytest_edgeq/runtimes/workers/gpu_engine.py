@@ -40,15 +40,7 @@ _FACTOR: Final = 300.0
 
 
 class GpuEngine(TargetEngine):
-    """
-    A file on a GPU.
-
-    Raises:
-        RuntimeError: The engine rejects the file, runs all of it on the CPU, or logs an error, such
-            as a shader that does not compile; the text ends with what the engine printed.
-        UnrunnableError: There is no GPU, it does not compute in the precision of the kernels, or
-            the worker has ended.
-    """
+    """A file on a GPU; the texts of its RuntimeErrors end with what the engine printed."""
 
     def __init__(self, opening: Opening, target: Target, *, is_proof: bool = False) -> None:
         self._is_proof, self._texts = is_proof, _TEXTS
