@@ -71,14 +71,14 @@ def choices(graph: OpGraph, signature: Signature) -> dict[str, Choice]:
     TOPK_V2 are no choice: for two that are nearly equal, either is nearly right.
     """
     subgraph = graph.subgraphs[signature.subgraph]
-    found = {
-        io_tensor.name: _choice(graph, subgraph, io_tensor.tensor.index)
+    return {
+        io_tensor.name: choice
         for io_tensor in signature.outputs
+        if (choice := _choice(subgraph, io_tensor.tensor.index)) is not None
     }
-    return {name: choice for name, choice in found.items() if choice is not None}
 
 
-def _choice(graph: OpGraph, subgraph: Subgraph, index: int) -> Choice | None:
+def _choice(subgraph: Subgraph, index: int) -> Choice | None:
     """Return the choice that decides a tensor, searching its producers."""
     left, seen = [index], {index}
     while left:

@@ -27,11 +27,13 @@ def enum_names(enum: str) -> dict[int, str]:
 def checked(what: str, index: int, count: int, *, least: int = 0) -> int:
     """Return an index if it is in range, which the verifier does not check."""
     if not least <= index < count:
-        raise ValueError(
-            f"damaged .tflite file: {what} {index} does not exist (there are {count}); build or "
-            "download it again"
-        )
+        raise damaged(f"{what} {index} does not exist (there are {count})")
     return index
+
+
+def damaged(problem: str) -> ValueError:
+    """Return the error for a file with this problem."""
+    return ValueError(f"damaged .tflite file: {problem}; build or download it again")
 
 
 def text(raw: bytes | None) -> str:
@@ -92,10 +94,7 @@ def has_data(model: Any, tensor: Any, file_bytes: int) -> bool:
         return bool(buffer.DataLength())
     end = buffer.Offset() + buffer.Size()
     if end > file_bytes:
-        raise ValueError(
-            f"damaged .tflite file: buffer {index} ends at byte {end:,} of "
-            f"{file_bytes:,}. It was truncated; build or download it again"
-        )
+        raise damaged(f"buffer {index} ends at byte {end:,} of {file_bytes:,}. It was truncated")
     return bool(buffer.Size())
 
 

@@ -60,7 +60,19 @@ class OpGraph:
         section: str | None = None,
     ) -> OpGraph:
         """Read the graph of a file; of a bundle that of a section."""
-        return _read(open_tflite(source, build, section))
+        from ai_edge_litert import schema_py_generated as schema
+
+        buffer = open_tflite(source, build, section)
+        model = schema.Model.GetRootAs(buffer, 0)
+        opcodes = [op_name(model.OperatorCodes(i)) for i in range(model.OperatorCodesLength())]
+        subgraphs = tuple(
+            _read_subgraph(model, index, opcodes, len(buffer))
+            for index in range(model.SubgraphsLength())
+        )
+        if not subgraphs:
+            raise ValueError("the .tflite file has no subgraph: there is nothing to run in it")
+        verify(model, subgraphs)
+        return cls(subgraphs, _read_signatures(model, subgraphs), model, buffer)
 
     @property
     def ops(self) -> tuple[Op, ...]:
@@ -180,21 +192,6 @@ class OpGraph:
             return tensor.scales
         holder = self.subgraphs[subgraph].tensors[tensor.block_scales]
         return self.constant(holder).view(np.dtype(holder.dtype)).astype(np.float32)
-
-
-def _read(buffer: Buffer) -> OpGraph:
-    from ai_edge_litert import schema_py_generated as schema
-
-    model = schema.Model.GetRootAs(buffer, 0)
-    opcodes = [op_name(model.OperatorCodes(i)) for i in range(model.OperatorCodesLength())]
-    subgraphs = tuple(
-        _read_subgraph(model, index, opcodes, len(buffer))
-        for index in range(model.SubgraphsLength())
-    )
-    if not subgraphs:
-        raise ValueError("the .tflite file has no subgraph: there is nothing to run in it")
-    verify(model, subgraphs)
-    return OpGraph(subgraphs, _read_signatures(model, subgraphs), model, buffer)
 
 
 def _read_subgraph(model: Any, index: int, opcodes: list[str], file_bytes: int) -> Subgraph:

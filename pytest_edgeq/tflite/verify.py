@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pytest_edgeq.tflite.boundary import bits_of
+from pytest_edgeq.tflite.flatbuffer import damaged
 from pytest_edgeq.tflite.ops import facts_of
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def verify(model: Any, subgraphs: Sequence[Subgraph]) -> None:
     for subgraph in subgraphs:
         problem = next(_tensor_problems(model, subgraph), "") or next(_op_problems(subgraph), "")
         if problem:
-            raise ValueError(f"damaged .tflite file: {problem}; build or download it again")
+            raise damaged(problem)
 
 
 def _op_place(op: Op) -> str:
