@@ -135,15 +135,11 @@ class Runtimes:
     def check(self, name: str) -> str:
         """Return the name of a runtime if it is valid."""
         if not isinstance(name, str) or name not in self.names:
-            raise ValueError(self.unknown(name))
+            raise ValueError(
+                f"unknown runtime {name!r}{nearest(str(name), self.names)}; "
+                f"valid: {', '.join(self.names)}\n  {self._hint}"
+            )
         return name
-
-    def unknown(self, name: object) -> str:
-        """Return the error text for an unknown name, with the valid names."""
-        return (
-            f"unknown runtime {name!r}{nearest(str(name), self.names)}; "
-            f"valid: {', '.join(self.names)}\n  {self._hint}"
-        )
 
     def opened(self, runner: Engine) -> None:
         """Register a runner to be closed at the end of the session."""
