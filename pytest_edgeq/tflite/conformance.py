@@ -70,7 +70,10 @@ def violations_of(graph: OpGraph, op: Op) -> Iterator[RuleViolation]:
         yield from _output_scale(graph, op, rules)
         if rules.symmetric:
             yield from _int16(graph, op)
-        yield from _one_scale(graph, op, rules.one_scale)
+        for place in rules.one_scale:
+            tensor = graph.tensor(op, op.inputs[place])
+            if tensor.is_quantized and len(tensor.scales) > 1:
+                yield _several_scales(op, _operand(graph, op, place), tensor)
     if rules.dynamic:
         found = list(_weighted_dtypes(graph, op, rules))
         yield from found
@@ -242,13 +245,6 @@ def _int16(graph: OpGraph, op: Op) -> Iterator[RuleViolation]:
                 "quantize int16 activations symmetrically",
             )
             return
-
-
-def _one_scale(graph: OpGraph, op: Op, places: Iterable[int]) -> Iterator[RuleViolation]:
-    for place in places:
-        tensor = graph.tensor(op, op.inputs[place])
-        if tensor.is_quantized and len(tensor.scales) > 1:
-            yield _several_scales(op, _operand(graph, op, place), tensor)
 
 
 def _several_scales(op: Op, name: str, tensor: Tensor) -> RuleViolation:

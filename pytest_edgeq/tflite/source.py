@@ -88,7 +88,7 @@ def open_tflite(
         name = bundle.choose(section)
         buffer = MappedFile.open(bundle.model(name), bundle.label, name)
         where = buffer.label
-    _check(buffer, where, build or _build_here)
+    _check(buffer, where, build or (lambda each: build_interpreter(source_of(each))))
     return buffer
 
 
@@ -113,10 +113,6 @@ def _mapped(path: Path) -> MappedFile:
             "or load its bytes (path.read_bytes())"
         ) from None
     return MappedFile.open(path)
-
-
-def _build_here(buffer: Buffer) -> None:
-    build_interpreter(source_of(buffer))
 
 
 def _check(buffer: Buffer, where: str, build: Callable[[Buffer], None]) -> None:

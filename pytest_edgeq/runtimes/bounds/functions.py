@@ -193,20 +193,14 @@ def _function(site: Site) -> Callable[[Floats], Floats] | None:
     if site.op.name == "EXP":
         return np.exp
     if site.op.name == "GELU":
-        return _gelu_by_tanh if site.graph.option(site.op, "Approximate", False) else _gelu
+        if site.graph.option(site.op, "Approximate", False):
+            inner = math.sqrt(2 / math.pi)
+            return lambda x: 0.5 * x * (1 + np.tanh(inner * (x + 0.044715 * x**3)))
+        from scipy.special import ndtr
+
+        return lambda x: np.asarray(x * ndtr(x), np.float64)
     if site.op.name == "LOG":
         return lambda x: np.where(x > 0, np.log(np.maximum(x, 1e-30)), _LOW * site.scale)
     if site.op.name == "RSQRT":
         return lambda x: np.where(x > 0, np.maximum(x, 1e-30) ** -0.5, _HIGH * site.scale)
     return None
-
-
-def _gelu(x: Floats) -> Floats:
-    from scipy.special import ndtr
-
-    return np.asarray(x * ndtr(x), np.float64)
-
-
-def _gelu_by_tanh(x: Floats) -> Floats:
-    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
-    return np.asarray(0.5 * x * (1 + np.tanh(inner)), np.float64)
