@@ -232,13 +232,14 @@ def _distance(one: Array, two: Array) -> float:
 
 
 def least_sqnr_db(reference: Sequence[Array], actual: Sequence[Array]) -> float:
-    """Return the least SQNR over the outputs of one sample; −inf where shapes differ."""
+    """Return the least SQNR over a sample's outputs, NaN before any; −inf where shapes differ."""
     least = math.inf
     for expected, got in zip(reference, actual, strict=True):
         if expected.shape != got.shape:
             return -math.inf
         signal = expected.astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
-            noise = float(np.square(signal - got).sum())
-            least = min(least, sqnr_db(float(np.square(signal).sum()), noise))
+            power, noise = float(np.square(signal).sum()), float(np.square(signal - got).sum())
+        if power or noise:  # zeros on both sides are no error
+            least = float(np.minimum(least, sqnr_db(power, noise)))  # min(inf, nan) is inf
     return least

@@ -96,6 +96,22 @@ def test_a_failure_carries_samples_that_lost(reader: QuantizedModel) -> None:
         assert torch.equal(each.inputs.args[0], given[each.index][0])
 
 
+def test_a_failure_shows_the_sample_that_is_nan_first(doubled: QuantizedModel) -> None:
+    """Before samples without an error, such as one of zeros; a score need not look at it."""
+    loaded = Edgeq().load(doubled.tflite, reference=lambda x: (x, np.where(x < 0, np.nan, 2 * x)))
+    values = (2.0, 1.0, 0.0, -1.0)
+    given = [(np.full((1, 2), each, np.float32), i) for i, each in enumerate(values)]
+    with pytest.raises(AssertionError) as caught:
+        assert_accuracy_drop(loaded, given, _script(*[LOST] * 4))
+    shown = attached_samples(caught.value)
+    assert shown is not None
+    assert [(each.index, str(each.sqnr_db)) for each in shown.worst] == [
+        (3, "nan"),
+        (0, "inf"),
+        (1, "inf"),
+    ]
+
+
 def _script(*rows: tuple[Any, Any]) -> Callable[[Any, Any], Any]:
     """Scores told: float's and edge's for each sample, called in this order."""
     script = iter([score for row in rows for score in row])
