@@ -10,14 +10,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from pytest_edgeq.baselines.sequences import common
 
 Row = Mapping[str, Any]
 Pair = tuple[int, int]
-_Gap = tuple[int, int, int, int]
 _Key = Callable[[Row], Hashable]
 
 
@@ -25,8 +25,9 @@ _Key = Callable[[Row], Hashable]
 class Alignment:
     """The differences of two lists of ops; all numbers are positions in their list."""
 
-    changed: list[Pair]  # old and new position of ops that are the same op with other fields
-    moved: list[Pair]  # old and new position of ops that stand elsewhere in the order
+    pairs: list[Pair]  # old and new position of every op that both lists have, in the new order
+    changed: list[Pair]  # those of ops with other fields
+    moved: list[Pair]  # those of ops that stand elsewhere in the order
     disappeared: list[int]  # old positions of ops that are gone
     appeared: list[int]  # new positions of ops that are new
 
@@ -35,20 +36,6 @@ class Alignment:
         """How many ops differ."""
         pairs = len(self.changed) + len(self.moved)
         return pairs + len(self.disappeared) + len(self.appeared)
-
-
-def pairs(alignment: Alignment, n_old: int, n_new: int) -> list[Pair]:
-    """Return old and new position of every op that both lists have, in the new order."""
-    known = [*alignment.changed, *alignment.moved]
-    left_old = {before for before, _ in known}.union(alignment.disappeared)
-    left_new = {after for _, after in known}.union(alignment.appeared)
-    # Ops that are the same on both sides keep their order.
-    same = zip(
-        (index for index in range(n_old) if index not in left_old),
-        (index for index in range(n_new) if index not in left_new),
-        strict=True,
-    )
-    return sorted([*known, *same], key=lambda pair: pair[1])
 
 
 def fields(row: Row) -> dict[str, Any]:
@@ -89,71 +76,43 @@ def _op(row: Row) -> Hashable:
 
 
 def _align(old: Sequence[Row], new: Sequence[Row], keys: Sequence[_Key]) -> Alignment:
-    pairs: list[Pair] = []
-    gaps: list[_Gap] = [(0, len(old), 0, len(new))]
-    for key in keys:
-        narrower: list[_Gap] = []
-        for gap in gaps:
-            found, rest = _match(
-                [key(row) for row in old[gap[0] : gap[1]]],
-                [key(row) for row in new[gap[2] : gap[3]]],
-                gap,
-            )
-            pairs += found
-            narrower += rest
-        gaps = narrower
-    pairs += [
-        (old_start, new_start)
-        for old_start, old_end, new_start, new_end in gaps
-        if old_end - old_start == new_end - new_start == 1
-        and old[old_start]["module"] is not None
-        and old[old_start]["module"] == new[new_start]["module"]
-    ]
+    pairs = list(_pairs_in_order(old, new, keys))
+    gone, came = _unpaired(old, new, pairs)
+    twins = defaultdict(list)
+    for index in gone:
+        twins[_exact(old[index])].append(index)
+    moved = [(same.pop(0), at) for at in came if (same := twins.get(_exact(new[at])))]
+    pairs += moved
+    pairs += _pairs_of_one_place(old, new, *_unpaired(old, new, pairs))
     changed = sorted(pair for pair in pairs if _row(old[pair[0]]) != _row(new[pair[1]]))
-    return _with_moves(old, new, pairs, changed)
+    pairs.sort(key=itemgetter(1))
+    return Alignment(pairs, changed, moved, *_unpaired(old, new, pairs))
 
 
-def _match(
-    old: Sequence[Hashable], new: Sequence[Hashable], gap: _Gap
-) -> tuple[list[Pair], list[_Gap]]:
-    """Pair equal keys within one gap in order; return the pairs and the gaps that remain."""
-    pairs = [(gap[0] + row, gap[2] + column) for row, column in common(old, new)]
-    gaps: list[_Gap] = []
-    old_at, new_at = gap[0], gap[2]
-    for old_next, new_next in [*pairs, (gap[1], gap[3])]:
-        if old_at < old_next or new_at < new_next:
-            gaps.append((old_at, old_next, new_at, new_next))
-        old_at, new_at = old_next + 1, new_next + 1
-    return pairs, gaps
+def _pairs_in_order(
+    old: Sequence[Row], new: Sequence[Row], keys: Sequence[_Key], offsets: Pair = (0, 0)
+) -> Iterator[Pair]:
+    """Pair ops that are equal by the first key, and those between them by the others."""
+    first, other = offsets
+    if not keys:
+        if len(old) == len(new) == 1 and old[0]["module"] == new[0]["module"] is not None:
+            yield offsets
+        return
+    start, begin, equal = 0, 0, common(*(list(map(keys[0], rows)) for rows in (old, new)))
+    for at, there in [*equal, (len(old), len(new))]:
+        between = old[start:at], new[begin:there]
+        yield from _pairs_in_order(*between, keys[1:], (first + start, other + begin))
+        if at < len(old):
+            yield first + at, other + there
+        start, begin = at + 1, there + 1
 
 
-def _with_moves(
-    old: Sequence[Row], new: Sequence[Row], pairs: Sequence[Pair], changed: list[Pair]
-) -> Alignment:
-    """Separate ops that only moved from those that appeared or disappeared."""
-    matched_old = {pair[0] for pair in pairs}
-    matched_new = {pair[1] for pair in pairs}
-    gone = defaultdict(list)
-    for index, row in enumerate(old):
-        if index not in matched_old:
-            gone[_exact(row)].append(index)
-    moved, appeared = [], []
-    for index, row in enumerate(new):
-        if index in matched_new:
-            continue
-        if twins := gone.get(_exact(row)):
-            moved.append((twins.pop(0), index))
-        else:
-            appeared.append(index)
-    disappeared = sorted(index for indices in gone.values() for index in indices)
-    left = _pairs_of_one_place(old, new, disappeared, appeared)
-    left_old, left_new = {before for before, _ in left}, {after for _, after in left}
-    return Alignment(
-        sorted([*changed, *left]),
-        moved,
-        [index for index in disappeared if index not in left_old],
-        [index for index in appeared if index not in left_new],
-    )
+def _unpaired(
+    old: Sequence[Row], new: Sequence[Row], pairs: Sequence[Pair]
+) -> tuple[list[int], list[int]]:
+    """Return the old and the new positions of ops that are in no pair."""
+    gone, came = set(range(len(old))), set(range(len(new)))
+    return sorted(gone - {at for at, _ in pairs}), sorted(came - {at for _, at in pairs})
 
 
 def _pairs_of_one_place(

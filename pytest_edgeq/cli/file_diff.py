@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.baselines.align import Alignment, Pair, align, pairs
+from pytest_edgeq.baselines.align import Alignment, Pair, align
 from pytest_edgeq.errors import UnreadableError
 from pytest_edgeq.numerics.metrics import json_number
 from pytest_edgeq.runtimes.edge import EdgeFile
@@ -72,7 +72,7 @@ class FileDiff:
         self.n_aligned = 0
         self._partner: dict[tuple[int, int], tuple[int, int]] = {}
         self._seen: set[Hashable] = set()
-        self._aligned = pairs(self.alignment, *map(len, ops))
+        self._aligned = self.alignment.pairs
         self.changes = list(self._changes(self._aligned))
 
     def roundings(self) -> Iterator[WeightRounding]:
