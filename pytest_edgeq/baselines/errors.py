@@ -326,14 +326,12 @@ def _noise(sqnr: _Row) -> float:
 
 
 def _is_worse(was: _Row, now: _Row) -> bool:
-    value, worst = float(now["value"]), float(was["worst"])
-    # Never turned around: NaN must fail.
-    return not (value >= worst if was["metric"] in LOWER_BOUNDED else value <= worst)
+    return not METRICS[was["metric"]].accepts(float(now["value"]), float(was["worst"]))
 
 
 def _is_better(was: _Row, now: _Row) -> bool:
     value, best = float(now["value"]), float(was["best"])
-    return value > best if was["metric"] in LOWER_BOUNDED else value < best
+    return value != best and METRICS[was["metric"]].accepts(value, best)
 
 
 def _key(row: _Row) -> _RowKey:

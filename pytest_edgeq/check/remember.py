@@ -31,7 +31,7 @@ from pytest_edgeq.numerics.findings import (
 )
 from pytest_edgeq.numerics.metric_table import METRICS, OF_TOKENS, UPPER_BOUNDED
 from pytest_edgeq.numerics.metrics import json_number
-from pytest_edgeq.numerics.results import OutputErrors, accepts, is_below_a_step, wiped
+from pytest_edgeq.numerics.results import OutputErrors, is_below_a_step, wiped
 from pytest_edgeq.numerics.token_errors import WORST
 
 _MOST_SAMPLES: Final = 1 << 13  # maximum number of samples to consider as sufficient
@@ -282,7 +282,7 @@ def accepted(output: OutputErrors, given: Limits) -> list[str]:
     return [
         metric
         for metric, limit in given.items()
-        if metric in zeros and accepts(metric, limit, zeros[metric])
+        if metric in zeros and METRICS[metric].accepts(zeros[metric], limit)
     ]
 
 

@@ -197,10 +197,8 @@ class Budget:
         found: list[Finding] = []
         for metric, bound in self.bounds().items():
             actual = getattr(output, metric)
-            upper = metric in UPPER_BOUNDED
-            # Never turned around: with NaN both comparisons are False, and NaN must fail.
-            if not (actual <= bound if upper else actual >= bound):
-                expected = f"{'at most' if upper else 'at least'} {bound:.6g}"
+            if not METRICS[metric].accepts(actual, bound):
+                expected = f"{'at most' if metric in UPPER_BOUNDED else 'at least'} {bound:.6g}"
                 note = "; ".join(filter(None, (notes.get(metric), "" if found else where)))
                 found.append(_violation(metric, stage, output, actual, expected, note))
         return found

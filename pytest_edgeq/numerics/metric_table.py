@@ -19,6 +19,10 @@ class Metric(NamedTuple):
     is_maximum: bool = False  # whether it depends on a single element
     in_junit: bool = True  # whether JUnit XML has it
 
+    def accepts(self, value: float, limit: float) -> bool:
+        """Return whether a value is within a limit, which NaN never is."""
+        return value >= limit if self.name in LOWER_BOUNDED else value <= limit
+
     def after_loss(self, value: float, decibels: float) -> float | None:
         """Return the metric when the error grows by so many dB; None of a share or a ratio."""
         if self.kind == "decibels":

@@ -312,11 +312,6 @@ def wiped(errors: OutputErrors) -> dict[str, float]:
     return metrics
 
 
-def accepts(metric: str, limit: float, value: float) -> bool:
-    """Whether a metric of this value is within this limit."""
-    return value >= limit if metric in LOWER_BOUNDED else value <= limit
-
-
 def is_below_a_step(errors: OutputErrors) -> bool:
     """Whether the reference is below one step of a scale that was never calibrated."""
     rms = errors.rmse * 10 ** (errors.sqnr_db / 20)
