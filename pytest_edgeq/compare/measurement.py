@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -135,31 +134,31 @@ class InputWatches:
 
     def __init__(self, edge: EdgeFile, *, averaged: bool) -> None:
         self._watches = [
-            (io_tensor.name, InputHealth(_io_spec(io_tensor.name, tensor), averaged=averaged))
+            InputHealth(_io_spec(io_tensor.name, tensor), averaged=averaged)
             for io_tensor, tensor in quantized_inputs(edge.graph, edge.signature)
         ]
 
     def update(self, edge: EdgeFile, input_names: Sequence[str], arrays: Arrays) -> None:
         """Add one sample."""
         inputs = edge.by_input_name(input_names, arrays) if self._watches else {}
-        for name, watch in self._watches:
-            # Integers are codes already.
-            if inputs[name].dtype.kind == "f":
-                watch.update(inputs[name])
+        for watch in self._watches:
+            values = inputs[watch.spec.name]
+            if values.dtype.kind == "f":  # integers are codes already
+                watch.update(values)
 
     def merge(self, other: InputWatches) -> None:
         """Add the samples of other watches of the same file."""
-        for (_, mine), (_, their) in zip(self._watches, other._watches, strict=True):
-            mine.merge(their)
+        for mine, theirs in zip(self._watches, other._watches, strict=True):
+            mine.merge(theirs)
 
     @property
     def spans(self) -> dict[str, tuple[float, float]]:
         """Width of each input's range of codes, and of the observed values."""
-        return {name: watch.span for name, watch in self._watches}
+        return {watch.spec.name: watch.span for watch in self._watches}
 
     def findings(self, calibration: Calibration = UNKNOWN) -> list[Finding]:
         """Return the findings on the inputs."""
-        return [each for _, watch in self._watches for each in watch.findings(calibration)]
+        return [each for watch in self._watches for each in watch.findings(calibration)]
 
 
 class Measurement:
@@ -229,7 +228,7 @@ class Measurement:
         self._inputs.update(self._edge, self._input_names, arrays)
         digest = self.evaluated.add(index, arrays)
         self.overlap += self._ledger is not None and self._ledger.knows(digest)
-        self._widen([_range(np.asarray(array)) for array in arrays])
+        self._widen([Side(array).ends for array in arrays])
 
     def _widen(self, ranges: Sequence[tuple[float, float]]) -> None:
         pairs = zip(self.ranges or ranges, ranges or self.ranges, strict=True)
@@ -262,17 +261,6 @@ class Measurement:
         """Return the findings on inputs and outputs."""
         outputs = [each for watch in self._health for each in watch.findings(calibration)]
         return [*self._inputs.findings(calibration), *outputs]
-
-
-_NOTHING = (math.inf, -math.inf)  # the range of no values
-
-
-def _range(array: np.ndarray[Any, Any]) -> tuple[float, float]:
-    least, greatest = (float(array.min()), float(array.max())) if array.size else _NOTHING
-    if not (math.isfinite(least) and math.isfinite(greatest)):
-        array = array[np.isfinite(array)]
-        return (float(array.min()), float(array.max())) if array.size else _NOTHING
-    return least, greatest
 
 
 def float_file_between(quantized: QuantizedModel) -> EdgeFile | None:

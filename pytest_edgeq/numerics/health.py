@@ -112,8 +112,9 @@ class _Health:
         self._low, self._high = math.inf, -math.inf
         self._outside: list[tuple[int, int]] = []  # elements outside, and all, of each sample
 
-    def _add(self, values: Array, low: float, high: float, elements: int) -> None:
-        """Add the finite values of one sample, with their ends."""
+    def _add(self, side: Side, elements: int) -> None:
+        """Add the finite values of one sample."""
+        values, (low, high) = side.finite, side.ends
         self._low, self._high = min(self._low, low), max(self._high, high)
         if self._codes is None:
             return
@@ -122,7 +123,6 @@ class _Health:
         margin, count = CLIPPED_LSB * self._codes.scale, 0
         least, greatest = self._codes.ends
         if low < least - margin or high > greatest + margin:
-            values = values.astype(np.float64, copy=False)
             outside = (values < least - margin) | (values > greatest + margin)
             count = int(np.count_nonzero(outside))
         self._outside.append((count, elements))
@@ -188,8 +188,7 @@ class OutputHealth(_Health):
         self.n_elements += expected.array.size
         self._nonfinite += (expected.n_nonfinite, got.n_nonfinite)
         self._actual = min(self._actual[0], got.ends[0]), max(self._actual[1], got.ends[1])
-        finite = expected.flat if expected.finite is None else expected.flat[expected.finite]
-        self._add(finite, *expected.ends, expected.flat.size)
+        self._add(expected, expected.flat.size)
         if self._codes is None:
             return
         if codes is None:
@@ -307,10 +306,9 @@ class InputHealth(_Health):
 
     def update(self, values: Array) -> None:
         """Look at one sample."""
-        if values.size and not math.isfinite(float(values.min()) + float(values.max())):
-            values = values[np.isfinite(values)]
-        if values.size:
-            self._add(values, float(values.min()), float(values.max()), values.size)
+        side = Side(values)
+        if side.finite.size:
+            self._add(side, side.finite.size)
 
     def merge(self, other: InputHealth) -> None:
         """Add all that another one of the same input has seen."""

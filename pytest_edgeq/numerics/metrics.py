@@ -50,10 +50,9 @@ class Side:
         self.flat: Array = known.astype(np.float64, copy=False).ravel()
         with np.errstate(over="ignore", invalid="ignore"):
             self.power = dot(self.flat, self.flat)
-        self.finite: Array | None = None
+        self.finite = self.flat  # the finite elements
         if not math.isfinite(self.power):
-            finite = np.isfinite(self.flat)
-            self.finite = None if finite.all() else finite  # a mask where some are not
+            self.finite = self.flat[np.isfinite(self.flat)]
 
     @classmethod
     def of(cls, values: Array | Side) -> Side:
@@ -63,14 +62,12 @@ class Side:
     @property
     def n_nonfinite(self) -> int:
         """How many elements are not finite."""
-        if self.finite is None:
-            return 0
-        return self.flat.size - int(np.count_nonzero(self.finite))
+        return self.flat.size - self.finite.size
 
     @functools.cached_property
     def ends(self) -> tuple[float, float]:
         """The least and the greatest finite element; +inf and −inf where there is none."""
-        values = self.flat if self.finite is None else self.flat[self.finite]
+        values = self.finite
         return (float(values.min()), float(values.max())) if values.size else (math.inf, -math.inf)
 
     @functools.cached_property
