@@ -153,16 +153,9 @@ class StageErrors:
 
     Attributes:
         outputs: errors by output name, in the model's own output order.
-
-    Raises:
-        ValueError: there is no output.
     """
 
     outputs: Mapping[str, OutputErrors]
-
-    def __post_init__(self) -> None:
-        if not self.outputs:
-            raise ValueError("a stage without outputs: nothing was measured")
 
     @property
     def n_samples(self) -> int:
