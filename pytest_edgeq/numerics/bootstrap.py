@@ -154,13 +154,8 @@ def _mean(draws: _Draws, value: float) -> tuple[float, float]:
     return most / count, less / count
 
 
-def _largest(draws: _Draws, value: float) -> tuple[float, float]:
-    spread = _gumbel(draws.samples["largest"]) + draws.scale + draws.floor
-    return value + spread, max(value - spread, 0.0)
-
-
-def _largest_lsb(draws: _Draws, value: float) -> tuple[float, float]:
-    spread = (_gumbel(draws.samples["largest"]) + draws.scale + draws.floor) / draws.scale
+def _largest(draws: _Draws, value: float, unit: float = 1.0) -> tuple[float, float]:
+    spread = (_gumbel(draws.samples["largest"]) + draws.scale + draws.floor) / unit
     return value + spread, max(value - spread, 0.0)
 
 
@@ -233,7 +228,7 @@ _DERIVATIONS: Final[dict[str, Callable[[_Draws, float], tuple[float, float]]]] =
     "max_abs_error": _largest,
     "mean_abs_error": _mean,
     "rmse": _rmse,
-    "max_lsb_error": _largest_lsb,
+    "max_lsb_error": lambda draws, value: _largest(draws, value, draws.scale),
     "sqnr_db": _sqnr,
     "worst_sample_sqnr_db": _worst_sample,
     "cosine_similarity": _cosine,
