@@ -44,10 +44,6 @@ _OP = {
 _OP_DTYPE_MAP = {"inputs": [_IO], "outputs": [_IO], "ops": [_OP], "delegation?": str}
 
 
-def _op_dtype_map_problem(data: Mapping[str, Any]) -> str:
-    return shape_problem(data, _OP_DTYPE_MAP, "data")
-
-
 def _summarize_map(data: Mapping[str, Any]) -> str:
     schemes = [row["scheme"] for row in data["ops"]]
     ops = "1 op" if len(schemes) == 1 else f"{len(schemes)} ops"
@@ -59,7 +55,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "op_dtype_map": Kind(
             title="op-dtype map",
             depends_on=("the model's code or weights", "its sample inputs"),
-            problem=_op_dtype_map_problem,
+            problem=lambda data: shape_problem(data, _OP_DTYPE_MAP, "data"),
             summarize=_summarize_map,
             describe_change=describe_change,
         ),
