@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -121,14 +121,8 @@ class _Recorder(torch.fx.Interpreter):
     def run_node(self, n: torch.fx.Node) -> Any:
         """Run one node and record its output tensors."""
         made = super().run_node(n)
-        for value in _tensors(made) if n.op in ("call_function", "placeholder") else ():
-            self.values.append(value.detach().to(torch.float64).numpy().copy())
+        if n.op in ("call_function", "placeholder"):
+            for value in torch.utils._pytree.tree_leaves(made):
+                if isinstance(value, torch.Tensor):
+                    self.values.append(value.detach().to(torch.float64).numpy().copy())
         return made
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _tensors(each)
