@@ -210,7 +210,9 @@ def as_tensor(value: Any) -> torch.Tensor:
     return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 
 
-def flatten_outputs(outputs: Any) -> list[tuple[str | None, np.ndarray[Any, Any]]]:
+def flatten_outputs(
+    outputs: Any, *, below_key: bool = False
+) -> list[tuple[str | None, np.ndarray[Any, Any]]]:
     """Flatten nested tuples, lists, dicts and model outputs in order, as torch.export does."""
     if is_tensor(outputs):
         # Eager-mode quantized models return codes unless they end in a DeQuantStub.
@@ -218,13 +220,17 @@ def flatten_outputs(outputs: Any) -> list[tuple[str | None, np.ndarray[Any, Any]
         return [(None, as_array(outputs.dequantize() if codes else outputs))]
     if hasattr(outputs, "__array__") and hasattr(outputs, "dtype"):
         # numpy's scalars, and the tensors of other frameworks.
-        return [(None, _widened(np.asarray(outputs)))]
-    if isinstance(outputs, Mapping):
-        # The converter joins the keys of nested outputs with "_".
+        array = np.asarray(outputs)
+        # numpy has no bfloat16: ml_dtypes' cannot be errors from an unknown kind.
+        return [(None, array.astype(np.float32) if array.dtype.name == "bfloat16" else array)]
+    if isinstance(outputs, Mapping) or (below_key and isinstance(outputs, (tuple, list))):
+        # The converter joins the keys of nested outputs, and positions below them, with "_".
         return [
-            (f"{key}_{inner}" if inner is not None else str(key), leaf)
-            for key, value in outputs.items()
-            for inner, leaf in _numbered(value)
+            (str(key) if name is None else f"{key}_{name}", leaf)
+            for key, each in (
+                outputs.items() if isinstance(outputs, Mapping) else enumerate(outputs)
+            )
+            for name, leaf in flatten_outputs(each, below_key=True)
         ]
     if isinstance(outputs, (tuple, list)):
         return [leaf for value in outputs for leaf in flatten_outputs(value)]
@@ -232,21 +238,6 @@ def flatten_outputs(outputs: Any) -> list[tuple[str | None, np.ndarray[Any, Any]
         f"the reference returned a {type(outputs).__name__} among its outputs; expected tensors, "
         "or tuples, lists and dicts of them"
     )
-
-
-def _widened(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    # numpy has no bfloat16: ml_dtypes' cannot be errors from an unknown kind.
-    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
-
-
-def _numbered(value: Any) -> list[tuple[str | None, np.ndarray[Any, Any]]]:
-    if isinstance(value, (tuple, list)):
-        return [
-            (f"{i}_{inner}" if inner is not None else str(i), leaf)
-            for i, item in enumerate(value)
-            for inner, leaf in _numbered(item)
-        ]
-    return flatten_outputs(value)
 
 
 def in_file_order(
