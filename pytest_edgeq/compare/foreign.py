@@ -43,9 +43,10 @@ def keras_input_names(model: Any) -> tuple[str, ...]:
     )
 
 
-def keras_output_names(model: Any) -> tuple[str, ...]:
+def keras_output_names(reference: object) -> tuple[str, ...]:
     """Return the output names of a Keras model with a graph, else none."""
-    return tuple(getattr(model, "output_names", None) or ())
+    names = getattr(reference, "output_names", None) if is_keras(reference) else None
+    return tuple(names or ())
 
 
 def call_keras(

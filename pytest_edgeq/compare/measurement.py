@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq import litert
-from pytest_edgeq.compare.foreign import is_keras, keras_output_names
+from pytest_edgeq.compare.foreign import keras_output_names
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import call_reference, in_file_order
 from pytest_edgeq.compare.samples import Sample
@@ -103,7 +103,7 @@ class SampleRunner:
         reference, name = self._quantized.float_model, self._quantized.name
         assert reference is not None, "unreachable because a Comparer has checked"
         wanted = [io_tensor.name for io_tensor in self._edge.signature.outputs]
-        aliases = keras_output_names(reference) if is_keras(reference) else ()
+        aliases = keras_output_names(reference)
         try:
             outputs = call_reference(reference, sample)
         except RuntimeError as error:

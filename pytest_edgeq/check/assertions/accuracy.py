@@ -16,7 +16,7 @@ from pytest_edgeq.check.assertions.drop_error import drop_error
 from pytest_edgeq.check.assertions.expect import failed, parse_number, swapped
 from pytest_edgeq.check.assertions.scoring import ScoredSample, Scorer, scorer_for
 from pytest_edgeq.compare.failed_samples import FailedSamples, attach_samples
-from pytest_edgeq.compare.foreign import is_keras, keras_output_names
+from pytest_edgeq.compare.foreign import keras_output_names
 from pytest_edgeq.compare.measurement import check_layout
 from pytest_edgeq.compare.parallel import InFlight, begin, in_order, on_one_thread
 from pytest_edgeq.compare.quantized import QuantizedModel
@@ -372,7 +372,7 @@ def _reference_outputs(model: QuantizedModel, sample: Sample) -> tuple[Any, list
     nested = call_unflattened(reference, sample)
     leaves = flatten_outputs(nested)
     names = [each.name for each in model.edge.signature.outputs]
-    aliases = keras_output_names(reference) if is_keras(reference) else ()
+    aliases = keras_output_names(reference)
     places = [(key, np.array(place)) for place, (key, _) in enumerate(leaves)]
     order = [int(place) for place in in_file_order(places, names, model.name, aliases)]
     return nested, [leaves[place][1] for place in order], order
