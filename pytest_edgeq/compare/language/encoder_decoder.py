@@ -169,20 +169,10 @@ class EncoderDecoder(QuantizedModel):
                 "reference={'encode': encoder, 'decode': decoder}, or compare "
                 "model.signature(…)"
             )
-        float_edge = model.float_edge
-        both = cls(
-            model.edge.at(DECODE),
-            name=model.name,
-            flow=model.flow,
-            quantizer=model.quantizer,
-            options=model.options,
-            references=model._references,
-            runtime=model._runtime,
-            float_edge=None if float_edge is None else float_edge.at(DECODE),
-            directory=model._directory,
-            threads=model.threads,
-        )
-        both.wiring = wiring
+        float_edge = None if model.float_edge is None else model.float_edge.at(DECODE)
+        both = cls.__new__(cls)
+        decoder = model._with_edge(model.edge.at(DECODE), float_edge=float_edge, wiring=wiring)
+        vars(both).update(vars(decoder))
         return both
 
     @property

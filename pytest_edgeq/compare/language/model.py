@@ -96,15 +96,14 @@ class LanguageModel(QuantizedModel):
         self._open(sections, float_sections)
         self.metadata = metadata  # start and stop tokens of a `.litertlm`
         self.bundle = bundle  # its path
-        self._torch = reference
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer  # for sequences that are text, or None
         steps, float_steps = self.steps, self.float_steps
         super().__init__(
             steps.decode.edge,
             name=name,
             flow="prebuilt",
             float_edge=None if float_steps is None else float_steps.decode.edge,
-            references={steps.decode.edge.key: SignatureReference(self.spec)},
+            references={steps.decode.edge.key: SignatureReference(self.spec, reference)},
             **rest,
         )
 
@@ -145,33 +144,23 @@ class LanguageModel(QuantizedModel):
         """A sequence of token ids."""
         outputs = {each.name: each for each in self.steps.decode.edge.signature.outputs}
         vocabulary = int(outputs["logits"].tensor.shape[-1])
-        return SequenceSpec.of(vocabulary, self.steps.cache_length, self._tokenizer)
-
-    @property
-    def float_model(self) -> Callable[..., Any] | None:
-        """The Hugging Face module, or any callable from token ids to logits."""
-        return self._torch
+        return SequenceSpec.of(vocabulary, self.steps.cache_length, self.tokenizer)
 
     @property
     def is_float_file_reference(self) -> bool:
         """Whether the float file is the only reference."""
-        return self._torch is None and self.float_steps is not None
+        return self.float_model is None and self.float_steps is not None
 
     @property
     def has_reference(self) -> bool:
         """Whether there is a module or a float file."""
-        return self._torch is not None or self.float_steps is not None
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer, if there is one."""
-        return self._tokenizer
+        return self.float_model is not None or self.float_steps is not None
 
     def with_tokenizer(self, tokenizer: Tokenizer | None) -> LanguageModel:
         """Return the model with a tokenizer for sequences that are text."""
         if tokenizer is None:
             return self
-        return cast("LanguageModel", self._with_edge(self.edge, _tokenizer=tokenizer))
+        return cast("LanguageModel", self._with_edge(self.edge, tokenizer=tokenizer))
 
     def clone(self) -> LanguageModel:
         """Return the same model with interpreters of its own."""
