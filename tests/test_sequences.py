@@ -7,7 +7,7 @@ from collections.abc import Hashable, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_edgeq.baselines.sequences import common
+from pytest_edgeq.baselines.align import common
 
 keys = st.lists(st.sampled_from("abc"), max_size=12)
 

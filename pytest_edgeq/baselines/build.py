@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pytest_edgeq.baselines.sequences import common
+from pytest_edgeq.baselines.align import common
 from pytest_edgeq.baselines.shape import ShapeCheck, is_number
 from pytest_edgeq.numerics.findings import Place
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.baselines.sequences import common
+from pytest_edgeq.baselines.align import common
 from pytest_edgeq.localize.constant_checks import (
     SAME_SCALE,
     check_bias,
