@@ -17,7 +17,6 @@ from pytest_edgeq.compare.language.model import LanguageModel
 from pytest_edgeq.compare.language.runner import DIFFERS
 from pytest_edgeq.compare.language.stepping import CacheSession, chunks, same_db
 from pytest_edgeq.compare.samples import SampleSource, read_samples
-from pytest_edgeq.numerics.cache_errors import CacheErrors
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import (
     CACHE_OVERRUN,
@@ -34,7 +33,7 @@ from pytest_edgeq.numerics.findings import (
     Place,
 )
 from pytest_edgeq.numerics.metrics import ONE_BIT_DB
-from pytest_edgeq.numerics.token_errors import PositionErrors
+from pytest_edgeq.numerics.token_errors import CacheErrors, PositionErrors
 from pytest_edgeq.progress import Progress
 
 if TYPE_CHECKING:

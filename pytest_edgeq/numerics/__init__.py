@@ -2,8 +2,8 @@
 Error metrics, budgets on them, health findings: numpy and scipy alone.
 
 - `metric_table` has a row for each metric, `metrics` the formulas, `error_sums` accumulates
-  samples, `results` and `comparison` hold the errors; `token_errors` and `cache_errors` are those
-  of language models.
+  samples, `results` and `comparison` hold the errors; `token_errors` are those of
+  language models.
 - `budget`: bounds. `bootstrap`: margins for stored errors, at the level of `confidence`. `paired`:
   the confidence of a difference of scores.
 - `findings`: the record of a defect. `health` finds defects in outputs, `static_health` without

@@ -21,8 +21,7 @@ from .target_machine import TargetMachine
 
 if TYPE_CHECKING:
     from .budget import Budget
-    from .cache_errors import CacheErrors
-    from .token_errors import PositionErrors
+    from .token_errors import CacheErrors, PositionErrors
 
 _PER_SAMPLE = 256
 _LIMIT = 2048

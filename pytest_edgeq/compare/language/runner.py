@@ -16,12 +16,11 @@ from pytest_edgeq.compare.measurement import sides_of
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import as_tensor, call_reference, no_grad, torch_module
 from pytest_edgeq.compare.samples import Sample, as_array
-from pytest_edgeq.numerics.cache_errors import CacheErrors
 from pytest_edgeq.numerics.comparison import WorstSamples
 from pytest_edgeq.numerics.findings import PREFILL_DIFFERS, Finding, Harm, Place
 from pytest_edgeq.numerics.samples import EvaluatedLedger
 from pytest_edgeq.numerics.static_health import UNKNOWN, Calibration
-from pytest_edgeq.numerics.token_errors import TokenAccumulator, TokenErrors
+from pytest_edgeq.numerics.token_errors import CacheErrors, TokenAccumulator, TokenErrors
 
 Array = npt.NDArray[Any]
 
