@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .metric_table import LOWER_BOUNDED, OF_TOKENS, UPPER_BOUNDED
+from .metric_table import LOWER_BOUNDED, METRICS, OF_TOKENS, UPPER_BOUNDED
 from .metrics import json_number, perplexity_ratio, sqnr_db
 
 
@@ -153,9 +153,36 @@ class StageErrors:
 
     Attributes:
         outputs: errors by output name, in the model's own output order.
+        max_abs_error: greatest max|f−q|.
+        mean_abs_error: greatest mean of `|f−q|`.
+        rmse: greatest root of the mean of (f−q)².
+        max_lsb_error: greatest max|f−q| / S of the outputs that have a scale; None where none has.
+        sqnr_db: least SQNR.
+        worst_sample_sqnr_db: least SQNR of one output in one sample.
+        cosine_similarity: least cosine similarity.
+        top1_agreement: least top-1 agreement of the outputs that have classes; None where none has.
+        kl: greatest KL divergence of the outputs that have tokens; None where none has.
+        perplexity_ratio: greatest ratio of perplexities of these outputs, or None.
     """
 
     outputs: Mapping[str, OutputErrors]
+    max_abs_error: float = field(init=False, repr=False, compare=False)
+    mean_abs_error: float = field(init=False, repr=False, compare=False)
+    rmse: float = field(init=False, repr=False, compare=False)
+    max_lsb_error: float | None = field(init=False, repr=False, compare=False)
+    sqnr_db: float = field(init=False, repr=False, compare=False)
+    worst_sample_sqnr_db: float = field(init=False, repr=False, compare=False)
+    cosine_similarity: float = field(init=False, repr=False, compare=False)
+    top1_agreement: float | None = field(init=False, repr=False, compare=False)
+    kl: float | None = field(init=False, repr=False, compare=False)
+    perplexity_ratio: float | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for metric in METRICS:
+            measured = (getattr(output, metric) for output in self.outputs.values())
+            values = [value for value in measured if value is not None]
+            worst = np.max if metric in UPPER_BOUNDED else np.min  # both give NaN for any
+            object.__setattr__(self, metric, float(worst(values)) if values else None)
 
     @property
     def n_samples(self) -> int:
@@ -177,60 +204,6 @@ class StageErrors:
         """Whether nothing was tested at one output or more."""
         return any(output.degenerate for output in self.outputs.values())
 
-    @property
-    def max_abs_error(self) -> float:
-        """Greatest max|f−q|."""
-        return float(self._worst("max_abs_error"))
-
-    @property
-    def mean_abs_error(self) -> float:
-        """Greatest mean of `|f−q|`."""
-        return float(self._worst("mean_abs_error"))
-
-    @property
-    def rmse(self) -> float:
-        """Greatest root of the mean of (f−q)²."""
-        return float(self._worst("rmse"))
-
-    @property
-    def max_lsb_error(self) -> float | None:
-        """Greatest max|f−q| / S of the outputs that have a scale; None where none has."""
-        worst: float | None = self._worst("max_lsb_error")
-        return worst
-
-    @property
-    def sqnr_db(self) -> float:
-        """Least SQNR."""
-        return float(self._worst("sqnr_db"))
-
-    @property
-    def worst_sample_sqnr_db(self) -> float:
-        """Least SQNR of one output in one sample."""
-        return float(self._worst("worst_sample_sqnr_db"))
-
-    @property
-    def cosine_similarity(self) -> float:
-        """Least cosine similarity."""
-        return float(self._worst("cosine_similarity"))
-
-    @property
-    def top1_agreement(self) -> float | None:
-        """Least top-1 agreement of the outputs that have classes; None where none has."""
-        worst: float | None = self._worst("top1_agreement")
-        return worst
-
-    @property
-    def kl(self) -> float | None:
-        """Greatest KL divergence of the outputs that have tokens; None where none has."""
-        worst: float | None = self._worst("kl")
-        return worst
-
-    @property
-    def perplexity_ratio(self) -> float | None:
-        """Greatest ratio of perplexities of the outputs that have tokens; None where none has."""
-        worst: float | None = self._worst("perplexity_ratio")
-        return worst
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain, JSON-able data with sorted keys; NaN and infinity as text."""
         data: dict[str, Any] = {
@@ -241,13 +214,6 @@ class StageErrors:
         for name in ("degenerate", "n_elements", "n_samples", "nonfinite"):
             data[name] = getattr(self, name)
         return dict(sorted(data.items()))
-
-    def _worst(self, metric: str) -> Any:
-        """Return the worst value of the outputs that have a metric; None where none has."""
-        worst = np.max if metric in UPPER_BOUNDED else np.min  # both give NaN for any
-        measured = (getattr(output, metric) for output in self.outputs.values())
-        values = [value for value in measured if value is not None]
-        return float(worst(values)) if values else None
 
 
 def measured_metrics(outputs: Iterable[OutputErrors]) -> tuple[str, ...]:
