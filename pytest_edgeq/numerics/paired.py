@@ -38,11 +38,6 @@ def mcnemar_p(lost: int, gained: int) -> float:
     return min(1.0, 2 * float(bdtr(min(lost, gained), lost + gained, 0.5)))
 
 
-def unseen_share(n: int) -> float:
-    """Return an upper bound on the rate of unseen events in n samples: the rule of three."""
-    return float(-math.expm1(math.log(_ALPHA) / n))
-
-
 def binomial_bounds(count: int, n: int) -> Bounds:
     """Return the exact bounds of a share of which `count` of n were seen (Clopper & Pearson)."""
     from scipy.special import betaincinv
@@ -124,7 +119,7 @@ class Resampled:
     @property
     def bounds(self) -> Bounds:
         """The interval of the drop in the population that the samples come from."""
-        unseen = self.per_sample * unseen_share(self.n)
+        unseen = self.per_sample * binomial_bounds(0, self.n).high  # the rule of three
         return Bounds(
             min(self.spread.low, self.drop - unseen), max(self.spread.high, self.drop + unseen)
         )

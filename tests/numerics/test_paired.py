@@ -19,7 +19,6 @@ from pytest_edgeq.numerics.paired import (
     bootstrap_bounds,
     mcnemar_p,
     resampled_means,
-    unseen_share,
 )
 
 
@@ -44,7 +43,7 @@ def test_binomial_bounds_are_clopper_and_pearsons(count: tuple[int, int]) -> Non
 def test_nothing_changed_is_the_rule_of_three(n: int) -> None:
     """In closed form: (1 − p)^n = 5 %."""
     closed = 1 - 0.05 ** (1 / n)
-    assert unseen_share(n) == pytest.approx(closed, rel=1e-9)
+    assert binomial_bounds(0, n).high == pytest.approx(closed, rel=1e-9)
     assert RightWrong(n, 0, 0).bounds.high == pytest.approx(closed, rel=1e-9)
     assert RightWrong(n, 0, 0).bounds.low == -RightWrong(n, 0, 0).bounds.high
 
