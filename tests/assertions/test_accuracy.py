@@ -105,11 +105,8 @@ def test_a_failure_shows_the_sample_that_is_nan_first(doubled: QuantizedModel) -
         assert_accuracy_drop(loaded, given, _script(*[LOST] * 4))
     shown = attached_samples(caught.value)
     assert shown is not None
-    assert [(each.index, str(each.sqnr_db)) for each in shown.worst] == [
-        (3, "nan"),
-        (0, "inf"),
-        (1, "inf"),
-    ]
+    found = [(each.index, str(each.sqnr_db)) for each in shown.worst]
+    assert found == [(3, "nan"), (0, "inf"), (1, "inf")]
 
 
 def _script(*rows: tuple[Any, Any]) -> Callable[[Any, Any], Any]:

@@ -148,14 +148,10 @@ def test_shapes_are_compared_before_values() -> None:
         stage.result()
 
 
-def test_outputs_of_one_name_are_refused() -> None:
-    """One of them would be lost without a word."""
+def test_no_outputs_and_outputs_of_one_name_are_refused() -> None:
+    """One of them would be lost without a word, and a stage of none has no errors."""
     with pytest.raises(ValueError, match="output names must differ, got 'a', 'a'"):
         StageAccumulator([IOSpec("a"), IOSpec("a")])
-
-
-def test_a_stage_without_outputs_is_refused() -> None:
-    """No sample could have a least SQNR, and the stage no errors."""
     with pytest.raises(ValueError, match="no outputs: there is nothing to measure"):
         StageAccumulator([])
 
