@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pytest_edgeq.baselines.align import common
 from pytest_edgeq.baselines.shape import ShapeCheck, is_number
-from pytest_edgeq.numerics.findings import Place
+from pytest_edgeq.numerics.findings import Place, first_of
 
 UNDO = "undo what changed since the baseline"  # the fix where it is known what changed
 
@@ -217,17 +217,13 @@ def fewer_samples(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def _weights(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     before, after = old.get("asymmetric", []), new.get("asymmetric", [])
     return [
-        f"weights {symptom} asymmetric: {_first_of(changed)}: expected {differs}"
+        f"weights {symptom} asymmetric: {first_of(changed)}: expected {differs}"
         for changed, symptom, differs in (
             (_beyond(after, before), "became", "symmetric ones, got zero points other than 0"),
             (_beyond(before, after), "are no longer", "zero points other than 0, got none"),
         )
         if changed
     ]
-
-
-def _first_of(names: Sequence[str]) -> str:
-    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _beyond(names: Iterable[str], others: Iterable[str]) -> list[str]:
@@ -249,6 +245,6 @@ def _sharing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     if not parted:
         return []
     return [
-        f"parameters no longer shared: {_first_of(parted)}: expected the scale and zero point of "
+        f"parameters no longer shared: {first_of(parted)}: expected the scale and zero point of "
         "its input, got others: it rounds once more"
     ]

@@ -33,6 +33,8 @@ from pytest_edgeq.numerics.findings import (
     Finding,
     Harm,
     aligned,
+    counted,
+    first_of,
 )
 from pytest_edgeq.numerics.metric_table import LOWER_BOUNDED, METRICS
 
@@ -77,7 +79,7 @@ def problem(data: Mapping[str, Any]) -> str:
 def summarize(data: Mapping[str, Any]) -> str:
     """Return the SQNR of the stage total, its limit and the number of samples, in one line."""
     rows = [row for row in data["errors"] if (row["stage"], row["metric"]) == ("total", "sqnr_db")]
-    samples = f"{data['n_samples']} sample{'' if data['n_samples'] == 1 else 's'}"
+    samples = counted(data["n_samples"], "sample")
     if not rows:
         return samples
     row = min(rows, key=lambda each: float(each["worst"]))
@@ -271,8 +273,7 @@ def _change_lines(
         lines += _worst(before, after, worse)
     for keys, verb in ((gone, "disappeared"), (came, "appeared")):
         if keys:
-            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-            lines.append(f"errors {verb}: {_place(keys[0])}{more}")
+            lines.append(f"errors {verb}: {first_of(list(map(_place, keys)))}")
     return lines
 
 

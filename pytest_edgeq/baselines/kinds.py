@@ -10,7 +10,7 @@ from typing import Any, Final
 from pytest_edgeq.baselines import errors
 from pytest_edgeq.baselines.op_changes import describe_change
 from pytest_edgeq.baselines.shape import TEXT_OR_NULL, shape_problem
-from pytest_edgeq.numerics.findings import Finding
+from pytest_edgeq.numerics.findings import Finding, counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +46,7 @@ _OP_DTYPE_MAP = {"inputs": [_IO], "outputs": [_IO], "ops": [_OP], "delegation?":
 
 def _summarize_map(data: Mapping[str, Any]) -> str:
     schemes = [row["scheme"] for row in data["ops"]]
-    ops = "1 op" if len(schemes) == 1 else f"{len(schemes)} ops"
-    return f"{ops}, {schemes.count('float')} of them in float"
+    return f"{counted(len(schemes), 'op')}, {schemes.count('float')} of them in float"
 
 
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType(

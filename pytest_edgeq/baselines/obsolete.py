@@ -18,7 +18,7 @@ from typing import TypedDict
 from pytest_edgeq.baselines import store
 from pytest_edgeq.baselines.claims import ClaimRecord, Owner
 from pytest_edgeq.baselines.paths import Layout
-from pytest_edgeq.numerics.findings import counted
+from pytest_edgeq.numerics.findings import counted, first_of
 
 
 class CollectedModule(TypedDict):
@@ -218,8 +218,7 @@ def _owners(
 def _unfinished(collected: CollectedModule, log: RunLog) -> str:
     """Return why a module did not run completely though all its tests were selected, or ""."""
     lost = [test for nodeid, test in collected["tests"].items() if not log.has_ended(nodeid)]
-    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-    return f"{lost[0]}{more} did not run to the end" if lost else ""
+    return f"{first_of(lost)} did not run to the end" if lost else ""
 
 
 def _why_obsolete(owner: Owner, collected: CollectedModule, log: RunLog) -> str:

@@ -20,6 +20,7 @@ from pytest_edgeq.numerics.findings import (
     DiffPart,
     Finding,
     Place,
+    counted,
 )
 from pytest_edgeq.tflite.ops import QDQ
 
@@ -105,9 +106,10 @@ class _OpChanges:
     def __init__(self, old: Sequence[Row], new: Sequence[Row]) -> None:
         self.old, self.new = old, new
         self.alignment = align(old, new)
+        self._changed = [(old[before], new[after]) for before, after in self.alignment.changed]
         ways: dict[tuple[int, str], list[Pair]] = defaultdict(list)
-        for before, after in self.alignment.changed:
-            ways[_way(old[before], new[after])].append((before, after))
+        for pair, rows in zip(self.alignment.changed, self._changed, strict=True):
+            ways[_way(*rows)].append(pair)
         groups = []
         for (rank, text), pairs in ways.items():
             only_qdq = all(new[after]["op"] in QDQ for _, after in pairs)
@@ -118,16 +120,13 @@ class _OpChanges:
     @property
     def to_float(self) -> bool:
         """Whether an op computes in float that did not before, or appeared so."""
-        pairs = ((self.old[a]["scheme"], self.new[b]["scheme"]) for a, b in self.alignment.changed)
-        return bool(self._new_floats) or any(
-            was != "float" and now == "float" for was, now in pairs
-        )
+        changed = (was["scheme"] != "float" == now["scheme"] for was, now in self._changed)
+        return bool(self._new_floats) or any(changed)
 
     @property
     def delegated(self) -> bool:
         """Whether an op runs elsewhere than before, GPU or CPU."""
-        pairs = ((self.old[a], self.new[b]) for a, b in self.alignment.changed)
-        return any(was.get("delegation") != now.get("delegation") for was, now in pairs)
+        return any(was.get("delegation") != now.get("delegation") for was, now in self._changed)
 
     @property
     def _new_floats(self) -> list[int]:
@@ -159,12 +158,11 @@ class _OpChanges:
             shown = list(self._groups[:1])
         parts = [self._group_text(group) for group in shown]
         if others:
-            more = len(others) - 1
-            such = f" ({more} more such {_plural('change', more)})" if more else ""
-            parts.append(others[0] + such)
+            more = counted(len(others) - 1, "more such change")
+            parts.append(others[0] + (f" ({more})" if others[1:] else ""))
         parts += came_and_went
-        if more := len(self.alignment.changed) - sum(len(group.pairs) for group in shown):
-            parts.append(f"{more} more {_plural('op', more)} changed")
+        if left := len(self.alignment.changed) - sum(len(group.pairs) for group in shown):
+            parts.append(f"{counted(left, 'more op')} changed")
         return "; ".join(parts)
 
     def _group_text(self, group: _Group) -> str:
@@ -380,7 +378,3 @@ def _value(value: object) -> str:
             return f"{len(words)} × {words[0]}"
         return ", ".join(words) or "none"
     return "none" if value is None else str(value)
-
-
-def _plural(word: str, count: int) -> str:
-    return word if count == 1 else f"{word}s"

@@ -21,7 +21,7 @@ from pytest_edgeq.baselines.claims import Claim, ClaimRecord, Judge, Owner, Phas
 from pytest_edgeq.baselines.kinds import KINDS
 from pytest_edgeq.baselines.paths import Layout
 from pytest_edgeq.errors import failure
-from pytest_edgeq.numerics.findings import NO_BASELINE, Finding, Place
+from pytest_edgeq.numerics.findings import NO_BASELINE, Finding, Place, first_of
 from pytest_edgeq.versions import producer, version_changes
 
 Explain = Callable[[Finding, dict[str, Any]], Iterable[Finding]]
@@ -235,10 +235,9 @@ class SnapshotSession:
         if "tighten" in self.update:
             self._write(claim, known.tightened(stored.data, claim.data))
             return
-        more = f" and {len(better) - 1} more" if len(better) > 1 else ""
         claim.note = (
-            f"{self.layout.shown(claim.path)} is loose: {better[0]}{more}; --edgeq-update=tighten "
-            "stores the better values"
+            f"{self.layout.shown(claim.path)} is loose: {first_of(better)}; "
+            "--edgeq-update=tighten stores the better values"
         )
 
     def _refuse(self, claim: Claim, refusal: Finding | None) -> None:

@@ -422,6 +422,11 @@ def aligned(
     ]
 
 
+def first_of(names: Sequence[str]) -> str:
+    """Return the first of some names, and how many others there are."""
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 op`, `1,200 ops`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
