@@ -49,9 +49,7 @@ def keras_output_names(reference: object) -> tuple[str, ...]:
     return tuple(names or ())
 
 
-def call_keras(
-    model: Any, args: Sequence[npt.NDArray[Any]], kwargs: Mapping[str, npt.NDArray[Any]]
-) -> Any:
+def call_keras(model: Any, /, *args: npt.NDArray[Any], **kwargs: npt.NDArray[Any]) -> Any:
     """Call a Keras model in inference mode."""
     structure = _structure(model)
     if structure is None:

@@ -46,35 +46,30 @@ def call_unflattened(reference: Callable[..., Any], sample: Sample) -> Any:
     """Call as `call_reference`, and return the outputs as the reference nests them."""
     with no_grad():
         if torch_module(reference) is not None:
-            args, kwargs = _copied(sample, as_tensor)
-            return reference(*args, **kwargs)
+            return _call(reference, sample, as_tensor)
         if is_keras(reference):
-            return call_keras(reference, *_copied(sample, as_array))
+            return _call(functools.partial(call_keras, reference), sample, as_array)
         if isinstance(reference, (OnnxReference, FileReference)):
-            args, kwargs = _copied(sample, as_array)
-            return reference(*args, **kwargs)
+            return _call(reference, sample, as_array)
         return _call_plain(reference, sample)
 
 
-def _copied(sample: Sample, convert: Callable[[Any], Any]) -> tuple[list[Any], dict[str, Any]]:
-    # A copy of its own: an in-place forward would change the sample of the others.
-    sample = sample.clone()
-    kwargs = {name: convert(value) for name, value in sample.kwargs.items()}
-    return [convert(value) for value in sample.args], kwargs
+def _call(reference: Callable[..., Any], sample: Sample, convert: Callable[[Any], Any]) -> Any:
+    # On a copy: an in-place forward would change the sample of the others.
+    copied = sample.clone().mapped(convert)
+    return reference(*copied.args, **copied.kwargs)
 
 
 def _call_plain(reference: Callable[..., Any], sample: Sample) -> Any:
     # Arrays first: a function written for numpy may run on tensors and mean something else there,
     # as std does; one written for torch hands them to torch, which refuses them.
-    args, kwargs = _copied(sample, as_array)
     try:
-        return reference(*args, **kwargs)
+        return _call(reference, sample, as_array)
     except Exception as on_arrays:
         if not import_torch():
             raise
-        args, kwargs = _copied(sample, as_tensor)
         try:
-            return reference(*args, **kwargs)
+            return _call(reference, sample, as_tensor)
         except Exception as on_tensors:
             errors = [f"{type(error).__name__}: {error}" for error in (on_arrays, on_tensors)]
             if errors[0] == errors[1]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy.typing as npt
@@ -33,12 +33,13 @@ def exported_graph(
 
 def exported(module: torch.nn.Module, sample: Sample) -> torch.fx.GraphModule | None:
     """Export a module or graph; None where torch cannot."""
-    args, kwargs = _inputs_of(sample)
+    # Copies, since torch.export merges two inputs that are the same tensor.
+    copied = sample.clone().mapped(as_tensor)
     try:
         with _exporting, litert.quiet(), torch.no_grad(), warnings.catch_warnings():
             # Recurrent layers warn of weights that they look up; the parameters are exported.
             warnings.filterwarnings("ignore", "The tensor attributes? .*_flat_weights", UserWarning)
-            graph = torch.export.export(module, args, kwargs, strict=False).module()
+            graph = torch.export.export(module, copied.args, copied.kwargs, strict=False).module()
     except Exception:  # torch.export raises errors of any type
         return None
     assert isinstance(graph, torch.fx.GraphModule), "torch.export returns graph modules"
@@ -70,7 +71,7 @@ def recorded(reference: Callable[..., Any] | None, sample: Sample) -> list[Array
         return None
     recorder = _Recorder(graph)
     with torch.no_grad():
-        recorder.run_all(*_inputs_of(sample))
+        recorder.run_all(sample.clone().mapped(as_tensor))
     return recorder.values
 
 
@@ -98,12 +99,6 @@ def _to_float64(value: Any) -> Any:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def _inputs_of(sample: Sample) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-    # Copies, since torch.export merges two inputs that are the same tensor.
-    args = tuple(as_tensor(each).clone() for each in sample.args)
-    return args, {name: as_tensor(each).clone() for name, each in sample.kwargs.items()}
-
-
 class _Recorder(torch.fx.Interpreter):
     """Records every tensor that a graph computes."""
 
@@ -111,8 +106,9 @@ class _Recorder(torch.fx.Interpreter):
         super().__init__(graph)
         self.values: list[Array] = []
 
-    def run_all(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def run_all(self, sample: Sample) -> None:
         """Run the graph on the arguments of its forward."""
+        args, kwargs = sample.args, sample.kwargs
         names = [node.name for node in self.graph.nodes if node.op == "placeholder"][len(args) :]
         known = set(names) == set(kwargs)
         values = [kwargs[name] for name in names] if known else list(kwargs.values())

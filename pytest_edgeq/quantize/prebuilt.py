@@ -263,9 +263,8 @@ def _reference_of(
 
     def traced(sample: Sample) -> litert.Traced:
         # torch.export merges two inputs that are the same tensor.
-        args = tuple(as_tensor(each).clone() for each in sample.args)
-        kwargs = {key: as_tensor(each).clone() for key, each in sample.kwargs.items()}
-        return litert.Traced(module, args, kwargs)
+        copied = sample.clone().mapped(as_tensor)
+        return litert.Traced(module, copied.args, copied.kwargs)
 
     key = signature.key or "serving_default"
     return SignatureReference(spec, reference, float_file=float_file(name, key, session, traced))
