@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.compare.samples import SampleSource
 
 
-_PACKAGE = str(Path(__file__).parent.parent)
+_PACKAGE = str(Path(__file__).parents[2])
 
 
 class ExecutorError(RuntimeError):
