@@ -150,27 +150,19 @@ def changed_input(graph: OpGraph, op: Op, scale: float, written: float) -> Findi
     return (op if maker is None else maker).wrong(text, kind=WRONG_QPARAMS)
 
 
-def rule_findings(
-    graph: OpGraph, subgraph: int, compared: Container[int]
-) -> dict[int, tuple[Finding, ...]]:
+def rule_findings(graph: OpGraph, subgraph: int, compared: Container[int]) -> Iterator[Finding]:
     """
-    Return the findings on ops whose quantization violates a kernel rule, by index.
+    Yield the findings on ops whose quantization violates a kernel rule.
 
     An output's zero point that only the specification forbids counts, since no converter writes it.
     """
-    found: dict[int, tuple[Finding, ...]] = {}
     for op in graph.subgraphs[subgraph].ops:
-        wrong = tuple(
-            each.finding(
-                kind=WRONG_QPARAMS if each.rule in (SAME_SCALE, OUTPUT_SCALE) else WRONG_OP
-            )
-            for each in violations_of(graph, op)
-            if not (each.is_warning and each.rule != OUTPUT_SCALE)
-            and not (each.rule == BIAS_SCALE and op.index in compared)
-        )
-        if wrong:
-            found[op.index] = wrong
-    return found
+        for each in violations_of(graph, op):
+            if each.is_warning and each.rule != OUTPUT_SCALE:
+                continue
+            if each.rule != BIAS_SCALE or op.index not in compared:
+                is_scale = each.rule in (SAME_SCALE, OUTPUT_SCALE)
+                yield each.finding(kind=WRONG_QPARAMS if is_scale else WRONG_OP)
 
 
 _CHANCE = 0.25  # share of an overshoot by which the range's own values may exceed it as well

@@ -218,7 +218,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         pairs = structure.pairs
         is_alike = pairs.is_whole and not _substituted(quantized.edge, pairs)
         # Differences may be the converter's choice: then the results are compared.
-        if is_alike and floating <= found.keys() | masks and not structure.findings(()):
+        if is_alike and floating <= found.keys() | masks and not any(structure.findings(())):
             return Forms(base, base, reference, modules)
     floats = list(() if base is None else _floats_of(base))
     module = torch_module(quantized.float_model)

@@ -370,7 +370,7 @@ class Localizer:
             judged,
             refused={index: self._refused[index] for index in self._refused.keys() - matched},
             reference=quantized.reference_name,
-            differing=next(iter(self._divergence_findings()), None),
+            differing=next((each.place.op for each in self._divergence_finding()), None),
             starved=self._structure.biased & starved,
             source_of=functools.cache(functools.partial(source_line, quantized, self._first)),
         )
@@ -439,13 +439,13 @@ class Localizer:
         lowest = self._lows.get(op.index, math.inf)
         return limits is not None and lowest < min(limits.floor, MASKING)
 
-    def _findings(self, wider: Mapping[int, float]) -> dict[int, tuple[Finding, ...]]:
+    def _findings(self, wider: Mapping[int, float]) -> dict[int | None, tuple[Finding, ...]]:
         quantized = self.quantized
         edge, form = quantized.edge, self.form
         partners = by_name(edge.signature, form.signature, "outputs")
         named = [(io_tensor.name, io_tensor.tensor.index) for io_tensor in edge.signature.outputs]
         outputs = [(name, index, partners[index]) for name, index in named if index in partners]
-        parts = [self._structure.findings(outputs)]
+        parts = [*self._structure.findings(outputs)]
         simulated = quantized.simulated
         graph = graph_module(simulated)
         observed = litert.activation_scales(graph) if graph is not None else ()
@@ -457,20 +457,17 @@ class Localizer:
         if self.against_torch.aligned is not None:
             structure = Structure(edge, self.against_torch.aligned)
         covers_all = quantized.flow == "pt2e"
-        parts.append(
-            structure.constant_findings(observed, rounded, covers_all=covers_all, wider=wider)
-        )
-        parts.append(rule_findings(edge.graph, self.subgraph.index, structure.biased))
-        parts.append(self._divergence_findings())
-        first = [next((op for op in ops if op.index in self._masks), None) for ops in self._masking]
-        parts.append({op.index: (self._masks[op.index],) for op in first if op is not None})
-        found: dict[int, tuple[Finding, ...]] = {}
-        for part in parts:
-            for index, wrong in part.items():
-                found[index] = (*found.get(index, ()), *wrong)
+        parts += structure.constant_findings(observed, rounded, covers_all=covers_all, wider=wider)
+        parts += rule_findings(edge.graph, self.subgraph.index, structure.biased)
+        parts += self._divergence_finding()
+        masked = [[op.index for op in ops if op.index in self._masks] for ops in self._masking]
+        parts += [self._masks[first] for first in {ops[0] for ops in masked if ops}]
+        found: dict[int | None, tuple[Finding, ...]] = {}
+        for each in parts:
+            found[each.place.op] = (*found.get(each.place.op, ()), each)
         if quantized.origin is not None:
             found = origin_findings(edge, quantized.origin) | found
-            found |= left_in_float(edge, quantized.origin)
+            found = found | left_in_float(edge, quantized.origin)
         return found
 
     def _wider(self) -> dict[int, float]:
@@ -493,11 +490,11 @@ class Localizer:
                 wider |= dict.fromkeys(op.outputs, wider[op.inputs[0]])
         return wider
 
-    def _divergence_findings(self) -> dict[int, tuple[Finding, ...]]:
+    def _divergence_finding(self) -> list[Finding]:
         """Return a finding on the form's first op that differs from torch."""
         divergence = self.against_torch.divergence
         if divergence is None:
-            return {}
+            return []
         partners = {partner.index: number for number, partner in self.pairs.ops.items()}
         number = None if divergence.op is None else partners.get(divergence.op.index)
         if divergence.op is not None and divergence.op.name in HOLDING:
@@ -525,7 +522,7 @@ class Localizer:
                 "let torch subtract first, and move then",
             )
         op = self.subgraph.ops[-1 if number is None else number]
-        return {op.index: (op.wrong(text, causes=reason.causes, fix=reason.fix),)}
+        return [op.wrong(text, causes=reason.causes, fix=reason.fix)]
 
     def _output(self, made: OpOutput) -> _Output:
         key = (made.op.index, made.place)

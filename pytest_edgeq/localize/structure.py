@@ -263,21 +263,16 @@ class Structure:
         """Ops whose bias is compared with that of the float file."""
         return frozenset(pair.op.index for pair in self.constants if self._role(pair) == "bias")
 
-    def findings(self, outputs: Iterable[tuple[str, int, int]]) -> dict[int, tuple[Finding, ...]]:
-        """Compare options, operands, wiring and outputs; return findings by op index."""
-        found: dict[int, list[str]] = {}
+    def findings(self, outputs: Iterable[tuple[str, int, int]]) -> Iterator[Finding]:
+        """Compare options, operands, wiring and outputs."""
         for number, partner in self.pairs.ops.items():
             op = self._ours.ops[number]
             if op.name != partner.name:
                 continue  # its values are compared instead
-            for text in option_differences(
-                self._form, self._file, partner, op, ignored=OF_QUANTIZATION
-            ):
-                found.setdefault(number, []).append(text)
-            for text in decomposition_differences(self._form, self._file, partner, op):
-                found.setdefault(number, []).append(text)
-            for reader, text in self._operands(op, partner):
-                found.setdefault(reader.index, []).append(text)
+            files = self._form, self._file, partner, op
+            yield from map(op.wrong, option_differences(*files, ignored=OF_QUANTIZATION))
+            yield from map(op.wrong, decomposition_differences(*files))
+            yield from self._operands(op, partner)
         for name, index, wanted in outputs:
             source = self.pairs.source(index)
             partner_index = self.pairs.float_source(wanted)
@@ -290,9 +285,7 @@ class Structure:
                     f"the file's output {name!r} is its result: expected {expected}; wire that "
                     "output to the op that computes it"
                 )
-                place = maker.index if maker is not None else self._ours.ops[-1].index
-                found.setdefault(place, []).append(text)
-        return {n: tuple(map(self._ours.ops[n].wrong, texts)) for n, texts in found.items()}
+                yield (maker or self._ours.ops[-1]).wrong(text)
 
     def constant_findings(
         self,
@@ -301,9 +294,8 @@ class Structure:
         *,
         covers_all: bool = False,
         wider: Mapping[int, float] = MappingProxyType({}),
-    ) -> dict[int, tuple[Finding, ...]]:
+    ) -> Iterator[Finding]:
         """Compare the constants of the quantized file with those of the float file."""
-        found: dict[int, list[Finding]] = {}
         weights = [pair for pair in self.constants if self._role(pair) == "weight"]
         kept = functools.cache(
             lambda: covers_all or cover_all_values((each.stored, each.floats) for each in weights)
@@ -320,26 +312,23 @@ class Structure:
                         f"constant operand {pair.place}: expected {_listed(pair.floats)}, got "
                         f"{_listed(pair.stored.values)}"
                     )
-                    found.setdefault(pair.op.index, []).append(pair.op.wrong(text))
+                    yield pair.op.wrong(text)
                 continue
             role = self._role(pair)
             if role == "bias":
-                wrong = self._bias(pair, observed, wider)
-            else:
-                if role != "weight" and not _has_scales(pair.stored):
-                    continue  # codes that are compared as codes
-                texts = check_stored_weight(
-                    pair.op.name, pair.stored, pair.floats, kept=kept if role == "weight" else None
-                )
-                if texts and role == "weight" and _is_among(pair.stored, rounded()):
-                    continue
-                if role != "weight":
-                    name = f"constant operand {pair.place}"
-                    texts = tuple(each.replace("the weight", name, 1) for each in texts)
-                wrong = tuple(map(pair.op.wrong, texts))
-            for each in wrong:
-                found.setdefault(each.place.op or 0, []).append(each)
-        return {number: tuple(wrong) for number, wrong in found.items()}
+                yield from self._bias(pair, observed, wider)
+                continue
+            if role != "weight" and not _has_scales(pair.stored):
+                continue  # codes that are compared as codes
+            texts = check_stored_weight(
+                pair.op.name, pair.stored, pair.floats, kept=kept if role == "weight" else None
+            )
+            if role != "weight":
+                name = f"constant operand {pair.place}"
+                texts = tuple(each.replace("the weight", name, 1) for each in texts)
+            elif texts and _is_among(pair.stored, rounded()):
+                continue
+            yield from map(pair.op.wrong, texts)
 
     def _reader(self, op: Op, tensor: int) -> Op:
         """Return the op that reads an operand, or the RESHAPE in front of it."""
@@ -351,8 +340,8 @@ class Structure:
             maker = self._ours.producer.get(tensor)
         return reader
 
-    def _operands(self, op: Op, partner: Op) -> Iterator[tuple[Op, str]]:
-        """Yield the reader and a text for each operand unlike the partner's."""
+    def _operands(self, op: Op, partner: Op) -> Iterator[Finding]:
+        """Yield a finding on the reader of each operand unlike the partner's."""
         places = max(len(op.inputs), len(partner.inputs))
         ours, theirs = (
             [*each.inputs, *[-1] * (places - len(each.inputs))] for each in (op, partner)
@@ -369,7 +358,7 @@ class Structure:
             reader = op if here < 0 or is_reordered else self._reader(op, here)
             text = self._operand(place if reader is op else 0, here, there)
             if text:
-                yield reader, text
+                yield reader.wrong(text)
 
     def _operand(self, place: int, here: int, there: int) -> str | None:
         if here < 0 or there < 0:
