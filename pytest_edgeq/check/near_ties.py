@@ -74,7 +74,7 @@ def _scores(
     maker, signal, noise = "", 0.0, 0.0
     for sample in samples:
         try:
-            made = [m for m in localizer.tensors(sample) if m.op.outputs[m.place] == source]
+            made = [m for m in localizer.tensors(sample) if m.tensor == source]
         except (RuntimeError, ValueError, TypeError):
             return None
         for each in made:

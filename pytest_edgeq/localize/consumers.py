@@ -177,9 +177,9 @@ class Consumers:
         self._graph = graph
         self._subgraph = graph.subgraphs[subgraph]
 
-    def unused(self, measured: Mapping[int, Sequence[tuple[int, TensorErrors]]]) -> set[int]:
+    def unused(self, measured: Mapping[int, TensorErrors]) -> set[int]:
         """
-        Return the indices of ops whose losses a selection or a clamp discards.
+        Return the tensors whose losses a selection or a clamp discards.
 
         The loss of a branch may lie in values that are never selected (of a softplus beyond 20, or
         of a slice from another copy with its own range), or beyond a clamp whose range the
@@ -187,7 +187,7 @@ class Consumers:
         with torch's whole model.
         """
         found = set()
-        for number, tensor, own in ((n, *each) for n, every in measured.items() for each in every):
+        for tensor, own in measured.items():
             behind = self._consumers(tensor)
             # Errors of a compared value show in the selection.
             compared = [op for op in behind if op.name in COMPARING]
@@ -195,7 +195,7 @@ class Consumers:
             behind += [each for op in compared for each in self._consumers(op.outputs[0])]
             if not behind or any(op.name not in PICKING for op in behind):
                 continue
-            there = [each for op in behind for _, each in measured.get(op.index, ())]
+            there = [measured[i] for op in behind for i in op.outputs if i in measured]
             limits = code_limits(self._subgraph.tensors[tensor])
             if limits is not None and own.beyond_low + own.beyond_high:
                 # No clipped value is selected.
@@ -203,14 +203,14 @@ class Consumers:
                 # A range that was made for the consumer's values may be exceeded by chance.
                 chance = _CHANCE * _beyond(limits, own.smallest, own.largest)
                 if there and max(beyond) <= max(chance, CLIPPED_LSB * limits.scale):
-                    found.add(number)
+                    found.add(tensor)
                     continue
             # A quarter of the power is half of the size.
             most = 0.25 * own.noise / max(own.elements, 1)
             if there and all(
                 each.cumulative_noise / max(each.elements, 1) < most for each in there
             ):
-                found.add(number)
+                found.add(tensor)
         return found
 
     def widening_reason(self, op: Op) -> Reason | None:
@@ -257,9 +257,7 @@ class Consumers:
             "with this layer, or quantize by a recipe (recipe_static_wi8_ai8), which does",
         )
 
-    def narrowing_reason(
-        self, op: Op, measured: Mapping[int, Sequence[tuple[int, TensorErrors]]]
-    ) -> Reason | None:
+    def narrowing_reason(self, op: Op, measured: Mapping[int, TensorErrors]) -> Reason | None:
         """
         Return why an output has a narrower range than its values, and the fix.
 
@@ -270,14 +268,14 @@ class Consumers:
         own = code_limits(self._graph.tensor(op, op.outputs[0]))
         if own is None:
             return None
-        errors = {tensor: each for pairs in measured.values() for tensor, each in pairs}
-        ours = max(_beyond(own, each.smallest, each.largest) for _, each in measured[op.index])
+        known = (measured[index] for index in op.outputs if index in measured)
+        ours = max(_beyond(own, each.smallest, each.largest) for each in known)
         most = max(_CHANCE * ours, CLIPPED_LSB * own.scale)
         alike = [op.outputs[0]]  # grows by what is behind and has the same range
         for reader in (each for tensor in alike for each in self._subgraph.consumers[tensor]):
             behind = [i for i in reader.outputs if i not in alike and self._codes(i) == own]
             alike += behind
-            for made in (errors[i] for i in behind if i in errors and reader.name in NARROWING):
+            for made in (measured[i] for i in behind if i in measured and reader.name in NARROWING):
                 ends = made.whole_least, made.whole_greatest
                 # Otherwise the range is that of the op's own values, which are chosen from.
                 is_filled = ends[0] <= own.floor / 2 < 0 or ends[1] >= own.ceiling / 2 > 0
@@ -292,9 +290,9 @@ class Consumers:
                         f"{reader.place} in float",
                     )
             for index in reader.inputs if facts_of(reader.name).shares_range == "all" else ():
-                if index not in errors or index in alike or self._codes(index) != own:
+                if index not in measured or index in alike or self._codes(index) != own:
                     continue
-                if _beyond(own, errors[index].smallest, errors[index].largest) <= most:
+                if _beyond(own, measured[index].smallest, measured[index].largest) <= most:
                     other = self._subgraph.producer[index].place
                     return Reason(
                         (

@@ -44,7 +44,7 @@ class OpOutput:
     """One output of an op, and the float results to compare it with, all of one shape."""
 
     op: Op
-    place: int
+    tensor: int
     codes: Array  # the output as stored
     value: Array  # the dequantized codes, float32; integers as they are
     rounded: Array  # result of the float op with the file's constants
@@ -253,7 +253,7 @@ class Execution:
         if value.size == source.size == whole.size:
             source, whole = source.reshape(value.shape), whole.reshape(value.shape)
             codes = self._runner.tensor(op.outputs[0])
-            yield OpOutput(op, 0, codes, value, source, source, whole, peak(source))
+            yield OpOutput(op, op.outputs[0], codes, value, source, source, whole, peak(source))
 
     def _paired_outputs(
         self,
@@ -266,7 +266,7 @@ class Execution:
         partner = self._pairs.ops[op.index]
         input_peak = max((peak(values[i]) for i in op.inputs if i in values), default=0.0)
         # In a damaged file an op may have fewer outputs: `same` reports that.
-        for place, (here, there) in enumerate(zip(op.outputs, partner.outputs, strict=False)):
+        for here, there in zip(op.outputs, partner.outputs, strict=False):
             key = (partner.index, there)
             if key not in made:
                 continue
@@ -276,7 +276,7 @@ class Execution:
                 rounded, exact, whole = (each.reshape(value.shape) for each in results)
                 exact = rounded if results[0] is results[1] else exact
                 codes = self._runner.tensor(here)
-                yield OpOutput(op, place, codes, value, rounded, exact, whole, input_peak, halves)
+                yield OpOutput(op, here, codes, value, rounded, exact, whole, input_peak, halves)
 
 
 def _in_form(

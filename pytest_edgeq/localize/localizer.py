@@ -36,6 +36,7 @@ from pytest_edgeq.localize.measured import (
     channel_steps,
     code_limits,
     errors_of,
+    peak,
 )
 from pytest_edgeq.localize.origin import left_in_float, origin_findings
 from pytest_edgeq.localize.rows import Diagnostics, LayerError, LayerErrors
@@ -70,8 +71,6 @@ _HUGE = 2.0**126  # half of a power of two below float32's maximum: only masks e
 class _Output:
     """One output of an op."""
 
-    op: Op
-    place: int
     limits: Codes | None  # range and scale of its codes; None without a single scale
     channels: npt.NDArray[np.float32] | None
     bound: float | None  # kernel error beyond ½ LSB, relative for floats; None if unknown
@@ -84,7 +83,7 @@ class _Output:
 class OpSampleErrors:
     """Errors of all ops on one sample."""
 
-    measured: Mapping[tuple[int, int], TensorErrors]
+    measured: Mapping[int, TensorErrors]  # by tensor
     masks: Mapping[int, Finding]
     form: Arrays  # outputs of the float form, in the order of the file
     refused: Mapping[int, str]  # as `Execution.refused`
@@ -138,13 +137,13 @@ class Localizer:
         self.subgraph = quantized.graph.subgraphs[quantized.edge.signature.subgraph]
         self._masking = list(masking_ops(self.subgraph))
         self._masks: dict[int, Finding] = {}
-        self._outputs: dict[tuple[int, int], _Output] = {}
-        self._measured: dict[tuple[int, int], TensorErrors] = {}
+        self._outputs: dict[int, _Output] = {}  # by tensor, as the two others
+        self._measured: dict[int, TensorErrors] = {}
         self._refused: dict[int, str] = {}
         self._is_averaged = quantized.flow in AVERAGING
         self._inputs = InputWatches(quantized.edge, averaged=self._is_averaged)
-        self._beyond: dict[tuple[int, int], dict[int, int]] = {}
-        """By output of an op and index of a sample, how many values lie beyond the range."""
+        self._beyond: dict[int, dict[int, int]] = {}
+        """By the index of a sample as well, how many values lie beyond the range."""
         self._count = 0
         self._calibration = UNKNOWN
         self._open = contextlib.ExitStack()
@@ -244,11 +243,11 @@ class Localizer:
     def measure(self, sample: Sample, execution: Execution | None = None) -> OpSampleErrors:
         """Measure every op on one sample without adding the errors."""
         execution = self._execution if execution is None else execution
-        found, masks = dict[tuple[int, int], TensorErrors](), dict[int, Finding]()
+        found, masks = dict[int, TensorErrors](), dict[int, Finding]()
         for made in execution.run(list(self.quantized.input_names), sample.arrays()):
             output = self._output(made)
             self._check_mask(made, masks)
-            found[made.op.index, made.place] = self._tensor_errors(output, made)
+            found[made.tensor] = self._tensor_errors(output, made)
         edge = self.quantized.edge
         inputs = InputWatches(edge, averaged=self._is_averaged)
         inputs.update(edge, self.quantized.input_names, sample.arrays())
@@ -265,13 +264,13 @@ class Localizer:
 
     def _add(self, errors: OpSampleErrors) -> None:
         sample = self._calibration.evaluated - 1
-        for key, measured in errors.measured.items():
+        for tensor, measured in errors.measured.items():
             if beyond := measured.beyond_low + measured.beyond_high:
-                self._beyond.setdefault(key, {})[sample] = beyond
-            if key in self._measured:
-                self._measured[key].merge(measured)
+                self._beyond.setdefault(tensor, {})[sample] = beyond
+            if tensor in self._measured:
+                self._measured[tensor].merge(measured)
             else:
-                self._measured[key] = measured
+                self._measured[tensor] = measured
         self._masks = {**errors.masks, **self._masks}
         self._refused = {**errors.refused, **self._refused}
         self._inputs.merge(errors.inputs)
@@ -290,7 +289,7 @@ class Localizer:
         if lowest > MASKING or not made.value.size or made.op.index in masks:
             return
         wanted, file = (each.astype(np.float64) for each in (made.exact, made.value))
-        tensor = self.subgraph.tensors[made.op.outputs[made.place]]
+        tensor = self.subgraph.tensors[made.tensor]
         found = mask_finding(made.op, wanted, file, tensor, lowest)
         if found is not None:
             masks[made.op.index] = found
@@ -330,40 +329,18 @@ class Localizer:
         starved = {op.index for op in subgraph.ops if not wider.keys().isdisjoint(op.inputs)}
         found = self._findings(wider)
         consumers = Consumers(quantized.graph, subgraph.index)
-        measured: dict[int, list[tuple[int, TensorErrors]]] = {}
-        for (number, place), errors in self._measured.items():
-            tensor = subgraph.ops[number].outputs[place]
-            measured.setdefault(number, []).append((tensor, errors))
-        losses = {
-            tensor: errors.cumulative_loss for own in measured.values() for tensor, errors in own
-        }
-        unused = consumers.unused(measured)
+        unused = consumers.unused(self._measured)
         rows, evidence = [], []
         for op in subgraph.ops:
-            own = [
-                (self._outputs[op.index, place], self._measured[op.index, place])
-                for place in range(len(op.outputs))
-                if (op.index, place) in self._measured
-            ]
+            known = [index for index in op.outputs if index in self._measured]
+            own = [(self._outputs[index], self._measured[index]) for index in known]
             entry, is_matched = entries[op.index], bool(own) or op.name in HOLDING
             # The file may have lost the names of modules.
             entry = replace(entry, module=entry.module or self._modules.get(entry.index))
             rows.append(_row(op, entry, own, found.get(op.index, ()), matched=is_matched))
-            facts = self._diagnostics(op, entry, own, is_used=op.index not in unused)
-            if op.index in starved:
-                facts = replace(facts, bias_limited=())
-            evidence.append(
-                replace(
-                    facts,
-                    range_widened=consumers.widening_reason(op) if own else None,
-                    range_narrowed=consumers.narrowing_reason(op, measured)
-                    if quantized.flow != "recipe" and any(facts.beyond)
-                    else None,
-                    harm=self._harm(op, own, losses),
-                    unused=op.index in unused or self._is_mask_cut(op),
-                    calibration=self._calibration,
-                )
-            )
+            is_unused = not unused.isdisjoint(op.outputs)
+            facts = self._diagnostics(op, entry, own, consumers, is_unused=is_unused)
+            evidence.append(replace(facts, bias_limited=()) if op.index in starved else facts)
         matched = {row.index for row in rows if row.matched}
         judged = blame(rows, evidence, self._inputs.findings(self._calibration))
         return replace(
@@ -375,16 +352,14 @@ class Localizer:
             source_of=functools.cache(functools.partial(source_line, quantized, self._first)),
         )
 
-    def _harm(self, op: Op, own: Sequence[_Measurement], losses: Mapping[int, float]) -> Harm:
+    def _harm(self, op: Op, own: Sequence[_Measurement]) -> Harm:
         """Return the loss of an op beyond that of its inputs and of quantization."""
-        if not own:
-            return NO_HARM
         worst, measured = max(own, key=lambda each: each[1].cumulative_loss)
         scale = None if worst.limits is None else worst.limits.scale
         if measured.excess_lsb > 0 and scale is not None:
             return Harm.of_rms(measured.rmse(scale) or 0.0)
         sources = (self.pairs.source(index) for index in op.inputs if index >= 0)
-        known = [losses[index] for index in sources if index in losses]
+        known = [self._measured[i].cumulative_loss for i in sources if i in self._measured]
         lost = measured.cumulative_loss
         return NO_HARM if lost == -math.inf else Harm.decibels(lost - max([measured.loss, *known]))
 
@@ -394,16 +369,16 @@ class Localizer:
         io_indices = {*self.subgraph.inputs, *map(source, self.subgraph.outputs)}
         averaged = self._is_averaged
         found = []
-        for (number, place), measured in sorted(self._measured.items()):
-            op, limits = self.subgraph.ops[number], self._outputs[number, place].limits
-            tensor = op.outputs[place]
+        tensors = [(op, index) for op in self.subgraph.ops for index in op.outputs]
+        for op, tensor in (each for each in tensors if each[1] in self._measured):
+            measured, limits = self._measured[tensor], self._outputs[tensor].limits
             if limits is None or source(tensor) in io_indices or not measured.elements:
                 continue
             ends = self._clamped_to(tensor)
             is_low = limits.floor > ends[0] + limits.scale / 2
             is_high = limits.ceiling < ends[1] - limits.scale / 2
             count = is_low * measured.beyond_low + is_high * measured.beyond_high
-            beyond = self._beyond.get((number, place), {})
+            beyond = self._beyond.get(tensor, {})
             is_chance = not more_than_chance(
                 count, measured.elements, averaged=self._count if averaged else 0
             )
@@ -439,7 +414,7 @@ class Localizer:
         lowest = self._lows.get(op.index, math.inf)
         return limits is not None and lowest < min(limits.floor, MASKING)
 
-    def _findings(self, wider: Mapping[int, float]) -> dict[int | None, tuple[Finding, ...]]:
+    def _findings(self, wider: Mapping[int, float]) -> dict[int, tuple[Finding, ...]]:
         quantized = self.quantized
         edge, form = quantized.edge, self.form
         partners = by_name(edge.signature, form.signature, "outputs")
@@ -462,12 +437,13 @@ class Localizer:
         parts += self._divergence_finding()
         masked = [[op.index for op in ops if op.index in self._masks] for ops in self._masking]
         parts += [self._masks[first] for first in {ops[0] for ops in masked if ops}]
-        found: dict[int | None, tuple[Finding, ...]] = {}
+        found: dict[int, tuple[Finding, ...]] = {}
         for each in parts:
-            found[each.place.op] = (*found.get(each.place.op, ()), each)
+            number = each.place.op or 0
+            found[number] = (*found.get(number, ()), each)
         if quantized.origin is not None:
             found = origin_findings(edge, quantized.origin) | found
-            found = found | left_in_float(edge, quantized.origin)
+            found |= left_in_float(edge, quantized.origin)
         return found
 
     def _wider(self) -> dict[int, float]:
@@ -479,11 +455,11 @@ class Localizer:
             for each in edge.signature.inputs
             if each.name in known
         }
-        for (number, place), measured in self._measured.items():
-            limits = self._outputs[number, place].limits
+        for tensor, measured in self._measured.items():
+            limits = self._outputs[tensor].limits
             if limits is not None and measured.elements:
                 used = max(measured.largest, 0.0) - min(measured.smallest, 0.0)
-                spans[subgraph.ops[number].outputs[place]] = (limits.ceiling - limits.floor, used)
+                spans[tensor] = (limits.ceiling - limits.floor, used)
         wider = {i: used / span for i, (span, used) in spans.items() if keeps_nothing(span, used)}
         for op in subgraph.ops:
             if op.name in KEEPING_SCALE and op.inputs[0] in wider:
@@ -525,10 +501,9 @@ class Localizer:
         return [op.wrong(text, causes=reason.causes, fix=reason.fix)]
 
     def _output(self, made: OpOutput) -> _Output:
-        key = (made.op.index, made.place)
-        if key not in self._outputs:
+        if made.tensor not in self._outputs:
             graph, op = self.quantized.graph, made.op
-            tensor = graph.tensor(op, op.outputs[made.place])
+            tensor = graph.tensor(op, made.tensor)
             limits = code_limits(tensor)
             slack = float_bound(graph, op) if op.inputs and op.inputs[0] >= 0 else 0.0
             channels = None
@@ -540,12 +515,10 @@ class Localizer:
                 if op.name in COMPARING and graph.tensor(op, op.inputs[0]).is_quantized:
                     bound = None
             else:
-                bound = rounding_bound(graph, op, output=made.place)
+                bound = rounding_bound(graph, op, output=op.outputs.index(made.tensor))
                 bound = _UNKNOWN if bound is None else bound
             hybrid = self._execution.hybrids.get(op.index)
-            self._outputs[key] = _Output(
-                op,
-                made.place,
+            self._outputs[made.tensor] = _Output(
                 limits,
                 channels,
                 bound,
@@ -553,7 +526,7 @@ class Localizer:
                 float_reach(graph, op) if op.inputs else 0.0,
                 0.0 if hybrid is None else self._peak_weight(op),
             )
-        return self._outputs[key]
+        return self._outputs[made.tensor]
 
     def _peak_weight(self, op: Op) -> float:
         graph = self.quantized.graph
@@ -573,34 +546,39 @@ class Localizer:
             nonfinite_by_rounding = nonfinite & (np.abs(made.whole) < _HUGE)
             found.nonfinite = int((by_kernel | nonfinite_by_rounding).sum())
             found.nonfinite_by_rounding = 0 if by_kernel.any() else found.nonfinite
-        if output.op.name in NARROWING and made.value.size:
+        if made.op.name in NARROWING and made.value.size:
             found.whole_least = float(made.whole.min())
             found.whole_greatest = float(made.whole.max())
-        if output.bound is not None and made.value.size:
+        if (bound := output.bound) is not None and made.value.size:
             if output.channels is not None:
-                found.excess_lsb = _excess_by_channel(output, made)
+                found.excess_lsb = _excess_by_channel(output.channels, made) - bound
             elif limits is None:
-                found.excess_lsb = self._excess_of_floats(output, made, found)
+                found.excess_lsb = self._excess_of_floats(output, bound, made, found)
             else:
-                found.excess_lsb = _excess_of_codes(output, made, found.off)
+                found.excess_lsb = found.off - 0.5 - bound
+                if found.excess_lsb > 0:
+                    # The float kernel in the comparison rounds, too.
+                    size = max(made.input_peak, peak(made.rounded))
+                    found.excess_lsb -= output.slack * size / limits.scale
         return found
 
-    def _excess_of_floats(self, output: _Output, made: OpOutput, found: TensorErrors) -> float:
-        assert output.bound is not None, "others are not judged"
+    def _excess_of_floats(
+        self, output: _Output, bound: float, made: OpOutput, found: TensorErrors
+    ) -> float:
         if made.value.dtype.kind != "f":
             off = float(np.max(made.value.astype(np.float64) != made.rounded, initial=0.0))
             return math.inf if off else -1.0
-        peak, worst = found.peak, found.off
+        greatest, worst = found.peak, found.off
         if not math.isfinite(worst):
             # A mask of −inf in both is sound; NaN in the file alone is counted separately.
             finite = np.isfinite(made.value) & np.isfinite(made.rounded)
             if not np.array_equal(made.value[~finite], made.rounded[~finite], equal_nan=True):
                 return math.inf
             value, rounded = made.value[finite], made.rounded[finite]
-            peak = float(np.abs(rounded).max(initial=0.0))
+            greatest = peak(rounded)
             worst = float(np.abs(value - rounded).max(initial=0.0))
-        size = max(peak, output.reach, made.input_peak)
-        allowed = 2 * output.bound * size
+        size = max(greatest, output.reach, made.input_peak)
+        allowed = 2 * bound * size
         if worst > allowed and made.halves is not None:
             hybrid_input, halves = made.halves
             tied = self._execution.hybrids[made.op.index].rounding_ambiguity(hybrid_input, halves)
@@ -608,7 +586,13 @@ class Localizer:
         return worst / allowed - 1 if allowed else (math.inf if worst else -1.0)
 
     def _diagnostics(
-        self, op: Op, entry: OpDtypes, own: Sequence[_Measurement], *, is_used: bool
+        self,
+        op: Op,
+        entry: OpDtypes,
+        own: Sequence[_Measurement],
+        consumers: Consumers,
+        *,
+        is_unused: bool,
     ) -> Diagnostics:
         graph = self.quantized.graph
         roles = roles_of(graph, op)
@@ -624,30 +608,40 @@ class Localizer:
         weights = [each for each in roles.weights if each.tensor.is_constant]
         if entry.granularity == "per_tensor" and len(weights) == 1:
             maxima = channel_maxima(op, read_constant(graph, op, weights[0]).floats)
+        known = Diagnostics(
+            scheme=entry.scheme,
+            bias_limited=limited,
+            weight_maxima=maxima,
+            unused=is_unused or self._is_mask_cut(op),
+            calibration=self._calibration,
+        )
         if not own:
-            return Diagnostics(scheme=entry.scheme, bias_limited=limited, weight_maxima=maxima)
+            return known
         worst, measured = max(own, key=lambda each: each[1].loss)
         limits = worst.limits
         count = max(measured.elements, 1)
         has_codes = limits is not None and measured.least <= measured.greatest
-        averaged = self._count if self._is_averaged else 0
-        noise = measured.channel_noise
-        return Diagnostics(
+        beyond, noise = (measured.beyond_low, measured.beyond_high), measured.channel_noise
+        narrowed = None
+        if self.quantized.flow != "recipe" and any(beyond):
+            narrowed = consumers.narrowing_reason(op, self._measured)
+        return replace(
+            known,
             scale=None if limits is None else limits.scale,
             zero_point=None if limits is None else limits.zero_point,
             code_range=None if limits is None else (limits.low, limits.high),
             elements=measured.elements,
-            averaged=averaged,
+            averaged=self._count if self._is_averaged else 0,
             codes=(int(measured.least), int(measured.greatest)) if has_codes else None,
-            beyond=(measured.beyond_low / count, measured.beyond_high / count),
+            beyond=(beyond[0] / count, beyond[1] / count),
             reference=(measured.smallest, measured.largest) if has_codes else None,
             channel_noise=() if noise is None else tuple(noise.tolist()),
-            weight_maxima=maxima,
             weight_granularity=entry.granularity,
-            bias_limited=limited,
-            nonfinite=measured.nonfinite if is_used else 0,
+            nonfinite=0 if is_unused else measured.nonfinite,
             nonfinite_by_rounding=measured.nonfinite_by_rounding > 0,
-            scheme=entry.scheme,
+            range_widened=consumers.widening_reason(op),
+            range_narrowed=narrowed,
+            harm=self._harm(op, own),
         )
 
 
@@ -660,29 +654,11 @@ def _samples_centres(graph: OpGraph, op: Op) -> bool:
     return graph.option(op, "HalfPixelCenters", False) and not has_factors
 
 
-def _excess_by_channel(output: _Output, made: OpOutput) -> float:
-    assert output.bound is not None, "others are not judged"
-    assert output.channels is not None, "codes with one scale are judged elsewhere"
+def _excess_by_channel(scales: npt.NDArray[np.float32], made: OpOutput) -> float:
     low, high = code_range(made.codes.dtype.name)
     inside = (made.codes > low) & (made.codes < high)  # clipped values show in the loss
-    off = (
-        np.abs(made.value - made.rounded)[inside]
-        / np.broadcast_to(output.channels, made.value.shape)[inside]
-    )
-    return float(off.max(initial=0.0)) - 0.5 - output.bound
-
-
-def _excess_of_codes(output: _Output, made: OpOutput, off: float) -> float:
-    assert output.bound is not None, "others are not judged"
-    assert output.limits is not None, "floats are judged elsewhere"
-    scale = output.limits.scale
-    excess = off - 0.5 - output.bound
-    if excess > 0:
-        # The float kernel in the comparison rounds, too.
-        finite = made.rounded[np.isfinite(made.rounded)]
-        size = max(made.input_peak, float(np.abs(finite).max(initial=0.0)))
-        excess -= output.slack * size / scale
-    return excess
+    off = np.abs(made.value - made.rounded) / np.broadcast_to(scales, made.value.shape)
+    return float(off[inside].max(initial=0.0)) - 0.5
 
 
 def _row(

@@ -120,9 +120,8 @@ def _coded(
             value = decode(codes[io_tensor.name], io_tensor)
             yield io_tensor.tensor.index, _TensorValues(codes[io_tensor.name], value, whole)
     for made in localizer.tensors(sample):
-        tensor = made.op.outputs[made.place]
-        if tensor in wanted and code_limits(subgraph.tensors[tensor]) is not None:
-            yield tensor, _TensorValues(made.codes, made.value, made.whole)
+        if made.tensor in wanted and code_limits(subgraph.tensors[made.tensor]) is not None:
+            yield made.tensor, _TensorValues(made.codes, made.value, made.whole)
 
 
 def _add(
