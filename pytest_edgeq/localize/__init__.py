@@ -48,11 +48,26 @@ def localize(
     positions: Sequence[int] | None = None,
 ) -> LayerErrors:
     """Measure the error of every op of a file on the op's own inputs."""
+    from pytest_edgeq.compare.executors.remote import Reading
     from pytest_edgeq.compare.language.model import LanguageModel
     from pytest_edgeq.compare.samples import read_samples
+    from pytest_edgeq.localize.localizer import Localizer
+    from pytest_edgeq.localize.on_workers import localize_by
 
-    def measure(model: QuantizedModel, samples: Iterable[Any]) -> LayerErrors:
-        return _localize(model, samples, runtime, threads, progress, engine)
+    def measure(model: QuantizedModel, inputs: Iterable[Any]) -> LayerErrors:
+        step = progress.step("localize", model.name, inputs)
+        with step as running, Localizer(model, runtime) as localizer:
+            samples = read_samples(inputs, model.spec, "evaluation")
+            is_measured = False
+            if engine is not None:
+                reading = Reading(model, inputs, samples)
+                is_measured = localize_by(engine, localizer, runtime, reading, running)
+                samples = reading.items()
+            if not is_measured:
+                localizer.update_all(running.each(samples), threads)
+            errors = _with_advice(localizer.result())
+        # The line of the model's code, without the model.
+        return replace(errors, finding=errors.with_source(errors.finding), source_of=None)
 
     if not isinstance(quantized, LanguageModel):
         if positions is not None:
@@ -68,32 +83,6 @@ def localize(
         of_embedder = measure(embedder, embedded)
         errors = errors if of_embedder.culprit is None else of_embedder
     return errors
-
-
-def _localize(
-    quantized: QuantizedModel,
-    inputs: Iterable[Any],
-    runtime: str,
-    threads: int,
-    progress: Progress,
-    engine: SampleExecutor | None,
-) -> LayerErrors:
-    from pytest_edgeq.compare.samples import read_samples
-    from pytest_edgeq.localize.localizer import Localizer
-
-    step = progress.step("localize", quantized.name, inputs)
-    with step as running, Localizer(quantized, runtime) as localizer:
-        samples = read_samples(inputs, quantized.spec, "evaluation")
-        if engine is not None:
-            from pytest_edgeq.compare.executors.remote import Reading
-            from pytest_edgeq.localize.on_workers import localize_by
-
-            reading = Reading(quantized, inputs, samples)
-            if localize_by(engine, localizer, runtime, reading, running):
-                return _with_line(_with_advice(localizer.result()))
-            samples = reading.items()
-        localizer.update_all(running.each(samples), threads)
-        return _with_line(_with_advice(localizer.result()))
 
 
 def with_explanation(
@@ -214,8 +203,3 @@ def _with_advice(errors: LayerErrors) -> LayerErrors:
         return errors
     fix = "run the file on another runtime to tell whether the kernel or the file is wrong"
     return replace(errors, finding=replace(errors.finding, fix=fix))
-
-
-def _with_line(errors: LayerErrors) -> LayerErrors:
-    """Add the line of the model's code that calls the op to blame, and drop the model."""
-    return replace(errors, finding=errors.with_source(errors.finding), source_of=None)

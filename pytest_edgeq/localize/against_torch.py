@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -82,31 +82,17 @@ class Divergence:
     is_reordered: bool = False  # whether the output has torch's values in another order
 
 
-@dataclass(frozen=True, slots=True)
-class _OutputDistance:
-    """Distance of an output from torch's on one sample or several."""
+class _OutputDistance(NamedTuple):
+    """Sums over an output's elements on one sample or several."""
 
-    noise: float  # sum of the squared differences; infinite if the outputs cannot be compared
-    signal: float  # sum of torch's squares
-    count: int
-    allowed: float  # RMS tolerance for float32
+    noise: float  # of the squared differences; infinite if the outputs cannot be compared
+    signal: float  # of torch's squares
+    allowed: float  # of the squared differences that float32 explains
 
     @property
     def is_explained(self) -> bool:
         """Whether the distance is within the float32 tolerance."""
-        return self.noise <= self.count * self.allowed**2
-
-
-def _pooled(distances: Sequence[_OutputDistance]) -> _OutputDistance:
-    """Return the distance over several samples."""
-    count = sum(each.count for each in distances)
-    allowed = sum(each.count * each.allowed**2 for each in distances)
-    return _OutputDistance(
-        sum(each.noise for each in distances),
-        sum(each.signal for each in distances),
-        count,
-        math.sqrt(allowed / count) if count else 0.0,
-    )
+        return self.noise <= self.allowed
 
 
 class Tolerance:
@@ -153,8 +139,8 @@ class Tolerance:
     ) -> _OutputDistance:
         """Measure the distance of an output from torch's."""
         if theirs.dtype.kind != "f":
-            return _OutputDistance(0.0, 0.0, 0, 0.0)
-        incomparable = _OutputDistance(math.inf, 0.0, 0, 0.0)
+            return _OutputDistance(0.0, 0.0, 0.0)
+        incomparable = _OutputDistance(math.inf, 0.0, 0.0)
         if ours.size != theirs.size:
             return incomparable
         one, two = (each.astype(np.float64).reshape(-1) for each in (ours, theirs))
@@ -166,7 +152,7 @@ class Tolerance:
         if not np.array_equal(one[~finite], two[~finite], equal_nan=True):
             return incomparable
         if not finite.any():
-            return _OutputDistance(0.0, 0.0, 0, 0.0)
+            return _OutputDistance(0.0, 0.0, 0.0)
         one, two, three = one[finite], two[finite], three[finite]
         size = _rms(three)
         noise = _rms(two - three) / size if size else 0.0
@@ -180,7 +166,7 @@ class Tolerance:
         allowed = _TIMES * self.noise.get(output, 0.0) * _rms(three) + ulps * ULP * peak + rounding
         squares = float(np.square(one - three).sum())
         noise = squares if math.isfinite(squares) else math.inf
-        return _OutputDistance(noise, float(np.square(three).sum()), one.size, allowed)
+        return _OutputDistance(noise, float(np.square(three).sum()), one.size * allowed**2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -375,7 +361,7 @@ class AgainstTorch(OutputCheck):
             self._pending.append(new)
         elif not is_explained and not self.form.graph.is_stateful:
             distances = self._distances(new)
-            off = max(each.noise / max(each.count * each.allowed**2, _TINY) for each in distances)
+            off = max(each.noise / max(each.allowed, _TINY) for each in distances)
             if self._furthest is None or off > self._furthest[0]:
                 self._furthest = off, new
 
@@ -394,12 +380,12 @@ class AgainstTorch(OutputCheck):
         by_sample = [self._distances(each) for each in samples]
         groups = [[place] for place in range(len(samples))]
         groups += [list(range(len(samples)))] if len(samples) > 1 else []
-        tests = [
-            (output, group, distance)
+        pooled = [
+            (output, group, _OutputDistance(*np.sum([by_sample[i][output] for i in group], axis=0)))
             for output in range(len(self._wanted))
             for group in groups
-            if not (distance := _pooled([by_sample[i][output] for i in group])).is_explained
         ]
+        tests = [each for each in pooled if not each[2].is_explained]
         if not tests:
             return None
         moves = None
@@ -444,8 +430,7 @@ class AgainstTorch(OutputCheck):
         products is bounded by the output's magnitude over all samples instead.
         """
         graph = self.form.graph
-        subgraph = graph.subgraphs[self.form.signature.subgraph]
-        op = subgraph.producer.get(index)
+        op = self.form.subgraph.producer.get(index)
         if op is None:
             return 0.0
         if op.name in MOVING or facts_of(op.name).keeps_error:
@@ -669,8 +654,8 @@ def _is_within(
     moves: ConstantRounding, output: int, group: Sequence[int], distance: _OutputDistance
 ) -> bool:
     """Whether float32 and the rounding of constants explain a distance."""
-    float32 = distance.allowed * math.sqrt(distance.count)
-    return math.sqrt(distance.noise) <= float32 + math.sqrt(moves.limit(output, group))
+    limit = math.sqrt(distance.allowed) + math.sqrt(moves.limit(output, group))
+    return math.sqrt(distance.noise) <= limit
 
 
 def _is_quantized(values: Array, limits: Codes) -> bool:

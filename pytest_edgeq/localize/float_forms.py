@@ -51,11 +51,11 @@ _ROUNDED = 2.0**-20
 def is_rounded_to(pair: ConstantPair, floats: Array, *, cut: bool = False) -> bool:
     """Whether a constant of the file is the rounding of floats."""
     constant, steps = pair.floats, _steps(pair)
-    near = difference(constant, floats) <= steps * (0.5 + _SLACK) + _slack(floats)
+    allowed = steps * (0.5 + _SLACK) + _slack(floats)
+    near = difference(constant, floats) <= allowed
     if pair.stored.values.dtype.kind == "i" and not near.all():
         # A bias may have been written for another input scale.
-        stored = pair.stored.floats.reshape(constant.shape)
-        near = difference(stored, floats) <= steps * (0.5 + _SLACK) + _slack(floats)
+        near = difference(pair.stored.floats.reshape(constant.shape), floats) <= allowed
     codes = pair.stored.values.reshape(constant.shape)
     if cut and pair.stored.scales is not None and codes.size and not np.ptp(codes):
         low, high = code_range(pair.stored.dtype)
@@ -149,11 +149,10 @@ def _steps(pair: ConstantPair) -> Array:
 
 
 def axis_orders(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield every order of the axes longer than 1, preceded by the others."""
-    long = [axis for axis, length in enumerate(shape) if length > 1]
-    short = [axis for axis, length in enumerate(shape) if length <= 1]
-    for order in itertools.permutations(long):
-        yield (*short, *order)
+    """Yield every order of the axes longer than 1, the present one first; others stay in place."""
+    for order in itertools.permutations(axis for axis, length in enumerate(shape) if length > 1):
+        moved = iter(order)
+        yield tuple(next(moved) if length > 1 else axis for axis, length in enumerate(shape))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -65,25 +65,16 @@ def misordered_op(form: EdgeFile, op: Op, is_right: Callable[[EdgeFile], bool]) 
 
 
 def _reorderings(form: EdgeFile, op: Op) -> Iterator[tuple[Op, tuple[int, ...]]]:
-    """Yield the layout ops in front of an op with other axis orders."""
+    """Yield the layout ops in front of an op with other axis orders of the same shape."""
     subgraph = form.graph.subgraphs[op.subgraph]
     for index in op.inputs:
         maker = subgraph.producer.get(index)
         while maker is not None and maker.name in _ARRANGING:
-            for order in _orders_of_same_shape(subgraph.tensors[maker.outputs[0]].shape):
-                yield maker, order
+            shape = subgraph.tensors[maker.outputs[0]].shape
+            for order in itertools.islice(axis_orders(shape), 1, None):
+                if tuple(shape[axis] for axis in order) == shape:
+                    yield maker, order
             maker = subgraph.producer.get(maker.inputs[0])
-
-
-def _orders_of_same_shape(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield every other order of the axes that keeps the shape."""
-    for order in axis_orders(shape):
-        # Axes of length 1 keep their places.
-        moved = iter([axis for axis in order if shape[axis] > 1])
-        whole = tuple(next(moved) if length > 1 else axis for axis, length in enumerate(shape))
-        is_same = whole == tuple(range(len(shape)))
-        if not is_same and tuple(shape[axis] for axis in whole) == shape:
-            yield whole
 
 
 class _GraftFinder:
