@@ -12,7 +12,7 @@ from pytest_edgeq.compare.measurement import Arrays, SampleOutputs, SampleRunner
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.samples import Sample
 from pytest_edgeq.localize.localizer import Localizer
-from pytest_edgeq.localize.mistakes import BIT_DB
+from pytest_edgeq.localize.mistakes import BIT_DB, channels_text
 from pytest_edgeq.localize.resolution import FEW_CODES, CoarseTensor, first_coarse
 from pytest_edgeq.numerics.findings import LOST_INPUT, USELESS, Finding, Place, counted
 from pytest_edgeq.numerics.metrics import sqnr_db
@@ -177,13 +177,13 @@ class Influence:
             where = "its own codes"
         else:
             edge = self._quantized.edge
-            maker = edge.graph.subgraphs[edge.signature.subgraph].ops[coarse.op]
-            where = f"the output of {entry_of(edge.graph, maker, edge.modules).where}"
+            maker = entry_of(edge.graph, edge.subgraph.ops[coarse.op], edge.modules)
+            where = f"the output of {maker.where}"
         low, high = coarse.reach
         reach = f"its range [{low:.3g}, {high:.3g}]"
         why = "; ".join((f"{reach} is too wide for them", *coarse.widened.causes))
         if coarse.wide:
-            why = f"{_channels(coarse)} fill{'s' * (len(coarse.wide) == 1)} {reach}"
+            why = f"{channels_text(coarse.wide)} fill{'s' * (len(coarse.wide) == 1)} {reach}"
         return (
             f"in {where} rounding removes the change from {coarse.coarse} of {coarse.channels} "
             f"channels: each of them uses {FEW_CODES} codes at most, in the median "
@@ -218,16 +218,11 @@ class Influence:
             return None  # the kernels that keep tensors refuse the file
 
 
-def _channels(coarse: CoarseTensor) -> str:
-    """Return a text on the channels that fill the range."""
-    shown = ", ".join(map(str, coarse.wide[:4])) + (", …" if len(coarse.wide) > 4 else "")
-    return f"channel{'s' if len(coarse.wide) > 1 else ''} {shown}"
-
-
 def _fix(coarse: CoarseTensor) -> str:
     """Return how to represent the coarse channels by more codes."""
     if coarse.wide:
-        return f"scale {_channels(coarse)} down in the model and the consumers up, {_BITS}"
+        wide = channels_text(coarse.wide)
+        return f"scale {wide} down in the model and the consumers up, {_BITS}"
     return f"{coarse.widened.fix or _OUTLIER}, {_BITS}"
 
 

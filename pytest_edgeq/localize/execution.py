@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from pytest_edgeq.compare.reference import in_file_order
 from pytest_edgeq.errors import CopyError
-from pytest_edgeq.localize.measured import by_channel, code_limits, peak
+from pytest_edgeq.localize.measured import channel_steps, code_limits, peak
 from pytest_edgeq.localize.single_ops import OpGroup, in_turn
 from pytest_edgeq.localize.structure import ConstantPair, Structure
 from pytest_edgeq.numerics.arrays import contiguous
@@ -70,11 +70,7 @@ class Execution:
     """Runs the file and its float form, and the form's ops one by one."""
 
     def __init__(
-        self,
-        file: EdgeFile,
-        form: EdgeFile,
-        structure: Structure,
-        runner: Runner,
+        self, file: EdgeFile, form: EdgeFile, structure: Structure, runner: Runner
     ) -> None:
         self._file, self._form = file, form
         self._ours = file.subgraph
@@ -315,7 +311,9 @@ class _DequantizedValues(dict[int, Array]):
                 scale, zero_point = limits[2:]
                 value = (value.astype(np.float32) - np.float32(zero_point)) * np.float32(scale)
             elif tensor.is_quantized and len(tensor.scales) > 1:
-                value = by_channel(tensor, value)
+                scales = channel_steps(tensor)
+                points = tensor.zero_points.astype(np.float32).reshape(scales.shape)
+                value = (value.astype(np.float32) - points) * scales
         self[index] = value
         return value
 

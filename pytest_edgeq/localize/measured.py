@@ -75,13 +75,6 @@ def code_limits(tensor: Tensor) -> Codes | None:
     return None if parameters is None else Codes(*code_range(tensor.dtype), *parameters)
 
 
-def by_channel(tensor: Tensor, codes: Array) -> npt.NDArray[np.float32]:
-    """Dequantize codes of a tensor that has a scale for each channel."""
-    scales = channel_steps(tensor)
-    points = tensor.zero_points.astype(np.float32).reshape(scales.shape)
-    return (codes.astype(np.float32) - points) * scales
-
-
 def channel_steps(tensor: Tensor) -> npt.NDArray[np.float32]:
     """Return the scale of each channel, shaped to broadcast to the tensor."""
     shape = shape_along(len(tensor.scales), len(tensor.shape), tensor.quantized_dimension)

@@ -82,7 +82,7 @@ def lossy(row: LayerError, evidence: Diagnostics) -> Mistake | None:
         return Mistake(channel)
     return Mistake(
         f"{channel}: it overflows, {_percent(beyond)} of torch's values lie beyond the range "
-        f"{_range(evidence)}"
+        f"{_between(evidence.reach)}"
     )
 
 
@@ -104,7 +104,7 @@ def at_bias_limit(evidence: Diagnostics) -> Mistake | None:
     if not channels:
         return None
     return Mistake(
-        f"its bias is at the INT32 limit in {_channels(channels)}",
+        f"its bias is at the INT32 limit in {channels_text(channels)}",
         Reason(
             ("weights near zero give a scale that the bias does not fit",),
             "give the layer's weights one scale, or leave it in float",
@@ -112,10 +112,10 @@ def at_bias_limit(evidence: Diagnostics) -> Mistake | None:
     )
 
 
-def _channels(channels: Sequence[int]) -> str:
-    if len(channels) == 1:
-        return f"channel {channels[0]}"
-    return f"channels {', '.join(map(str, channels[:4]))}{', …' if len(channels) > 4 else ''}"
+def channels_text(channels: Sequence[int]) -> str:
+    """Name the first few channels."""
+    more = ", …" if len(channels) > 4 else ""
+    return f"channel{'s' * (len(channels) > 1)} {', '.join(map(str, channels[:4]))}{more}"
 
 
 def is_cut_off(row: LayerError, evidence: Diagnostics) -> bool:
@@ -143,7 +143,7 @@ def calibrated_on_nothing(evidence: Diagnostics) -> Mistake | None:
         return None
     few = evidence.calibration.averages and evidence.elements <= _FEW_VALUES * evidence.averaged
     return Mistake(
-        f"its range is {_range(evidence)}, next to nothing, where torch has "
+        f"its range is {_between(evidence.reach)}, next to nothing, where torch has "
         f"{_between(evidence.reference)}",
         _AVERAGED_VALUE if few else Reason(("calibrated on zeros",)),
     )
@@ -169,8 +169,8 @@ def too_narrow(evidence: Diagnostics) -> Mistake:
         known = [why, shared] if evidence.averaged else [shared]
         causes = tuple(cause for each in known for cause in each.causes)
         why = Reason(causes, "; or ".join(each.fix for each in known if each.fix))
-    text = f"its range {_range(evidence)} is too narrow: {beyond} of torch's values lie beyond"
-    return Mistake(text, why)
+    reach = _between(evidence.reach)
+    return Mistake(f"its range {reach} is too narrow: {beyond} of torch's values lie beyond", why)
 
 
 def too_wide(row: LayerError, evidence: Diagnostics) -> Mistake | None:
@@ -190,10 +190,9 @@ def too_wide(row: LayerError, evidence: Diagnostics) -> Mistake | None:
     if not spanned < all_levels * _FEW_LEVELS:
         return None
     note = f", and the values reach {_between(evidence.observed)}" if evidence.observed else ""
-    return Mistake(
-        f"its range {_range(evidence)} is too wide: {levels} of {all_levels} levels are used{note}",
-        evidence.why_too_wide,
-    )
+    used = f"{levels} of {all_levels} levels are used{note}"
+    reach = _between(evidence.reach)
+    return Mistake(f"its range {reach} is too wide: {used}", evidence.why_too_wide)
 
 
 def _uneven_weights(evidence: Diagnostics) -> Mistake | None:
@@ -222,10 +221,6 @@ def one_channel(evidence: Diagnostics) -> str | None:
     if not (share > _ONE_CHANNEL and share * len(noise) > 4):
         return None
     return f"channel {worst} of {len(noise)} has {_percent(share)} of the error"
-
-
-def _range(evidence: Diagnostics) -> str:
-    return _between(evidence.reach)
 
 
 def _between(pair: tuple[float, float] | None) -> str:

@@ -45,13 +45,12 @@ def _lines_of(graph: Any, place: Place, count: int) -> set[str]:
     """
     if graph_module(graph) is None:
         return set()
-    called = [
-        node
+    called = {
+        node: str(node.target).removeprefix("aten.").partition(".")[0].replace("_", "")
         for node in graph.graph.nodes
         if node.op == "call_function" and _module_of(node) == place.module
-    ]
-    name = place.name.lower().replace("_", "")
-    own = [node for node in called if _op_of(node) == name]
+    }
+    own = [node for node in called if called[node] == place.name.lower().replace("_", "")]
     chosen = own if len(own) == count else called
     return {line for node in chosen for line in _user_line(node)}
 
@@ -59,10 +58,6 @@ def _lines_of(graph: Any, place: Place, count: int) -> set[str]:
 def _module_of(node: torch.fx.Node) -> str | None:
     stack = list(node.meta.get("nn_module_stack", {}).values())
     return stack[-1][0] if stack else None
-
-
-def _op_of(node: torch.fx.Node) -> str:
-    return str(node.target).removeprefix("aten.").partition(".")[0].replace("_", "")
 
 
 def _user_line(node: torch.fx.Node) -> Iterator[str]:

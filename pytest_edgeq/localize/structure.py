@@ -256,7 +256,19 @@ class Structure:
     @functools.cached_property
     def constants(self) -> tuple[ConstantPair, ...]:
         """Operands that are constants of as many elements in both files."""
-        return tuple(self._constants())
+        found = []
+        for number, partner in self.pairs.ops.items():
+            op = self._ours.ops[number]
+            operands = zip(op.inputs, partner.inputs, strict=False)
+            for place, (here, there) in enumerate(operands if op.name == partner.name else ()):
+                ours = stored_constant(self._ours, here)
+                theirs = stored_constant(self._theirs, there)
+                if ours is None or theirs is None:
+                    continue
+                if math.prod(ours.tensor.shape) == math.prod(theirs.tensor.shape):
+                    files, constants = (self._file, self._form), (ours, theirs)
+                    found.append(ConstantPair(files, (op, partner), place, constants))
+        return tuple(found)
 
     @functools.cached_property
     def biased(self) -> frozenset[int]:
@@ -318,7 +330,8 @@ class Structure:
             if role == "bias":
                 yield from self._bias(pair, observed, wider)
                 continue
-            if role != "weight" and not _has_scales(pair.stored):
+            scales = 1.0 if pair.stored.scales is None else pair.stored.scales
+            if role != "weight" and not (np.isfinite(scales) & (scales > 0)).all():
                 continue  # codes that are compared as codes
             texts = check_stored_weight(
                 pair.op.name, pair.stored, pair.floats, kept=kept if role == "weight" else None
@@ -361,30 +374,18 @@ class Structure:
                 yield reader.wrong(text)
 
     def _operand(self, place: int, here: int, there: int) -> str | None:
+        ours, theirs = stored_constant(self._ours, here), stored_constant(self._theirs, there)
         if here < 0 or there < 0:
             # A bias of zeros may be omitted.
-            stored = [
-                stored_constant(subgraph, index)
-                for subgraph, index in ((self._ours, here), (self._theirs, there))
-                if index >= 0
-            ]
-            graph, only = self._file if here >= 0 else self._form, stored[0] if stored else None
-            if not stored or (only is not None and not graph.constant(only.tensor).any()):
+            graph, only = (self._file, ours) if there < 0 else (self._form, theirs)
+            if here == there or (only is not None and not graph.constant(only.tensor).any()):
                 return None
-            expected = "none" if there < 0 else self._expected_name(there)
-            return f"operand {place}: expected {expected}, got {self._source_name(here)}"
-        fixed = (
-            stored_constant(self._ours, here) is not None,
-            stored_constant(self._theirs, there) is not None,
-        )
-        if fixed == (True, True):
+        elif ours is None:
+            partner = self.pairs.partner(here)
+            if partner is None or (theirs is None and partner == self.pairs.float_source(there)):
+                return None  # the partner's, or the output of an op without a partner
+        elif theirs is not None:
             return None
-        partner = self.pairs.partner(here)
-        known = fixed[0] or partner is not None
-        if fixed[0] is fixed[1] and (not known or partner == self.pairs.float_source(there)):
-            return None
-        if not known:
-            return None  # the output of an op without a partner
         return (
             f"operand {place}: expected {self._expected_name(there)}, got {self._source_name(here)}"
         )
@@ -396,26 +397,12 @@ class Structure:
 
     def _expected_name(self, index: int) -> str:
         """Name the quantized file's counterpart of a float tensor."""
+        if index < 0:
+            return "none"
         source = self.pairs.float_source(index)
         if source in self.pairs.counterparts:
             return self._source_name(self.pairs.counterparts[source])
         return source_of(self._form, self._theirs.index, source)
-
-    def _constants(self) -> Iterator[ConstantPair]:
-        for number, partner in self.pairs.ops.items():
-            op = self._ours.ops[number]
-            if op.name != partner.name:
-                continue
-            for place, (here, there) in enumerate(zip(op.inputs, partner.inputs, strict=False)):
-                if here < 0 or there < 0:
-                    continue
-                ours = stored_constant(self._ours, here)
-                theirs = stored_constant(self._theirs, there)
-                if ours is None or theirs is None:
-                    continue
-                if math.prod(ours.tensor.shape) == math.prod(theirs.tensor.shape):
-                    files, constants = (self._file, self._form), (ours, theirs)
-                    yield ConstantPair(files, (op, partner), place, constants)
 
     def _has_other_axes(self, pair: ConstantPair) -> bool:
         """Whether partners have axes of length 1 at other places: numbers of axes differ then."""
@@ -483,10 +470,6 @@ class Structure:
             pair.op.name, stored, pair.floats, input_scale=scale, weight_scales=scales, wider=wider
         )
         return tuple(map(pair.op.wrong, texts))
-
-
-def _has_scales(stored: Constant) -> bool:
-    return stored.scales is None or bool((np.isfinite(stored.scales) & (stored.scales > 0)).all())
 
 
 def _is_among(stored: Constant, constants: Iterable[Array]) -> bool:
