@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -283,8 +283,9 @@ class AgainstTorch(OutputCheck):
             if precise is not None:
                 expected = [(one, two) for (one, _), two in zip(expected, precise, strict=True)]
                 divergence = self._tolerance.compare(expected, self._outputs())
-        if self._is_inconclusive(expected):
-            # A stateful form must run all samples in order.
+        is_bounded = self._forms.perturbed is None and expected[0][1] is not None
+        if self.aligned is None and not is_bounded:
+            # One sample alone proves nothing. A stateful form must run all samples in order.
             if divergence is not None or self.form.graph.is_stateful:
                 self._keep_pending(sample, expected, is_explained=divergence is None)
         elif divergence is not None and not self._is_explained_by_constants([(sample, expected)]):
@@ -344,12 +345,6 @@ class AgainstTorch(OutputCheck):
             ]
             allowed.append(dataclasses.replace(each, roundings=roundings))
         return allowed
-
-    def _is_inconclusive(self, expected: _TorchOutputs) -> bool:
-        """Whether a difference on one sample alone proves nothing."""
-        return self.aligned is None and (
-            self._forms.perturbed is not None or expected[0][1] is None
-        )
 
     def _keep_pending(self, sample: Sample, expected: _TorchOutputs, *, is_explained: bool) -> None:
         """Keep a sample for `settle`: the first few, and the furthest of the others."""
@@ -505,20 +500,19 @@ class AgainstTorch(OutputCheck):
         known = recorded(self._reference, sample)
         if known is None:
             return divergence
-        converted = [] if as_converted is None else self._values_as_converted(as_converted)
-        known += converted
+        if as_converted is not None and other is not None:
+            # Torch's graph lacks some of these.
+            values = map(as_converted.tensor, _made(other.subgraph))
+            known += [each.astype(np.float64) for each in values if each.dtype.kind == "f"]
         same = self._same_as_partners(as_converted)
         subgraph = self.form.subgraph
-        tensors = (i for op in subgraph.ops for i in op.outputs if i >= 0)
-        equal = {
-            *subgraph.inputs,
-            *(i for i in tensors if _is_among(self._runner.tensor(i), known)),
-        }
+        tensor = self._runner.tensor
+        equal = {i for i in _made(subgraph) if _is_among(tensor(i), known)} | {*subgraph.inputs}
         outputs = output_tensors(self.form, self._quantized.edge)
         last = outputs[self._wanted.index(divergence.output)]
         region = _backward_slice(subgraph, last, equal)
         unmatched = self._first_unlike_reference(
-            subgraph, last, region, equal, is_known=bool(converted)
+            subgraph, last, region, equal, is_known=as_converted is not None
         )
         first = _first_unlike_partner(subgraph, last, equal, same)
         found = unmatched or first or _first_that_differs(subgraph, region, equal)
@@ -527,7 +521,7 @@ class AgainstTorch(OutputCheck):
         op = found
         if unmatched is None:
             op = _wrong_mover(subgraph, op, same) or op
-        made = self._runner.tensor(op.outputs[0])
+        made = tensor(op.outputs[0])
         negated = made.dtype.kind == "f" and _is_among(-made, known)
         if unmatched is None and op is found and not negated:
             misordered = misordered_op(self.form, op, is_right)
@@ -578,14 +572,6 @@ class AgainstTorch(OutputCheck):
         made = kept_outputs(form, runner, self._quantized.edge)
         return runner if self._tolerance.compare(expected, made) is None else None
 
-    def _values_as_converted(self, runner: Runner) -> list[Array]:
-        """Return the reference's float tensors, with those that torch's graph lacks."""
-        form = self._forms.converted
-        assert form is not None, "the caller has run it"
-        ops = form.subgraph.ops
-        values = (runner.tensor(i) for op in ops for i in op.outputs if i >= 0)
-        return [each.astype(np.float64) for each in values if each.dtype.kind == "f"]
-
     def _same_as_partners(self, converted: Runner | None) -> dict[int, bool]:
         """Return by tensor whether it has its partner's values in the reference's float file."""
         form = self._forms.converted
@@ -603,6 +589,11 @@ class AgainstTorch(OutputCheck):
                 if made.shape == wanted.shape:
                     same[here] = not _is_moved(made, wanted)
         return same
+
+
+def _made(subgraph: Subgraph) -> Iterator[int]:
+    """Yield the tensors that ops compute."""
+    return (index for op in subgraph.ops for index in op.outputs if index >= 0)
 
 
 def _first_unlike_partner(

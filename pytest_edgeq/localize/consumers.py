@@ -80,20 +80,14 @@ def _masking(whole: Subgraph, index: int) -> Iterator[Op]:
 
 
 def mask_finding(
-    op: Op,
-    wanted: Floats,
-    file: Floats,
-    tensor: Tensor,
-    lowest: float,
+    op: Op, wanted: Floats, file: Floats, tensor: Tensor, lowest: float
 ) -> Finding | None:
     """Return a finding on a lost mask, or on one that flattens the scores."""
     # In a fully masked row all shares are equal: −inf results in NaN there.
-    if (text := _flat_text(wanted, file, tensor, lowest)) is not None:
-        return op.wrong(text.replace("-", "−"), fix=_SMALLER_MASK)
-    if (text := _leak_text(wanted, file)) is not None:
-        fix = _SMALLER_MASK if lowest < _DEEP else _SUMMED_MASK
-        return op.wrong(text.replace("-", "−"), fix=fix)
-    return None
+    flat = _flat_text(wanted, file, tensor, lowest)
+    text = flat or _leak_text(wanted, file)
+    fix = _SMALLER_MASK if flat or lowest < _DEEP else _SUMMED_MASK
+    return op.wrong(text.replace("-", "−"), fix=fix) if text else None
 
 
 def _leak_text(wanted: Floats, file: Floats) -> str | None:

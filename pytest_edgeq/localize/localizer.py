@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -134,7 +136,7 @@ class Localizer:
         # A clone, whose interpreters with all tensors go with this object.
         self._edge = quantized.edge.clone()
         self._runner = self._edge.runner(runtime, keep=True)
-        self.subgraph = quantized.graph.subgraphs[quantized.edge.signature.subgraph]
+        self.subgraph = quantized.edge.subgraph
         self._masking = list(masking_ops(self.subgraph))
         self._masks: dict[int, Finding] = {}
         self._outputs: dict[int, _Output] = {}  # by tensor, as the two others
@@ -296,17 +298,14 @@ class Localizer:
 
     def _lowest(self) -> dict[int, float]:
         """Return the least constant among the ops that mask scores, by op."""
-        own: dict[int, float] = {}
+        own: defaultdict[int, float] = defaultdict(lambda: math.inf)
+        lows = own.copy()
         for pair in self._structure.constants:
-            if pair.floats.dtype.kind == "f" and pair.floats.size:
-                known = own.get(pair.op.index, math.inf)
-                own[pair.op.index] = min(known, float(pair.floats.min()))
-        lows: dict[int, float] = {}
+            if (floats := pair.floats).dtype.kind == "f":
+                own[pair.op.index] = min(own[pair.op.index], float(floats.min(initial=math.inf)))
         for ops in self._masking:
-            least = math.inf
-            for op in ops:
-                least = min(least, own.get(op.index, math.inf))
-                lows[op.index] = min(lows.get(op.index, math.inf), least)
+            for op, least in zip(ops, accumulate((own[op.index] for op in ops), min), strict=True):
+                lows[op.index] = min(lows[op.index], least)
         return lows
 
     def settle(self) -> None:

@@ -43,7 +43,6 @@ class OpGroup:
         self._edge, self.kept, self._where = edge, kept, where
         self._ops, self._constants = frozenset(op.index for op in ops), constants
         self._opened: tuple[Cut, EdgeFile] | None = None
-        self._used: set[str] = set()
 
     @property
     def cut(self) -> Cut:
@@ -61,17 +60,14 @@ class OpGroup:
             name: self.kept.tensor(tensor) if inputs is None else inputs[name]
             for name, (_, tensor) in cut.inputs.items()
         }
-        runner = file.runner(runtime)
-        self._used.add(runtime)
         places = ((op.index, tensor) for op, tensor in cut.outputs)
-        return dict(zip(places, runner.run(given), strict=True))
+        return dict(zip(places, file.runner(runtime).run(given), strict=True))
 
     def close(self) -> None:
         """Close the file, and the sessions that a user's own runtimes have open for it."""
         if self._opened is not None:
-            for runtime in self._used:
-                self._opened[1].runner(runtime).close()
-        self._opened, self._used = None, set()
+            self._opened[1].close()
+        self._opened = None
 
     def _open(self) -> tuple[Cut, EdgeFile]:
         if self._opened is None:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -189,6 +189,7 @@ OF_QUANTIZATION = frozenset(
 
 
 _SMALL = 1 << 16  # maximum number of elements of a constant that is cached
+_Read = TypeVar("_Read")
 
 
 class ConstantPair:
@@ -210,16 +211,15 @@ class ConstantPair:
     @property
     def stored(self) -> Constant:
         """The constant of the quantized file."""
-        stored: Constant = self._kept(
-            "stored", lambda: read_constant(self._files[0], self.op, self._constants[0])
-        )
-        return stored
+        return self._kept("stored", self._read_stored)
 
     @property
     def floats(self) -> Array:
         """The constant of the float file, in the shape of the quantized file."""
-        floats: Array = self._kept("floats", self._read_floats)
-        return floats
+        return self._kept("floats", self._read_floats)
+
+    def _read_stored(self) -> Constant:
+        return read_constant(self._files[0], self.op, self._constants[0])
 
     def _read_floats(self) -> Array:
         constant = read_constant(self._files[1], self.partner, self._constants[1])
@@ -235,13 +235,11 @@ class ConstantPair:
         """The shape of the operand in the quantized file."""
         return self._files[0].tensor(self.op, self.op.inputs[self.place]).shape
 
-    def _kept(self, name: str, read: Callable[[], Any]) -> Any:
+    def _kept(self, name: str, read: Callable[[], _Read]) -> _Read:
         """Read a constant, once if it is small."""
-        found = self._read.get(name)
-        if found is None:
-            found = read()
-            if math.prod(self.shape) <= _SMALL:
-                self._read[name] = found
+        found: _Read = self._read[name] if name in self._read else read()
+        if math.prod(self.shape) <= _SMALL:
+            self._read[name] = found
         return found
 
 
