@@ -121,8 +121,7 @@ def _with_clamped(
             low, high = limits.get(partner, (-np.inf, np.inf))
             limits[partner] = max(low, each.reach[0]), min(high, each.reach[1])
     content = write_clamped(form.graph, form.signature.subgraph, limits)
-    clamped = EdgeFile(content, runtimes=form.runtimes)
-    clamped = clamped if form.key is None else clamped.at(form.key)
+    clamped = EdgeFile(content, runtimes=form.runtimes).at(form.key)
     wanted = [io_tensor.name for io_tensor in quantized.edge.signature.outputs]
     names = [io_tensor.name for io_tensor in clamped.signature.outputs]
     found: dict[str, _Errors] = {}

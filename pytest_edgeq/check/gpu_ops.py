@@ -23,18 +23,12 @@ from pytest_edgeq.tflite.subgraph import Op
 
 _Array = npt.NDArray[Any]
 
-HALF_UNIT: Final = 2.0**13
-"""Half a unit in the last place of float16, 2^-11, as a multiple of float32's."""
-
+HALF_UNIT: Final = 2.0**13  # half a last place of float16, 2^-11, as a multiple of float32's
 GREATEST_HALF: Final = float(np.finfo(np.float16).max)
-
-OVERFLOWN: Final = 2.0**-8
-"""Relative error allowed of a value that is too large for float16."""
-
 LEAST_HALF: Final = float(np.finfo(np.float16).smallest_subnormal)
-
+OVERFLOWN: Final = 2.0**-8  # relative error allowed of a value that is too large for float16
+# Ops that the engine computes from e^x: near 0 its error is that of 1.
 BY_EXPONENTIALS: Final = ("TANH", "ELU")
-"""Ops that the engine computes from e^x: near 0 its error is that of 1."""
 
 
 def _of_any(operands: Sequence[_Array], result: _Array) -> Any:

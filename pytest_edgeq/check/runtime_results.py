@@ -244,12 +244,9 @@ class RuntimeDistance:
     @property
     def likely_error(self) -> float:
         """Upper estimate of the root mean square between the base and the reference."""
-        return math.sqrt(self._error / max(self._n, 1)) * self._slack
-
-    @property
-    def _slack(self) -> float:
         # Of few values the error may be small by chance: the sum of squares is assumed to lie three
         # standard deviations low (χ² by Wilson and Hilferty, 1931), which makes 9 times as much of
         # 4 values, and half as much again of 40. One or two values count as three.
         spread = 2 / (9 * max(self._n, 3))
-        return float((1 - spread - _SIGMAS * math.sqrt(spread)) ** -1.5)
+        slack: float = (1 - spread - _SIGMAS * math.sqrt(spread)) ** -1.5
+        return math.sqrt(self._error / max(self._n, 1)) * slack

@@ -21,7 +21,7 @@ from fixtures.models import (
     seeded,
 )
 from pytest_edgeq import Edgeq, QuantizedModel, assert_accuracy_drop
-from pytest_edgeq.check.assertions.drop_error import drop_error
+from pytest_edgeq.check.assertions.accuracy import drop_error
 from pytest_edgeq.check.assertions.scoring import Scores
 from pytest_edgeq.compare.failed_samples import attached_samples
 from pytest_edgeq.errors import findings_of

@@ -1,7 +1,7 @@
 """
 Assertions of a test about a quantized model, one function each.
 
-`dtypes`, `qparams`, `numbers` (budgets, size), `accuracy` (with `scoring` and `drop_error`),
+`dtypes`, `qparams`, `numbers` (budgets, size), `accuracy` (with `scoring`),
 `same_codes` of runtimes, `defects`; `expect` parses what users expect.
 
 Every function accepts a QuantizedModel, a path or the bytes of a `.tflite` file, raises

@@ -125,13 +125,13 @@ def assert_qparams(
     if shared_with is not None:
         others = _operands(edge, op, shared_with, role)
         chosen += others
-        if len({(operand.where, id(operand.tensor)) for operand in chosen}) < 2:
+        if len({(operand.op.where, id(operand.tensor)) for operand in chosen}) < 2:
             raise UnmatchedError(
-                f"shared_with={shared_with!r} matches {chosen[0].where} itself and no other op: "
+                f"shared_with={shared_with!r} matches {chosen[0].op.where} itself and no other op: "
                 "there is nothing to share with"
             )
         first = others[0]
-        expected = f"{first.description} as {first.where}"
+        expected = f"{first.description} as {first.op.where}"
         checks.append(("shared_with", expected, lambda o: _unshared(first, o)))
     narrow = {"op='CONV_2D'": op, "module='glob'": module}
     _require(chosen, checks, role, [way for way, given in narrow.items() if given is None])
@@ -146,11 +146,6 @@ class _Operand:
     scales: npt.NDArray[np.float32]
     zero_points: npt.NDArray[np.int64]
     names: tuple[str, ...]  # of its granularity
-
-    @property
-    def where(self) -> str:
-        """The name of its op in texts."""
-        return self.op.where
 
     @property
     def description(self) -> str:
@@ -172,7 +167,7 @@ _Check = tuple[str, str, Callable[[_Operand], str]]
 def _require(chosen: list[_Operand], checks: list[_Check], role: str, narrow: list[str]) -> None:
     wrong = []
     # With shared_with an operand may be chosen twice.
-    for operand in {(o.where, id(o.tensor)): o for o in chosen}.values():
+    for operand in {(o.op.where, id(o.tensor)): o for o in chosen}.values():
         if operand.tensor is None:
             wrong.append((operand.op, "quantized", f"a {role} in the file", "none"))
         elif not operand.tensor.is_quantized or not len(operand.scales):
@@ -188,7 +183,7 @@ def _require(chosen: list[_Operand], checks: list[_Check], role: str, narrow: li
         return
     op, name, expected, actual = wrong[0]
     rows = [(each.where, *row) for each, *row in wrong]
-    n_wrong, n_ops = len({row[0] for row in rows}), len({operand.where for operand in chosen})
+    n_wrong, n_ops = len({row[0] for row in rows}), len({operand.op.where for operand in chosen})
     says = f"{role} {name}: expected {expected}, got {actual}"
     found = Finding(
         kind=UNEXPECTED_QPARAMS,
