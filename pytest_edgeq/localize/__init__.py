@@ -128,19 +128,6 @@ def _worst(comparison: Comparison) -> tuple[QuantizedModel, Iterable[Sample], st
     return decoder, read_samples(found, decoder.spec, "evaluation"), f", at position {position}"
 
 
-def _is_conversion_worst(comparison: Comparison) -> bool:
-    """Return whether the float file of a language model loses more than quantization."""
-    from pytest_edgeq.compare.language.model import LanguageModel
-
-    conversion, quantization = comparison.conversion, comparison.quantization
-    return (
-        isinstance(comparison.quantized, LanguageModel)
-        and conversion is not None
-        and quantization is not None
-        and conversion.sqnr_db < quantization.sqnr_db
-    )
-
-
 def _explain(
     comparison: Comparison,
     step: Step,
@@ -148,10 +135,13 @@ def _explain(
     on_localized: OnLocalized | None,
 ) -> Finding:
     """Localize on a few samples to explain a failure; an error is an explanation, too."""
+    from pytest_edgeq.compare.language.model import LanguageModel
     from pytest_edgeq.localize.cause import accumulated
     from pytest_edgeq.localize.localizer import Localizer
 
-    if _is_conversion_worst(comparison):
+    conversion, quantization = comparison.conversion, comparison.quantization
+    is_language = isinstance(comparison.quantized, LanguageModel)
+    if is_language and conversion and quantization and conversion.sqnr_db < quantization.sqnr_db:
         return Finding(
             kind=NOT_LOCALIZED,
             place=FILE,

@@ -80,7 +80,13 @@ def blame(
     quantization. Of rows with findings of one kind the most harmful is chosen, and of those within
     a bit of it the first. The range of an input explains losses by quantization in all ops.
     """
-    losses = _outlier_losses(rows, evidence) | _cut_off_rows(rows, evidence)
+    losses = _outlier_losses(rows, evidence)
+    # Those whose range clips most of their values, whatever others lose.
+    losses |= {
+        i: f"{_sqnr(row):.1f} dB locally"
+        for i, (row, own) in enumerate(zip(rows, evidence, strict=True))
+        if row.matched and not own.unused and is_cut_off(row, own)
+    }
     mistaken = {} if losses else _mistaken(rows, evidence)
     judged = tuple(
         replace(row, verdict=_verdict(row, own, i in losses or i in mistaken))
@@ -267,31 +273,16 @@ def _with_loss(known: Mistake, loss: str) -> Mistake:
     return known._replace(symptom=f"{known.symptom}; {loss}")
 
 
-def _cut_off_rows(rows: Sequence[LayerError], evidence: Sequence[Diagnostics]) -> dict[int, str]:
-    """Return rows whose range clips most of their values, whatever others lose."""
-    pairs = list(zip(rows, evidence, strict=True))
-    return {
-        i: f"{_sqnr(row):.1f} dB locally"
-        for i, (row, each) in enumerate(pairs)
-        if row.matched and not each.unused and is_cut_off(row, each)
-    }
-
-
-def _only_rounds(row: LayerError, evidence: Diagnostics) -> bool:
-    """Whether a float output is off by float32 rounding at most."""
-    to_float = evidence.scheme == "float" or row.op == "DEQUANTIZE"
-    in_float = to_float and row.excess_lsb is not None
-    return in_float and not _beyond_rounding(row)
-
-
 def _comparable(rows: Sequence[LayerError], evidence: Sequence[Diagnostics]) -> list[int]:
     """Return rows whose losses can be compared with those of others."""
-    return [
-        i
-        for i, row in enumerate(rows)
-        if row.matched and row.local_sqnr_db is not None
-        if not (_only_rounds(row, evidence[i]) or evidence[i].unused or _is_endless(evidence[i]))
-    ]
+    found = []
+    for i, (row, own) in enumerate(zip(rows, evidence, strict=True)):
+        to_float = own.scheme == "float" or row.op == "DEQUANTIZE"
+        only_rounds = to_float and row.excess_lsb is not None and not _beyond_rounding(row)
+        is_measured = row.matched and row.local_sqnr_db is not None
+        if is_measured and not (only_rounds or own.unused or _is_endless(own)):
+            found.append(i)
+    return found
 
 
 def _is_endless(evidence: Diagnostics) -> bool:
@@ -333,7 +324,11 @@ def _defect(row: LayerError, evidence: Diagnostics) -> Finding:
     else:
         channel = one_channel(evidence)
         where = f", and {channel}" if channel else ""
-        symptom = f"does not compute {row.op}: {_excess_text(row)} on its own inputs{where}"
+        assert row.excess_lsb is not None, "callers have checked it"
+        excess = f"{row.excess_lsb:.3g} LSB beyond rounding"
+        if row.local_lsb_error is None:
+            excess = f"{row.excess_lsb + 1:.3g} times as far off as float32 rounds"
+        symptom = f"does not compute {row.op}: {excess} on its own inputs{where}"
     harm = USELESS if count else evidence.harm
     return _finding(WRONG_RESULT, row.place, Mistake(symptom, reason), harm)
 
@@ -347,13 +342,6 @@ def _loss(row: LayerError, evidence: Diagnostics, loss: str | None) -> Mistake:
             return Mistake(f"it loses more than others of its kind: {loss}")
         known = too_narrow(evidence)
     return _with_loss(known, loss) if loss else known
-
-
-def _excess_text(row: LayerError) -> str:
-    assert row.excess_lsb is not None, "callers have checked it"
-    if row.local_lsb_error is None:
-        return f"{row.excess_lsb + 1:.3g} times as far off as float32 rounds"
-    return f"{row.excess_lsb:.3g} LSB beyond rounding"
 
 
 NEAREST = Reason(

@@ -373,9 +373,13 @@ class Localizer:
             measured, limits = self._measured[tensor], self._outputs[tensor].limits
             if limits is None or source(tensor) in io_indices or not measured.elements:
                 continue
-            ends = self._clamped_to(tensor)
-            is_low = limits.floor > ends[0] + limits.scale / 2
-            is_high = limits.ceiling < ends[1] - limits.scale / 2
+            # What all consumers clamp it to is no loss.
+            readers = self.subgraph.consumers[tensor]
+            ends = [facts_of(each.name).ends or (-math.inf, math.inf) for each in readers]
+            least = min((low for low, _ in ends), default=math.inf)
+            greatest = max((high for _, high in ends), default=-math.inf)
+            is_low = limits.floor > least + limits.scale / 2
+            is_high = limits.ceiling < greatest - limits.scale / 2
             count = is_low * measured.beyond_low + is_high * measured.beyond_high
             beyond = self._beyond.get(tensor, {})
             is_chance = not more_than_chance(
@@ -398,14 +402,6 @@ class Localizer:
                 )
             )
         return found
-
-    def _clamped_to(self, tensor: int) -> tuple[float, float]:
-        """Return the range that all consumers of a tensor clamp it to."""
-        low, high = math.inf, -math.inf
-        for op in self.subgraph.consumers[tensor]:
-            ends = facts_of(op.name).ends or (-math.inf, math.inf)
-            low, high = min(low, ends[0]), max(high, ends[1])
-        return low, high
 
     def _is_mask_cut(self, op: Op) -> bool:
         """Whether the range clips a mask; the clipped part is no loss."""
