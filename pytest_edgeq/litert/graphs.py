@@ -34,8 +34,6 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 """Functions of a graph other than torch operators: indices, and arithmetic on sizes."""
 
-_FORMAT_NAMES = ("dtype", "layout", "memory_format")
-
 
 def encode_graph(module: torch.fx.GraphModule) -> dict[str, bytes]:
     """
@@ -48,7 +46,7 @@ def encode_graph(module: torch.fx.GraphModule) -> dict[str, bytes]:
     if not isinstance(codegen, torch.fx.graph._PyTreeCodeGen):
         raise UnhashableError(f"a graph with a {type(codegen).__name__}")
     info = codegen.pytree_info
-    tensors: dict[str, tuple[str, torch.Tensor]] = {}
+    tensors: dict[str, torch.Tensor] = {}
     nodes = []
     keys = _StackKeys()
     for node in module.graph.nodes:
@@ -58,7 +56,7 @@ def encode_graph(module: torch.fx.GraphModule) -> dict[str, bytes]:
         if node.op == "call_function":
             target = _encode_target(target)
         elif node.op == "get_attr":
-            tensors[str(target)] = _attribute(module, str(target))
+            tensors[target] = operator.attrgetter(target)(module)
         elif node.op not in ("placeholder", "output"):
             raise UnhashableError(f"a node {node.op} of {target}")
         nodes.append(
@@ -73,7 +71,7 @@ def encode_graph(module: torch.fx.GraphModule) -> dict[str, bytes]:
         )
     assert info.in_spec is not None, "unreachable because torch.export sets both"
     assert info.out_spec is not None, "unreachable because torch.export sets both"
-    table, raw = encode_tensors({path: tensor for path, (_, tensor) in tensors.items()})
+    table, raw = encode_tensors(tensors)
     try:
         specs = [torch.utils._pytree.treespec_dumps(spec) for spec in (info.in_spec, info.out_spec)]
     except NotImplementedError as error:
@@ -84,7 +82,6 @@ def encode_graph(module: torch.fx.GraphModule) -> dict[str, bytes]:
         "nodes": nodes,
         "names": list(info.orig_args),
         "specs": specs,
-        "kinds": {path: kind for path, (kind, _) in tensors.items()},
         "tensors": table,
     }
     return {"graph": json.dumps(content).encode(), "tensors": raw}
@@ -95,9 +92,7 @@ def decode_graph(parts: Mapping[str, bytes]) -> torch.fx.GraphModule:
     content = json.loads(parts["graph"])
     for namespace in {str(each["target"]).partition(".")[0] for each in content["nodes"]}:
         register_operators(namespace)
-    root = torch.nn.Module()
-    for path, tensor in decode_tensors(content["tensors"], parts["tensors"]).items():
-        _place(root, path, content["kinds"][path], tensor)
+    tensors = decode_tensors(content["tensors"], parts["tensors"])
     graph = torch.fx.Graph()
     nodes: dict[str, torch.fx.Node] = {}
     for each in content["nodes"]:
@@ -111,10 +106,7 @@ def decode_graph(parts: Mapping[str, bytes]) -> torch.fx.GraphModule:
     in_spec, out_spec = map(torch.utils._pytree.treespec_loads, content["specs"])
     info = torch.fx.graph._PyTreeInfo(content["names"], in_spec, out_spec)
     graph._codegen = torch.fx.graph._PyTreeCodeGen(info)
-    module = torch.fx.GraphModule(root, graph)  # which adopts the modules that it calls
-    for each in module.modules():
-        each.training = False
-    return module
+    return torch.fx.GraphModule(tensors, graph).train(False)
 
 
 def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> tuple[list[dict[str, Any]], bytes]:
@@ -124,6 +116,8 @@ def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> tuple[list[dict[str, 
     known: dict[tuple[Any, ...], int] = {}
     size = 0
     for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise UnhashableError(f"a graph that reads {name}, a {type(tensor).__name__}")
         digest_of(tensor[:0] if tensor.ndim else tensor)  # refuses other than plain tensors
         value = tensor.detach()
         key = (value.data_ptr(), value.dtype, value.shape, value.stride())
@@ -141,6 +135,7 @@ def encode_tensors(tensors: Mapping[str, torch.Tensor]) -> tuple[list[dict[str, 
                 "shape": list(value.shape),
                 "stride": list(value.stride()),
                 "start": known[key],
+                "is_parameter": isinstance(tensor, torch.nn.Parameter),
                 "requires_grad": tensor.requires_grad,
             }
         )
@@ -162,7 +157,10 @@ def decode_tensors(table: list[dict[str, Any]], raw: bytes) -> dict[str, torch.T
             tensor_memory = torch.empty(_span(shape, stride), dtype=dtype)
             ctypes.memmove(tensor_memory.data_ptr(), memory + each["start"], tensor_memory.nbytes)
             known[key] = tensor_memory.as_strided(shape, stride)
-        found[each["name"]] = known[key].requires_grad_(each["requires_grad"])
+        tensor = known[key]
+        if each["is_parameter"]:
+            tensor = torch.nn.Parameter(tensor, requires_grad=each["requires_grad"])
+        found[each["name"]] = tensor
     return found
 
 
@@ -171,34 +169,6 @@ def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
     if 0 in shape:
         return 0
     return 1 + sum(step * (length - 1) for step, length in zip(stride, shape, strict=True))
-
-
-def _attribute(module: torch.nn.Module, path: str) -> tuple[str, torch.Tensor]:
-    """Return how a tensor of a module is registered, and the tensor."""
-    owner, _, name = path.rpartition(".")
-    holder: Any = module.get_submodule(owner)
-    value = getattr(holder, name)
-    if not isinstance(value, torch.Tensor):
-        raise UnhashableError(f"a graph that reads {path}, a {type(value).__name__}")
-    if name in holder._parameters:
-        return "parameter", value
-    return ("buffer" if name in holder._buffers else "attribute"), value
-
-
-def _place(root: torch.nn.Module, path: str, kind: str, tensor: torch.Tensor) -> None:
-    owner, _, name = path.rpartition(".")
-    holder = root
-    for part in filter(None, owner.split(".")):
-        if part not in holder._modules:
-            holder.add_module(part, torch.nn.Module())
-        holder = holder.get_submodule(part)
-    if kind == "parameter":
-        parameter = torch.nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
-        holder.register_parameter(name, parameter)
-    elif kind == "buffer":
-        holder.register_buffer(name, tensor)
-    else:
-        setattr(holder, name, tensor)
 
 
 def _encode_target(target: Callable[..., Any]) -> str:
@@ -241,9 +211,8 @@ def _encode(value: Any) -> Any:
         return {"slice": [_encode(each) for each in (value.start, value.stop, value.step)]}
     if isinstance(value, torch.device):
         return {"device": str(value)}
-    for name in _FORMAT_NAMES:
-        if isinstance(value, getattr(torch, name)):
-            return {"torch": str(value).removeprefix("torch.")}
+    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+        return {"torch": str(value).removeprefix("torch.")}
     raise UnhashableError(f"a graph with an argument of {type(value).__name__}")
 
 
