@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.compare.executors.remote import Reading
+from pytest_edgeq.compare.executors.remote import (
+    PickledReference,
+    Reading,
+    pickled_reference,
+    unpickled_reference,
+)
 from pytest_edgeq.compare.measurement import output_specs
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import call_reference, in_file_order
@@ -23,6 +28,8 @@ from pytest_edgeq.numerics.results import StageErrors
 from pytest_edgeq.progress import Step
 
 if TYPE_CHECKING:
+    import torch
+
     from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
 
 FLOAT: Final = "float"
@@ -185,6 +192,20 @@ Choice = Callable[[QuantizedModel], Callable[[Sample], Any]]
 
 Job = Callable[[QuantizedModel, Expected], Callable[[Items], Any]]
 """Returns what sums over samples, mergeable; can be pickled."""
+
+
+class SentModule:
+    """A torch module that is sent to workers as references are."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (type(self), pickled_reference(self.module))
+
+
+def _received(kind: type[SentModule], reference: PickledReference) -> SentModule:
+    return kind(unpickled_reference(reference))
 
 
 class LayerEngine(ABC):

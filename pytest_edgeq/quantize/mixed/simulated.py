@@ -9,11 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq import litert
-from pytest_edgeq.compare.executors.remote import (
-    PickledReference,
-    pickled_reference,
-    unpickled_reference,
-)
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import flatten_outputs
 from pytest_edgeq.compare.samples import Sample
@@ -25,12 +20,15 @@ from pytest_edgeq.quantize.mixed.engine import (
     LayerEngine,
     LayerNoise,
     ReadBy,
+    SentModule,
     grouped,
 )
 from pytest_edgeq.quantize.pt2e import exported_graph, instance_of
 from pytest_edgeq.quantize.request import fresh
 
 if TYPE_CHECKING:
+    import torch
+
     from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
     from pytest_edgeq.litert.mixed import Roundings
     from pytest_edgeq.quantize.request import Request
@@ -66,8 +64,7 @@ class SimulatedLayers(LayerEngine):
         self._add([frozenset()])
         self._made = self._known[frozenset()]
         self._by_op = self._annotated.layers(self._made)  # the layer of each op
-        self._graph = self._annotated.graph
-        self._runner = _GraphRunner(self._graph)
+        self._runner = _GraphRunner(self._annotated.graph.module)
         self.layers = self._layers()
         self.groups = grouped(self.layers, self._sharing())
 
@@ -89,8 +86,8 @@ class SimulatedLayers(LayerEngine):
             producer = self._by_op.get(operand)
             if producer is not None and producer != self._by_op[op]:
                 readers[producer].add(ReadBy(op, self._by_op[op]))
-            if operand in self._graph.constants:
-                weights[op] += self._graph.constants[operand].numel()
+            if operand in self._runner.graph.constants:
+                weights[op] += self._runner.graph.constants[operand].numel()
         can_keep = litert.can_configure_inside(self._quantizer)
         return {
             module: Layer(
@@ -159,18 +156,12 @@ class SimulatedLayers(LayerEngine):
         )
 
 
-class _GraphRunner:
-    """The quantized graph, which is sent to workers."""
+class _GraphRunner(SentModule):
+    """Runs the quantized graph."""
 
-    def __init__(self, graph: litert.MixedGraph) -> None:
-        self.graph = graph
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _GraphRunner._of, (pickled_reference(self.graph.module),)
-
-    @classmethod
-    def _of(cls, reference: PickledReference) -> _GraphRunner:
-        return cls(litert.MixedGraph(unpickled_reference(reference)))
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        super().__init__(module)
+        self.graph = litert.MixedGraph(module)
 
     def outputs(self, values: Mapping[str, Any]) -> Any:
         """Return the named outputs of a run."""

@@ -9,15 +9,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq import litert
-from pytest_edgeq.compare.executors.remote import (
-    PickledReference,
-    pickled_reference,
-    unpickled_reference,
-)
 from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import call_reference
 from pytest_edgeq.compare.samples import Sample
-from pytest_edgeq.quantize.mixed.engine import Choice, Layer, LayerEngine, grouped
+from pytest_edgeq.quantize.mixed.engine import Choice, Layer, LayerEngine, SentModule, grouped
 
 if TYPE_CHECKING:
     import torch
@@ -64,32 +59,18 @@ class TorchaoLayers(LayerEngine):
     @contextmanager
     def choice(self, modules: frozenset[str]) -> Iterator[Choice]:
         """Exchange modules of the quantized module, temporarily."""
-        before = {}
+        before = {path: self._quantized.get_submodule(path) for path in modules}
         for path in modules:
-            owner, _, name = path.rpartition(".")
-            holder = self._quantized.get_submodule(owner)
-            before[path] = holder._modules[name]
-            holder._modules[name] = copy.copy(self._floats.get_submodule(path))
+            self._quantized.set_submodule(path, copy.copy(self._floats.get_submodule(path)))
         try:
             yield _Module(self._quantized)
         finally:
             for path, module in before.items():
-                owner, _, name = path.rpartition(".")
-                self._quantized.get_submodule(owner)._modules[name] = module
+                self._quantized.set_submodule(path, module)
 
 
-class _Module:
-    """A module that is sent to workers."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
+class _Module(SentModule):
+    """Runs a module."""
 
     def __call__(self, model: QuantizedModel) -> Callable[[Sample], Any]:
-        return functools.partial(call_reference, self._module)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Module._of, (pickled_reference(self._module),)
-
-    @classmethod
-    def _of(cls, reference: PickledReference) -> _Module:
-        return cls(unpickled_reference(reference))
+        return functools.partial(call_reference, self.module)
