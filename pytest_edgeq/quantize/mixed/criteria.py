@@ -18,44 +18,29 @@ from pytest_edgeq.quantize.mixed.engine import LayerEngine
 _MORE = 1.1  # times the difference of a file from its simulation, by which a bound is moved
 
 
-class Measured(Protocol):
-    """Errors of a model, by which a criterion judges it."""
-
-    @property
-    def sqnr_db(self) -> float:
-        """The SQNR of the worst output."""
-        ...
-
-
 class Criterion(Protocol):
     """A condition on a model, on the samples of the search."""
 
     @property
     def least_sqnr_db(self) -> float | None:
         """The SQNR below which the model is refused, whatever else it keeps; None without."""
-        ...
 
     def simulated(
         self, engine: LayerEngine, modules: frozenset[str], samples: Sequence[Sample]
-    ) -> Measured:
+    ) -> Any:
         """Measure the model with some modules in float."""
-        ...
 
-    def of_file(self, comparison: Comparison) -> Measured:
+    def of_file(self, comparison: Comparison) -> Any:
         """Return the errors of a converted file."""
-        ...
 
     def accepts(self, measured: Any) -> bool:
         """Return whether the model meets the condition."""
-        ...
 
     def stricter(self, goal: Any, simulated: Any, file: Any) -> Criterion | None:
         """Return what to search for in place of this, whose file missed the goal; None if none."""
-        ...
 
     def looser(self, simulated: Any, file: Any) -> Criterion:
         """Return a criterion that a simulation meets if its file meets this one."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.numerics.findings import aligned, counted
@@ -44,7 +44,7 @@ class LayerSensitivity:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain, JSON-able data."""
-        return _plain(self)
+        return dict(_plain(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,13 +107,7 @@ class Sensitivity:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain, JSON-able data."""
-        return {
-            "groups": [_plain(row) for row in self.groups],
-            "n_samples": self.n_samples,
-            "name": self.name,
-            "rows": [row.to_dict() for row in self.rows],
-            "sqnr_db": json_number(self.sqnr_db),
-        }
+        return dict(_plain(self))
 
 
 _GAIN = ("alone in float", "gain", "weights")
@@ -263,27 +257,25 @@ class MixedPrecisionPlan:
             "code": self.code,
             "goal": self.goal,
             "is_met": self.is_met,
-            "layers": [_plain(each) for each in self.layers],
-            "limits": list(self.limits),
+            "layers": _plain(self.layers),
+            "limits": _plain(self.limits),
             "name": self.name,
             "precision": self.precision,
-            "sensitivity": self.sensitivity.to_dict(),
+            "sensitivity": _plain(self.sensitivity),
             "size_bytes": self.quantized.size_bytes,
             "sqnr_db": json_number(self.comparison.total.sqnr_db),
-            "steps": [_plain(each) for each in self.steps],
+            "steps": _plain(self.steps),
             "summary": self.summary,
         }
 
 
-def _plain(record: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass as JSON can hold them."""
-    plain: dict[str, Any] = {}
-    for name, value in asdict(record).items():
-        if isinstance(value, float):
-            plain[name] = json_number(value)
-        else:
-            plain[name] = list(value) if isinstance(value, tuple) else value
-    return plain
+def _plain(value: Any) -> Any:
+    """Return a result as JSON can hold it."""
+    if is_dataclass(value):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, float):
+        return json_number(value)
+    return list(map(_plain, value)) if isinstance(value, tuple) else value
 
 
 def _decibels(value: float) -> str:
