@@ -14,6 +14,7 @@ from pytest_edgeq.litert.configs import RefusedError, op_name, replaced
 from pytest_edgeq.litert.exported import DROPOUTS, inline_contexts
 from pytest_edgeq.litert.libraries import pt2e_module, quiet
 from pytest_edgeq.litert.pt2e_graphs import (
+    _is_conv,
     _observers,
     _saw_no_data,
     finish_converted,
@@ -41,7 +42,7 @@ def prepare_qat(exported: torch.fx.GraphModule, quantizer: Any) -> torch.fx.Grap
     """
     _refuse_shared_weights(exported)
     settings = _settings(exported)
-    with _fusing_annotated(), _trying_present_convs():
+    with _fusing_annotated():
         prepared = prepare_pt2e(exported, quantizer, qat=True)
     prepared.meta[_BATCH_NORMS] = settings
     _restore_batch_norms(prepared, settings)
@@ -97,7 +98,7 @@ def finish_qat(prepared: torch.fx.GraphModule) -> torch.fx.GraphModule:
     settings = prepared.meta.pop(_BATCH_NORMS)
     _switch(prepared, training=False)
     _restore_batch_norms(prepared, settings)
-    with _folding_with(settings), _trying_present_convs():
+    with _folding_with(settings):
         converted = finish_pt2e(prepared)
         _fold_the_rest(converted)
     return converted
@@ -231,28 +232,6 @@ def _fusing_annotated() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _trying_present_convs() -> Iterator[None]:
-    """
-    Skip the patterns of convolutions that a graph does not have.
-
-    torchao 0.18.0 traces some thirty for each of four kinds, whatever the graph has: three quarters
-    of the ten seconds for a small model.
-    """
-    qat_utils = pt2e_module("qat_utils")
-
-    def if_present(helper: Callable[..., Any]) -> Callable[..., Any]:
-        def try_pattern(graph: torch.fx.GraphModule, conv: Any, *args: Any, **kwargs: Any) -> Any:
-            kinds = {str(n.target).split(".")[1] for n in graph.graph.nodes if _is_conv(n)}
-            return helper(graph, conv, *args, **kwargs) if conv.__name__ in kinds else graph
-
-        return try_pattern
-
-    helpers = ("_fuse_conv_bn_qat_helper", "_fold_conv_bn_qat_helper")
-    with replaced(qat_utils, **{name: if_present(getattr(qat_utils, name)) for name in helpers}):
-        yield
-
-
 def _move_outputs_behind_batch_norms(graph: torch.fx.GraphModule) -> None:
     """
     Move a quantizer's output annotation of a conv to its batch norm.
@@ -269,11 +248,6 @@ def _move_outputs_behind_batch_norms(graph: torch.fx.GraphModule) -> None:
                 output_qspec=annotation.output_qspec, _annotated=True
             )
             annotation.output_qspec = None
-
-
-def _is_conv(node: Any) -> bool:
-    is_conv = pt2e_module("utils")._is_conv_or_conv_transpose_node
-    return hasattr(node, "op") and bool(is_conv(node))
 
 
 def _annotation(node: Any) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fixtures.models import normal, seeded
 from pytest_edgeq import litert
-from pytest_edgeq.litert import pt2e_graphs, qat
+from pytest_edgeq.litert import pt2e_graphs
 
 # What they look at changes with the libraries alone, which the pipeline pins.
 pytestmark = [pytest.mark.slow, pytest.mark.full]
@@ -54,7 +54,7 @@ def _quantizer() -> Any:
 
 def _by_torchao(quantizer: Any) -> Any:
     """What torchao makes of the graph once it is handed modules for its patterns."""
-    with litert.quiet(), pt2e_graphs.pattern_modules(), qat._trying_present_convs():
+    with litert.quiet(), pt2e_graphs.pattern_modules(), pt2e_graphs.possible_patterns():
         from torchao.quantization.pt2e.quantize_pt2e import prepare_qat_pt2e
 
         return prepare_qat_pt2e(_exported(), quantizer)
@@ -105,8 +105,7 @@ def test_batch_norms_are_still_folded_with_another_eps() -> None:
     for shim in (True, False):
         prepared = litert.prepare_qat(_exported(), _quantizer())
         prepared(_images())
-        with qat._trying_present_convs():
-            converted = litert.finish_qat(prepared) if shim else litert.finish_pt2e(prepared)
+        converted = litert.finish_qat(prepared) if shim else litert.finish_pt2e(prepared)
         weights.append(converted.get_parameter("conv.weight"))
     model = seeded(_Net)
     expected = torch.nn.utils.fuse_conv_bn_eval(model.conv, model.norm).weight
@@ -144,7 +143,7 @@ def test_pairs_in_float_still_get_the_training_pattern() -> None:
 
 
 def test_patterns_of_absent_convolutions_are_still_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torchao 0.18.0: three for each of four kinds; see `_trying_present_convs`."""
+    """Torchao 0.18.0: three for each of four kinds; see `possible_patterns`."""
     with litert.quiet():
         from torchao.quantization.pt2e import qat_utils
     trace, traced = qat_utils._get_aten_graph_module_for_pattern, []
@@ -157,7 +156,7 @@ def test_patterns_of_absent_convolutions_are_still_traced(monkeypatch: pytest.Mo
     with litert.quiet():
         qat_utils._fuse_conv_bn_qat(_exported())
         theirs = len(traced)
-        with qat._trying_present_convs():
+        with pt2e_graphs.possible_patterns():
             qat_utils._fuse_conv_bn_qat(_exported())
 
     assert (theirs, len(traced) - theirs) == (12, 3)
