@@ -7,6 +7,7 @@ import copy
 import functools
 import importlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -111,10 +112,9 @@ def convert(
         return content
 
 
-@contextlib.contextmanager
 def _exported_before(
     exported: Iterable[tuple[torch.nn.Module, torch.export.ExportedProgram | None]],
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """
     Reuse exported programs in the converter; else export as `export`.
 
@@ -131,12 +131,10 @@ def _exported_before(
         with replaced(torch.fx.config, do_not_emit_stack_traces=hides_stacks):
             return _without_contexts(original(mod, *args, **kwargs))
 
-    with replaced(torch.export, export=export):
-        yield
+    return replaced(torch.export, export=export)
 
 
-@contextlib.contextmanager
-def graphs_compiled_on_call() -> Iterator[None]:
+def graphs_compiled_on_call() -> AbstractContextManager[None]:
     """
     Compile the graphs that torch creates or changes meanwhile only when they are called.
 
@@ -156,8 +154,7 @@ def graphs_compiled_on_call() -> Iterator[None]:
 
         type(self).forward = forward
 
-    with replaced(torch.fx.GraphModule, recompile=recompile):
-        yield
+    return replaced(torch.fx.GraphModule, recompile=recompile)
 
 
 @contextlib.contextmanager
@@ -177,8 +174,7 @@ def composite_ops_listed_once() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def kernels_registered_plainly() -> Iterator[None]:
+def kernels_registered_plainly() -> AbstractContextManager[None]:
     """
     Make torch register a Python kernel without a function whose annotations it evaluates.
 
@@ -201,12 +197,10 @@ def kernels_registered_plainly() -> Iterator[None]:
 
         return register
 
-    with replaced(operator, py_impl=py_impl):
-        yield
+    return replaced(operator, py_impl=py_impl)
 
 
-@contextlib.contextmanager
-def guards_as_written() -> Iterator[None]:
+def guards_as_written() -> AbstractContextManager[None]:
     """
     Make a strict export keep the expressions of its guards as they are written.
 
@@ -215,8 +209,7 @@ def guards_as_written() -> Iterator[None]:
     the time of the strict export of a ResNet-18.
     """
     passes = SimpleNamespace(count=lambda exprs: None, replace=lambda expr: ([], expr))
-    with replaced(importlib.import_module("torch._dynamo.guards"), PyExprCSEPass=lambda: passes):
-        yield
+    return replaced(importlib.import_module("torch._dynamo.guards"), PyExprCSEPass=lambda: passes)
 
 
 @contextlib.contextmanager
@@ -236,8 +229,7 @@ def histories_shared() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def jax_functions_kept() -> Iterator[None]:
+def jax_functions_kept() -> AbstractContextManager[None]:
     """
     Lower each function by JAX once in a process.
 
@@ -255,8 +247,7 @@ def jax_functions_kept() -> Iterator[None]:
     def translated(text: str) -> Any:
         return _kept(("bytecode", text), functools.partial(translate, text))
 
-    with replaced(bridge, _lower_to_ir_text=lowered, _stablehlo_to_vhlo=translated):
-        yield
+    return replaced(bridge, _lower_to_ir_text=lowered, _stablehlo_to_vhlo=translated)
 
 
 _lowered_by_jax: dict[Hashable, Any] = {}
@@ -268,8 +259,7 @@ def _kept(key: Hashable, make: Callable[[], Any]) -> Any:
     return _lowered_by_jax[key]
 
 
-@contextlib.contextmanager
-def true_constants() -> Iterator[None]:
+def true_constants() -> AbstractContextManager[None]:
     """
     Make the converter write the model's own constants, and not modify the model.
 
@@ -296,12 +286,10 @@ def true_constants() -> Iterator[None]:
         clamped: torch.Tensor = clamp(tensor.clone()) if tensor.isinf().any() else tensor
         return clamped
 
-    with replaced(inline_consts, _ConstantFingerprint=KeptAlive, _clamp_inf_values=clamp_copy):
-        yield
+    return replaced(inline_consts, _ConstantFingerprint=KeptAlive, _clamp_inf_values=clamp_copy)
 
 
-@contextlib.contextmanager
-def kept_layouts() -> Iterator[None]:
+def kept_layouts() -> AbstractContextManager[None]:
     """
     Make the converter remember the layout of a dequantized tensor with several consumers.
 
@@ -324,5 +312,4 @@ def kept_layouts() -> Iterator[None]:
         input_dq.meta = kept
         return inserted
 
-    with replaced(layouts, insert_t_q_dq=insert_t_q_dq):
-        yield
+    return replaced(layouts, insert_t_q_dq=insert_t_q_dq)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import enum
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -89,22 +90,12 @@ def prepare_pt2e(
         RefusedError: A setting of the quantizer has no effect, or is impossible.
     """
     quantize_pt2e = pt2e_module("quantize_pt2e")
-    Quantizer = pt2e_module("quantizer").Quantizer
-
-    class NormalizingQuantizer(Quantizer):  # type: ignore[misc, valid-type] # it ships no types
-        def transform_for_annotation(self, model: Any) -> Any:
-            return quantizer.transform_for_annotation(model)
-
-        def annotate(self, model: Any) -> Any:
-            return annotate(quantizer, model) if annotates else model
-
-        def validate(self, model: Any) -> None:
-            if annotates:
-                quantizer.validate(model)
-
-        def prepare_obs_or_fq_callback(self, model: Any, observers: Any) -> None:
-            quantizer.prepare_obs_or_fq_callback(model, observers)
-
+    normalizing = SimpleNamespace(
+        transform_for_annotation=quantizer.transform_for_annotation,
+        annotate=functools.partial(annotate, quantizer) if annotates else lambda model: model,
+        validate=quantizer.validate if annotates else lambda model: None,
+        prepare_obs_or_fq_callback=quantizer.prepare_obs_or_fq_callback,
+    )
     prepare = quantize_pt2e.prepare_qat_pt2e if qat else quantize_pt2e.prepare_pt2e
     with quiet(), possible_patterns():
         exported.graph.eliminate_dead_code()
@@ -114,7 +105,7 @@ def prepare_pt2e(
             duplicate_shared_weights(exported)
             drop_dropouts(exported)
         exported.recompile()
-        prepared: torch.fx.GraphModule = prepare(exported, NormalizingQuantizer())
+        prepared: torch.fx.GraphModule = prepare(exported, normalizing)
     return prepared
 
 
@@ -127,8 +118,7 @@ def annotate(quantizer: Any, model: Any) -> Any:
     return annotated
 
 
-@contextlib.contextmanager
-def pattern_modules() -> Iterator[None]:
+def pattern_modules() -> AbstractContextManager[None]:
     """
     Pass torchao modules as the conv-bn patterns of the converter's quantizer.
 
@@ -143,12 +133,10 @@ def pattern_modules() -> Iterator[None]:
         module = pattern if isinstance(pattern, torch.nn.Module) else WrapperModule(pattern)
         return trace(module, *args, **kwargs)
 
-    with replaced(pt2e_quantizer_utils, _get_aten_graph_module_for_pattern=trace_as_module):
-        yield
+    return replaced(pt2e_quantizer_utils, _get_aten_graph_module_for_pattern=trace_as_module)
 
 
-@contextlib.contextmanager
-def ordered_partitions() -> Iterator[None]:
+def ordered_partitions() -> AbstractContextManager[None]:
     """
     Sort the inputs and outputs of matched patterns, the last of the graph first.
 
@@ -168,12 +156,10 @@ def ordered_partitions() -> Iterator[None]:
                 nodes.sort(key=places.__getitem__, reverse=True)
         return partitions
 
-    with replaced(pt2e_quantizer_utils, get_source_partitions=found):
-        yield
+    return replaced(pt2e_quantizer_utils, get_source_partitions=found)
 
 
-@contextlib.contextmanager
-def possible_patterns() -> Iterator[None]:
+def possible_patterns() -> AbstractContextManager[None]:
     """
     Skip the conv-bn patterns of training that a graph cannot match.
 
@@ -194,12 +180,11 @@ def possible_patterns() -> Iterator[None]:
         return replace
 
     fuse, fold = qat_utils._fuse_conv_bn_qat_helper, qat_utils._fold_conv_bn_qat_helper
-    with replaced(
+    return replaced(
         qat_utils,
         _fuse_conv_bn_qat_helper=if_possible(fuse, folds=False),
         _fold_conv_bn_qat_helper=if_possible(fold, folds=True),
-    ):
-        yield
+    )
 
 
 def _is_conv(node: Any) -> bool:

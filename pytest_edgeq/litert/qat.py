@@ -6,6 +6,7 @@ import contextlib
 import copy
 import types
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -254,8 +255,7 @@ def _annotation(node: Any) -> Any:
     return node.meta.get("quantization_annotation")
 
 
-@contextlib.contextmanager
-def _folding_with(settings: dict[str, Any]) -> Iterator[None]:
+def _folding_with(settings: dict[str, Any]) -> AbstractContextManager[None]:
     """Fold batch norms with their own eps; see `_restore_batch_norms`."""
     qat_utils = pt2e_module("qat_utils")
     fold = qat_utils.fold_bn_weights_into_conv_node
@@ -264,8 +264,7 @@ def _folding_with(settings: dict[str, Any]) -> Iterator[None]:
         _settle(norm, settings)
         fold(conv, weight, bias, norm, *args)
 
-    with replaced(qat_utils, fold_bn_weights_into_conv_node=fold_with_its_eps):
-        yield
+    return replaced(qat_utils, fold_bn_weights_into_conv_node=fold_with_its_eps)
 
 
 def _fold_the_rest(converted: torch.fx.GraphModule) -> None:

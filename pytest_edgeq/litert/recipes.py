@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,11 +105,9 @@ def _call_here(step: str, function: Callable[..., Any], /, *arguments: Any) -> A
     return function(*arguments)
 
 
-@contextlib.contextmanager
-def _no_progress_bar() -> Iterator[None]:
+def _no_progress_bar() -> AbstractContextManager[object]:
     """Suppress the bars that ai-edge-quantizer 0.10.0 draws for 100 operations or tensors."""
-    with contextlib.redirect_stderr(io.StringIO()):
-        yield
+    return contextlib.redirect_stderr(io.StringIO())
 
 
 _keys = itertools.count()
@@ -151,8 +150,7 @@ def _that_can_run(step: str, native: Native | None) -> Native | None:
     return native
 
 
-@contextlib.contextmanager
-def biases_of_any_rank() -> Iterator[None]:
+def biases_of_any_rank() -> AbstractContextManager[None]:
     """
     Quantize a bias along its channels, whatever its shape.
 
@@ -171,8 +169,7 @@ def biases_of_any_rank() -> Iterator[None]:
         codes = quantized.quantized_data.reshape(bias.shape)
         return dataclasses.replace(quantized, quantized_dimension=along, quantized_data=codes)
 
-    with replaced(library, symmetric_quantize_bias_tensor=along_channels):
-        yield
+    return replaced(library, symmetric_quantize_bias_tensor=along_channels)
 
 
 def quantize_recipe(
