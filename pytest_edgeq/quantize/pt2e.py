@@ -40,7 +40,7 @@ def quantize_pt2e(request: Request, quantizer: Any) -> QuantizedModel:
         }
     else:
         simulations = {
-            entry.key: _simulate(_Preparation(entry, quantizer, strict, session))
+            entry.key: _simulate(entry, quantizer, session, strict=strict)
             for entry in request.entries
         }
     weights_alone = any(each.weights_alone for each in simulations.values())
@@ -99,37 +99,20 @@ def _warn_left_in_float(quantized: QuantizedModel, annotated: Container[tuple[st
         )
 
 
-class _Preparation:
-    """A model that is exported and annotated on demand."""
-
-    def __init__(self, entry: Entry, quantizer: Any, strict: bool, session: Session) -> None:
-        self.entry = entry
-        self.session = session
-        self.strict = strict
-        self.strict_refusal: str | None = None
-        # the name of the preset, if it is one
-        self.preset = quantizer if isinstance(quantizer, str) else None
-        self._quantizer = quantizer
-
-    @functools.cached_property
-    def graph(self) -> torch.fx.GraphModule:
-        """The graph with observers, or with quantize nodes if the user has converted it."""
-        entry = self.entry
-        if entry.graph is not None:
-            return litert.own_graph(entry.graph)
-        graph, self.strict_refusal = exported_graph(entry, self.session, strict=self.strict)
-        return refuse_clearly(
-            entry.name,
-            "the quantizer",
-            lambda: litert.prepare_pt2e(graph, instance_of(self._quantizer)),
-            [entry.traced()],
-        )
-
-    @functools.cached_property
-    def key(self) -> str:
-        """The key of the graph before any sample."""
-        graph = self.graph
-        return self.session.cache.graph_key(graph, self.strict, self.strict_refusal)
+def _prepared(
+    entry: Entry, quantizer: Any, session: Session, *, strict: bool
+) -> tuple[torch.fx.GraphModule, str | None]:
+    """Return the graph with observers, and why strict export refused the model, if so."""
+    if entry.graph is not None:  # which has quantize nodes if the user has converted it
+        return litert.own_graph(entry.graph), None
+    graph, strict_refusal = exported_graph(entry, session, strict=strict)
+    prepared = refuse_clearly(
+        entry.name,
+        "the quantizer",
+        lambda: litert.prepare_pt2e(graph, instance_of(quantizer)),
+        [entry.traced()],
+    )
+    return prepared, strict_refusal
 
 
 def exported_graph(
@@ -155,22 +138,25 @@ def instance_of(quantizer: Any) -> Any:
     return litert.pt2e_preset(quantizer) if isinstance(quantizer, str) else quantizer
 
 
-def _simulate(preparation: _Preparation) -> Simulation:
+def _simulate(entry: Entry, quantizer: Any, session: Session, *, strict: bool) -> Simulation:
     """Calibrate a model on its samples, and return the quantized graph."""
-    entry, session = preparation.entry, preparation.session
     cache = session.cache
-    make_key = functools.partial(cache.prepared_key, entry.name, lambda: preparation.key)
+    prepared = functools.cache(lambda: _prepared(entry, quantizer, session, strict=strict))
+    # The key of the graph before any sample.
+    graph_key = functools.cache(lambda: cache.graph_key(prepared()[0], strict, prepared()[1]))
+    make_key = functools.partial(cache.prepared_key, entry.name, graph_key)
     key = traced_key = None
     if entry.graph is None:
         # Annotators read more of an exported model than its trace contains.
-        if preparation.preset is not None and preparation.strict and not is_exported(entry.model):
+        if isinstance(quantizer, str) and strict and not is_exported(entry.model):
             with session.progress.step("export", entry.name):
-                traced_key = cache.traced_key(entry.traced(), preparation.preset)
+                traced_key = cache.traced_key(entry.traced(), quantizer)
         key = make_key(traced_key)
-    make = functools.partial(_calibrate, preparation)
     with session.progress.step("calibrate", entry.name, entry.calibration) as step:
         samples = step.each(entry.calibration_samples())
-        simulation = cache.simulate(key, entry.name, samples, make, make_key)
+        simulation = cache.simulate(
+            key, entry.name, samples, lambda read: _calibrate(entry, *prepared(), read), make_key
+        )
     if simulation.strict_refusal is not None:
         warn_user(_refused_strictly(entry.name, simulation.strict_refusal))
     for warned in simulation.warned:
@@ -178,9 +164,13 @@ def _simulate(preparation: _Preparation) -> Simulation:
     return simulation
 
 
-def _calibrate(preparation: _Preparation, samples: Iterator[Sample]) -> tuple[Simulation, bool]:
+def _calibrate(
+    entry: Entry,
+    prepared: torch.fx.GraphModule,
+    strict_refusal: str | None,
+    samples: Iterator[Sample],
+) -> tuple[Simulation, bool]:
     """Run the samples through the observers; also return whether they were needed."""
-    entry, prepared = preparation.entry, preparation.graph
     needs_data = litert.needs_data(prepared)
     warned: list[Warned] = []
     is_calibrated = entry.graph is not None and entry.calibration is None
@@ -207,8 +197,7 @@ def _calibrate(preparation: _Preparation, samples: Iterator[Sample]) -> tuple[Si
         )
     finish = litert.finish_pt2e if entry.graph is None else litert.finish_own
     simulated = refuse_clearly(entry.name, "the quantizer", lambda: finish(prepared))
-    simulation = _simulation(simulated, preparation.strict_refusal, dict.fromkeys(warned))
-    return simulation, needs_data
+    return _simulation(simulated, strict_refusal, dict.fromkeys(warned)), needs_data
 
 
 def _simulation(
