@@ -69,8 +69,8 @@ _KNOWN = {
     ),
 }
 
-# Its errors for a dynamic size, which it reads as -2^63 or a tracer.
-_OPEN_SIZE = re.compile("JitTracer|-9223372036854775808|-18446744073709551616|RankedTensorType")
+# The converter's errors for a dynamic size, which it reads as -2^63 or a tracer.
+_OPEN_SIZE = "JitTracer|-9223372036854775808|-18446744073709551616|RankedTensorType"
 
 _OPEN = (
     "litert-torch does not lower the op that the last lines name with sizes left open ({}): give "
@@ -98,7 +98,6 @@ _GRU = (
     "its annotator of nn.GRU ({}) fails where the last state is not used, and where it is an "
     "output: quantize by a recipe (recipe_static_wi8_ai8)"
 )
-_OF_GRU = ("expecting GRU to have two outputs", "list index out of range")
 
 # TRANSPOSE_CONV and litert-torch 0.10.0 support the paddings VALID and SAME only.
 _TRANSPOSED = (
@@ -176,7 +175,8 @@ def _hinted(
         return _untraceable(name, error, tried)
     # Symptoms are searched in whole messages; the printed ones may be shortened.
     message, words = _message(error), _shortened(error)
-    if (innermost := _innermost(error)) is not error:
+    *_, innermost = _chain(error)
+    if innermost is not error:
         message += f"\n{_message(innermost)}"
         words += f"\ncause: {_shortened(innermost)}"
     if who.startswith("calibration"):
@@ -186,23 +186,11 @@ def _hinted(
                 f"{name}: its weights hold NaN: {', '.join(broken[:4])}"
                 f"{', …' if len(broken) > 4 else ''}: load a checkpoint that is whole\n{words}"
             )
-    if who == "the quantizer" and any(symptom in message for symptom in _OF_GRU):
-        recurrent = [
-            readable(path) or "the model itself"
-            for traced in tried
-            for path, module in traced.model.named_modules()
-            if isinstance(module, torch.nn.GRU)
-        ]
-        if recurrent:
-            return f"{who} refuses {name}: {_GRU.format(', '.join(recurrent))}\n{words}"
-    if "legalize operation 'mhlo.convolution'" in message:
-        unknown = [name for traced in tried for name in _unknown_transposed(traced.model)]
-        if unknown:
-            return f"{who} refuses {name}: {_TRANSPOSED.format(', '.join(unknown))}\n{words}"
-    if who == "the converter" and _OPEN_SIZE.search(message):
-        sizes = [text for traced in tried for text in _open_sizes(traced)]
-        if sizes:
-            return f"{who} refuses {name}: {_OPEN.format(', '.join(sizes))}\n{words}"
+    for of, symptom, search, text in _OF_LAYERS:
+        if who == of and re.search(symptom, message):
+            found = [each for traced in tried for each in search(traced)]
+            if found:
+                return f"{who} refuses {name}: {text.format(', '.join(found))}\n{words}"
     meanings = (_KNOWN | (_OF_ANNOTATIONS if is_annotated else {})).items()
     hint = next((hint for symptom, hint in meanings if re.search(symptom, message)), None)
     verb = "stops" if who.startswith("calibration") else "refuses"
@@ -218,7 +206,7 @@ def _hinted(
 
 def _untraceable(name: str, error: Exception, tried: Sequence[litert.Traced]) -> str:
     """Return the error of torch.export and the line of the model that raised it."""
-    innermost = _innermost(error)
+    *_, innermost = _chain(error)
     message = f"{_message(error)}\n{_message(innermost)}"
     traces = _OF_TRACES.items()
     hint = next((hint for symptom, hint in traces if re.search(symptom, message)), None)
@@ -240,12 +228,7 @@ def _untraceable(name: str, error: Exception, tried: Sequence[litert.Traced]) ->
 
 def _frames(error: BaseException) -> list[tuple[types.FrameType, int]]:
     """Return the frames of a chain of errors, each with its line, innermost last."""
-    frames: list[tuple[types.FrameType, int]] = []
-    each: BaseException | None = error
-    while each is not None:
-        frames += traceback.walk_tb(each.__traceback__)
-        each = _before(each)
-    return frames
+    return [frame for each in _chain(error) for frame in traceback.walk_tb(each.__traceback__)]
 
 
 def _is_export(frame: tuple[types.FrameType, int]) -> bool:
@@ -278,16 +261,11 @@ def _open_sizes(traced: litert.Traced) -> Iterator[str]:
             yield f"{node.name}: {'axis' if len(axes) == 1 else 'axes'} {' and '.join(axes)}"
 
 
-def _before(error: BaseException) -> BaseException | None:
-    """Return the error from which another was raised, or during whose handling."""
-    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-
-
-def _innermost(error: BaseException) -> BaseException:
-    """Return the first error of a chain."""
-    while before := _before(error):
-        error = before
-    return error
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, and those from which, or during whose handling, it was raised."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def _own_error(traced: litert.Traced) -> Exception | None:
@@ -328,10 +306,17 @@ def _not_a_number(model: torch.nn.Module) -> Iterator[str]:
             yield f"{readable(name)} ({count} of {values.numel()} values)"
 
 
-def _unknown_transposed(model: torch.nn.Module) -> Iterator[str]:
+def _recurrent(traced: litert.Traced) -> Iterator[str]:
+    """Yield the names of the GRUs."""
+    for name, layer in traced.model.named_modules():
+        if isinstance(layer, torch.nn.GRU):
+            yield readable(name) or "the model itself"
+
+
+def _unknown_transposed(traced: litert.Traced) -> Iterator[str]:
     """Yield the names of the transposed convolutions that the converter cannot lower."""
     layers = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
-    for name, layer in model.named_modules():
+    for name, layer in traced.model.named_modules():
         if not isinstance(layer, layers):
             continue
         # The padding of a transposed convolution is never a string.
@@ -342,6 +327,14 @@ def _unknown_transposed(model: torch.nn.Module) -> Iterator[str]:
             for kernel, stride, padding, more in sizes
         ):
             yield readable(name) or "the model itself"
+
+
+# By library and symptom: what finds the layers or inputs that it cannot process, and the hint.
+_OF_LAYERS = (
+    ("the quantizer", "have two outputs|list index out of range", _recurrent, _GRU),
+    ("the converter", "legalize operation 'mhlo.conv", _unknown_transposed, _TRANSPOSED),
+    ("the converter", _OPEN_SIZE, _open_sizes, _OPEN),
+)
 
 
 def _message(error: BaseException) -> str:
