@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -80,10 +80,8 @@ def unfold_weights(simulated: torch.fx.GraphModule) -> None:
     for node in list(simulated.graph.nodes):
         if node.target not in rounds or getattr(node.args[0], "op", "") != "get_attr":
             continue
-        name = f"{node.name}_unfolded"
-        simulated.register_buffer(name, _value(simulated, node).detach().clone())
+        floats = _inserted(simulated, node, f"{node.name}_unfolded", _value(simulated, node))
         with simulated.graph.inserting_before(node):
-            floats = simulated.graph.get_attr(name)
             codes = simulated.graph.call_function(rounds[node.target], (floats, *node.args[1:]))
         for added in (floats, codes):
             added.meta.update(node.meta)
@@ -166,34 +164,19 @@ def isolate_float_ops(simulated: torch.fx.GraphModule) -> None:
     simulated.recompile()
 
 
-_NONE: Mapping[Any, Any] = MappingProxyType({})
-
-
-def _copied(
-    module: torch.fx.GraphModule,
-    computed: Mapping[torch.fx.Node, torch.Tensor] = _NONE,
-    functions: Mapping[Any, Callable[..., Any]] = _NONE,
-) -> torch.fx.GraphModule:
+def _copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Return a copy with nodes of its own, which shares the original's tensors."""
-    graph = torch.fx.Graph()
-    values = {f"{node.name}_computed": value for node, value in computed.items()}
-    nodes = dict(zip(computed, map(graph.get_attr, values), strict=True))
     with quiet():  # torch 2.13 warns of its own use of LeafSpec
-        returned = graph.graph_copy(module.graph, nodes)
-    graph.output(returned)
-    graph._codegen = module.graph._codegen
-    if computed:
-        graph.eliminate_dead_code()
-    for node in graph.nodes:
-        node.target = functions.get(node.target, node.target)
-    root = {
-        node.target: operator.attrgetter(node.target)(module)
-        for node in module.graph.nodes
-        if node.op in ("get_attr", "call_module")
-    }
-    copied = torch.fx.GraphModule(root | values, graph)
-    copied.training = module.training
-    return copied
+        return torch.fx.GraphModule(module, copy.deepcopy(module.graph))
+
+
+def _inserted(
+    module: torch.fx.GraphModule, before: torch.fx.Node, name: str, value: torch.Tensor
+) -> torch.fx.Node:
+    """Return a new constant of a graph."""
+    module.register_buffer(name, value.detach().clone())
+    with module.graph.inserting_before(before):
+        return module.graph.get_attr(name)
 
 
 def copied_to_run(simulated: torch.nn.Module) -> torch.nn.Module:
@@ -210,13 +193,16 @@ def copied_to_run(simulated: torch.nn.Module) -> torch.nn.Module:
         torch.ops.quantized_decomposed.quantize_per_tensor.default: _quantize_in_place,
         torch.ops.quantized_decomposed.dequantize_per_tensor.default: _dequantize_in_place,
     }
-    with torch.no_grad():
-        computed = {
-            node: _value(simulated, node)
-            for node in simulated.graph.nodes
-            if _is_quantized_constant(node)
-        }
-    return _copied(simulated, computed, in_place)
+    copied = _copied(simulated)
+    for node in list(copied.graph.nodes):
+        if _is_quantized_constant(node):
+            computed = _inserted(copied, node, f"{node.name}_computed", _value(copied, node))
+            node.replace_all_uses_with(computed)
+    copied.graph.eliminate_dead_code()
+    for node in copied.graph.nodes:
+        node.target = in_place.get(node.target, node.target)
+    copied.recompile()
+    return copied
 
 
 def _quantize_in_place(
@@ -237,11 +223,10 @@ def _dequantize_in_place(
 def without_rounding(simulated: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Return a copy of a quantized graph that rounds nothing."""
     copied = _copied(simulated)
-    graph = copied.graph
-    for node in list(graph.nodes):
+    for node in list(copied.graph.nodes):
         if _is_dequantized(node):
             node.replace_all_uses_with(node.args[0].args[0])
-    graph.eliminate_dead_code()
+    copied.graph.eliminate_dead_code()
     copied.recompile()
     return copied
 
@@ -390,10 +375,7 @@ def _value(graph: torch.fx.GraphModule, node: Any) -> Any:
 def _fold(graph: torch.fx.GraphModule, node: Any, place: int) -> None:
     constant = node.args[place]
     name = f"{node.name}_{'weight' if place == 1 else 'bias'}{_ROUNDED}"
-    with torch.no_grad():
-        graph.register_buffer(name, _value(graph, constant).detach().clone())
-    with graph.graph.inserting_before(node):
-        folded = graph.graph.get_attr(name)
+    folded = _inserted(graph, node, name, _value(graph, constant))
     folded.meta.update(constant.meta)
     node.update_arg(place, folded)
 
