@@ -390,16 +390,12 @@ def _is_quantization(node: Any) -> bool:
 
 def _arguments(node: Any) -> Sequence[Any]:
     """Return all arguments of a node in its op's order, defaults filled in."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
+    normalized = torch.fx.operator_schemas.normalize_function(
+        node.target, node.args, node.kwargs, normalize_to_only_use_kwargs=True
+    )
+    if normalized is None:  # of no operator
         return [node.args, sorted(node.kwargs.items())]
-    positional = list(node.args)
-    return [
-        positional[i]
-        if i < len(positional)
-        else node.kwargs.get(argument.name, argument.default_value)
-        for i, argument in enumerate(schema.arguments)
-    ]
+    return [*normalized.kwargs.values()]
 
 
 def _annotation(node: Any) -> Any:
