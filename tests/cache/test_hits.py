@@ -361,7 +361,7 @@ def test_nothing_that_is_stored_is_a_pickle(
             elif name == "tflite":
                 assert content[4:8] == b"TFL3"
             assert b"\x80\x04\x95" not in content[:8]
-    assert found == {"graph", "facts", "key", "ranges", "tensors", "tflite"}
+    assert found == {"arrays", "graph", "facts", "key", "ranges", "tensors", "tflite"}
     graph = made[PT2E].simulated
     assert isinstance(graph, torch.fx.GraphModule)
     encoded = encode_graph(graph)

@@ -217,10 +217,11 @@ class ConversionCache:
             if ranges is None:
                 return None, None, False
             try:
-                return ranges, write_ranges(ranges), True
+                parts = write_ranges(ranges)
             except UnhashableError as error:
                 self.refuse(name, f"its ranges cannot be stored, because of {error}")
-            return ranges, None, True
+                return ranges, None, True
+            return read_ranges(parts), parts, True  # as a later run reads them
 
         tagged = ((name, sample) for name, stream in samples.items() for sample in stream)
         return self._calibrated("ranges", key, tagged, calibrate, read_ranges)

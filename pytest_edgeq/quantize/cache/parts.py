@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ import torch
 
 from pytest_edgeq.errors import Warned
 from pytest_edgeq.litert.digest import UnhashableError, digest_of
-from pytest_edgeq.litert.graphs import decode_graph, decode_tensors, encode_graph, encode_tensors
+from pytest_edgeq.litert.graphs import decode_graph, encode_graph
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,31 +70,22 @@ def read_simulation(parts: Mapping[str, bytes]) -> Simulation:
 
 def write_ranges(ranges: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
     """Encode ranges by tensor name, or raise an UnhashableError."""
-    arrays: dict[str, torch.Tensor] = {}
-    scalars: list[str] = []
-    for i, each in enumerate(ranges.values()):
-        for j, value in enumerate(each.values()):
-            if not isinstance(value, (np.ndarray, np.generic)):
-                raise UnhashableError(f"a range that is a {type(value).__name__}")
-            arrays[f"{i} {j}"] = torch.from_numpy(np.array(value))
-            if isinstance(value, np.generic):  # a tensor without dimensions
-                scalars.append(f"{i} {j}")
-    table, raw = encode_tensors(arrays)
+    values = [value for each in ranges.values() for value in each.values()]
+    for value in values:
+        if not isinstance(value, (np.ndarray, np.generic)) or value.dtype.hasobject:
+            raise UnhashableError(f"a range that is a {type(value).__name__}")
+    arrays = io.BytesIO()
+    np.savez(arrays, *values)
     names = [[name, list(each)] for name, each in ranges.items()]
-    content = {"names": names, "tensors": table, "scalars": scalars}
-    return {"ranges": json.dumps(content).encode(), "tensors": raw}
+    return {"ranges": json.dumps(names).encode(), "arrays": arrays.getvalue()}
 
 
 def read_ranges(parts: Mapping[str, bytes]) -> dict[str, dict[str, Any]]:
-    """Decode the ranges of `write_ranges`."""
-    content = json.loads(parts["ranges"])
-    arrays = {
-        place: tensor.numpy()[()] if place in content["scalars"] else tensor.numpy()
-        for place, tensor in decode_tensors(content["tensors"], parts["tensors"]).items()
-    }
+    """Decode the ranges of `write_ranges`; those without dimensions are numpy's scalars."""
+    with np.load(io.BytesIO(parts["arrays"])) as arrays:
+        values = iter([arrays[name][()] for name in arrays.files])
     return {
-        name: {kind: arrays[f"{i} {j}"] for j, kind in enumerate(kinds)}
-        for i, (name, kinds) in enumerate(content["names"])
+        name: {kind: next(values) for kind in kinds} for name, kinds in json.loads(parts["ranges"])
     }
 
 
