@@ -7,6 +7,7 @@ import dataclasses
 import io
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
     Recipe = list[dict[str, Any]]
 
 
-def load_recipe(recipe: str | Path | Recipe) -> Recipe:
+def load_recipe(recipe: str | os.PathLike[str] | Recipe) -> Recipe:
     """Return a recipe's rules from a preset's name, a `.json` path or a list."""
     where = "recipe"
     if isinstance(recipe, str) and recipe in PRESETS:
         rules = getattr(recipe_module("recipe"), recipe.removeprefix("recipe_"))()
-    elif isinstance(recipe, (str, Path)):
+    elif isinstance(recipe, (str, os.PathLike)):
         path = Path(recipe)
         where = f"recipe {path}"
         if not path.is_file():

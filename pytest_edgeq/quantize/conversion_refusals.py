@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 import re
-import sysconfig
 import traceback
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ import torch
 from pytest_edgeq import litert
 from pytest_edgeq.errors import CrashedConversionError
 from pytest_edgeq.names import readable
+from pytest_edgeq.quantize.cache.environment import is_installed
 from pytest_edgeq.versions import check_stack, producer, untried
 
 # By library, if its message is unknown.
@@ -239,14 +239,10 @@ def _is_export(frame: tuple[types.FrameType, int]) -> bool:
 
 def _is_own(frame: tuple[types.FrameType, int], packages: Collection[str]) -> bool:
     """Return whether a frame runs the model's own code."""
-    file = Path(frame[0].f_code.co_filename)
+    file = frame[0].f_code.co_filename
     if str(frame[0].f_globals.get("__name__")).partition(".")[0] in packages:
         return True
-    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
-    return not (is_installed or file.is_relative_to(_OURS) or file.is_relative_to(_STANDARD))
-
-
-_OURS, _STANDARD = Path(__file__).parents[1], sysconfig.get_path("stdlib")
+    return not is_installed(file) and not Path(file).is_relative_to(Path(__file__).parents[1])
 
 
 def _open_sizes(traced: litert.Traced) -> Iterator[str]:

@@ -17,8 +17,9 @@ from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.modules import exported_modules
 from pytest_edgeq.tflite.source import TflitePath
 
-# What `export_hf` writes beside `model.tflite` for the layouts of several files.
-_BESIDE = ("embedder", "auxiliary")
+# What `export_hf` writes beside `model.tflite` for the layouts of several files, and an input of
+# the model that each computes.
+_BESIDE = {"embedder": "embeddings", "auxiliary": "pos_emb_cos"}
 
 
 def open_sections(tflite: TflitePath | bytes, session: Session) -> dict[str, EdgeFile]:
@@ -39,21 +40,17 @@ def open_sections(tflite: TflitePath | bytes, session: Session) -> dict[str, Edg
     sections = {"model": edge(tflite)}
     if isinstance(tflite, (str, os.PathLike)) and holds_language_model(sections):
         path = Path(tflite)
-        for name in _BESIDE:
+        signatures = sections["model"].graph.signatures
+        inputs = {each.name for signature in signatures for each in signature.inputs}
+        for name, computed in _BESIDE.items():
             other = path.with_name(path.name.replace("model", name))
-            if _takes(sections["model"], name) and other.is_file():
+            if computed in inputs and other.is_file():
                 sections[name] = edge(other)
     return sections
 
 
 def _bundle(tflite: TflitePath | bytes) -> Bundle | None:
     return open_bundle(Path(tflite) if isinstance(tflite, (str, os.PathLike)) else tflite)
-
-
-def _takes(edge: EdgeFile, section: str) -> bool:
-    """Return whether a file has an input that a section computes."""
-    name = {"embedder": "embeddings", "auxiliary": "pos_emb_cos"}[section]
-    return any(each.name == name for key in edge.graph.signatures for each in key.inputs)
 
 
 def load_language(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 from pytest_edgeq import litert
@@ -57,10 +56,8 @@ def _run_flow(request: Request, quantizer: Any) -> QuantizedModel:
         return quantize_recipe(request, None)
     if isinstance(quantizer, str) and quantizer.startswith("pt2e_"):
         return quantize_pt2e(request, quantizer)
-    if isinstance(quantizer, (str, list)):
+    if isinstance(quantizer, (str, list, os.PathLike)):
         return quantize_recipe(request, litert.load_recipe(quantizer))
-    if isinstance(quantizer, os.PathLike):
-        return quantize_recipe(request, litert.load_recipe(Path(quantizer)))
     if litert.is_ao_config(quantizer):
         return quantize_torchao(request, quantizer)
     return quantize_pt2e(request, quantizer)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pytest_edgeq import litert
 from pytest_edgeq.compare.comparer import compare
 from pytest_edgeq.compare.parallel import torch_threads
 from pytest_edgeq.compare.quantized import QuantizedModel
@@ -154,7 +153,6 @@ def read(quantized: QuantizedModel, inputs: Iterable[Any]) -> list[Sample]:
 def _measuring(quantized: QuantizedModel, request: Request) -> Iterator[None]:
     assert quantized.float_model is not None, "unreachable because the model was quantized here"
     session = request.session
-    litert.load_exporter()
     with (
         undisturbed(quantized.float_model, quantized.name),
         seeded(session.seed),
