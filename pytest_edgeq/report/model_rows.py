@@ -30,7 +30,6 @@ class ModelRow:
     float_ops: int  # number of ops that compute in float
     sqnr_db: Mapping[str, float]  # least by stage, over the comparisons of the run
     top1: float | None  # least top-1 agreement, from 0 to 1; None without classes
-    samples: int  # greatest number of samples of a comparison
     verdict: Verdict  # `failed` if any test failed that used the model
     failed: int  # number of those
     tests: int  # number of tests that used the model
@@ -59,15 +58,13 @@ def _row(run: Run, key: str) -> ModelRow:
     schemes = Counter(op["scheme"] for op in model["ops"])
     stages: dict[str, list[float]] = {}
     top1: list[float] = []
-    samples = 0
     for event in run.events_of(key):
         if (comparison := event.get("comparison")) is None:
             continue
         for stage, errors in comparison["stages"].items():
             stages.setdefault(stage, []).append(float(errors["sqnr_db"]))
-        total = comparison["stages"]["total"]
-        samples = max(samples, total["n_samples"])
-        if (agreement := number_of(total["top1_agreement"])) is not None:
+        agreement = number_of(comparison["stages"]["total"]["top1_agreement"])
+        if agreement is not None:
             top1.append(agreement)
     tests = run.tests_of(key)
     outcomes = [test["outcome"] for test in tests]
@@ -84,7 +81,6 @@ def _row(run: Run, key: str) -> ModelRow:
         float_ops=schemes["float"],
         sqnr_db={stage: _least(values) for stage, values in stages.items()},
         top1=_least(top1) if top1 else None,
-        samples=samples,
         verdict="failed"
         if "failed" in outcomes
         else "passed"
