@@ -9,6 +9,7 @@ nothing is known: its baselines are left alone.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -70,65 +71,42 @@ _PHASES = frozenset({"setup", "call", "teardown"})
 
 
 @dataclasses.dataclass
-class _TestRun:
-    """One run of one test, as far as its reports have come in."""
+class LoggedTest:
+    """One run of one test in one process, as far as its reports have come in."""
 
+    nodeid: str
+    outcome: str = "passed"  # `failed` if any phase failed, else that of the first not to pass
     phases: set[str] = dataclasses.field(default_factory=set)
-    clean: bool = True
     claims: Sequence[ClaimRecord] = ()
-    failed: bool = False
 
 
 class RunLog:
-    """
-    The outcomes of the tests of a run, from their reports.
+    """The runs of the tests of a session, one a process that ran the test."""
 
-    Under pytest-xdist it fills on the controller; reports of a worker that crashed later are kept.
-    """
-
-    def __init__(self) -> None:
-        self._runs: dict[str, dict[str, _TestRun]] = defaultdict(dict)
-
-    def add(
-        self,
-        nodeid: str,
-        worker: str,
-        phase: str,
-        outcome: str,
-        claims: Sequence[ClaimRecord],
-    ) -> None:
-        """Add one report."""
-        runs = self._runs[nodeid]
-        # A set-up begins a new run, for instance after a plugin's "rerun".
-        run = runs.setdefault(worker, _TestRun())
-        if phase == "setup":
-            run = runs[worker] = _TestRun()
-        run.phases.add(phase)
-        run.clean &= outcome == "passed" and phase in _PHASES
-        run.failed |= outcome == "failed"
-        if claims:
-            run.claims = claims
+    def __init__(self, runs: Iterable[LoggedTest]) -> None:
+        self._runs: dict[str, list[LoggedTest]] = defaultdict(list)
+        for run in runs:
+            self._runs[run.nodeid].append(run)
 
     def claims(self, *, of_failed: bool | None = None) -> Iterator[ClaimRecord]:
         """Yield all claims, or only those of tests that failed (or did not)."""
-        for runs in self._runs.values():
-            for run in runs.values():
-                if of_failed in (None, run.failed):
-                    yield from run.claims
+        for run in itertools.chain.from_iterable(self._runs.values()):
+            if of_failed in (None, run.outcome == "failed"):
+                yield from run.claims
 
     def modules(self) -> set[str]:
         """Return the modules of all tests that a report came from, relative to rootdir."""
         return {nodeid.partition("::")[0] for nodeid in self._runs}
 
     def has_ended(self, nodeid: str) -> bool:
-        """Whether a test ran to its end everywhere, whatever the result."""
-        runs = self._runs.get(nodeid, {}).values()
+        """Whether a test ran to its end in every process."""
+        runs = self._runs.get(nodeid, ())
         return bool(runs) and all({"setup", "teardown"} <= run.phases <= _PHASES for run in runs)
 
     def has_passed(self, nodeid: str) -> bool:
-        """Whether all phases of a test passed everywhere."""
-        runs = self._runs.get(nodeid, {}).values()
-        return bool(runs) and all(run.clean and run.phases == _PHASES for run in runs)
+        """Whether a test passed in every process."""
+        runs = self._runs.get(nodeid, ())
+        return bool(runs) and all(run.outcome == "passed" and run.phases == _PHASES for run in runs)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pytest_edgeq.plugin.state import CacheMessage, layout_of, owner_of, state_k
 
 if TYPE_CHECKING:
     from pytest_edgeq.baselines.obsolete import CollectedModule, RunLog
-    from pytest_edgeq.baselines.summary import Outcome, Severity
+    from pytest_edgeq.baselines.summary import Line, Outcome, Severity
     from pytest_edgeq.plugin.options.declared import Settings
     from pytest_edgeq.report.run import Run
 
@@ -45,8 +45,7 @@ class Controller:
         self._started = datetime.now(timezone.utc)
         # The terminal's reporter keeps them, too.
         self._reports: list[pytest.TestReport] = []
-        self._log: RunLog | None = None
-        self._outcome: Outcome | None = None
+        self._lines: list[Line] = []  # of the summary, on baselines
         self._run: Run | None = None
         self._messages: list[str] = []
         self._collected: list[list[CollectedModule]] = []
@@ -69,15 +68,22 @@ class Controller:
         if state.collected and self._reports:
             self._collected.append(collected_in(session))
         is_viewed = any((settings.json, settings.markdown, settings.html))
-        if self._reports and (is_viewed or self._is_of_interest()):
-            self._log = self._logged()
-            self._outcome = self._judge_baselines(self._log)
         # A later step of CI needs its file, even if no test could be collected.
-        if self._log is not None or is_viewed:
-            self._run = self._recorded()
-            self._messages = write_views(self._run, settings)
-        fails = bool(self._messages) or (self._outcome is not None and self._outcome.fails)
-        if fails and session.exitstatus == pytest.ExitCode.OK:
+        if not is_viewed and not (self._reports and self._is_of_interest()):
+            return
+        from pytest_edgeq.baselines.summary import summarize
+        from pytest_edgeq.report.run import RunRecorder
+
+        recorder = RunRecorder(self._started)
+        for each in self._reports:
+            recorder.add(each, getattr(each, "worker_id", ""), self._config.rootpath)
+        layout, log = layout_of(self._config), recorder.log
+        outcome = self._judge_baselines(log)
+        self._lines = summarize(layout, log, outcome)
+        left, pruned = (map(layout.shown, paths) for paths in (outcome.left, outcome.pruned))
+        self._run = recorder.run(left, pruned, self._targets.values())
+        self._messages = write_views(self._run, settings)
+        if (self._messages or outcome.fails) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _is_of_interest(self) -> bool:
@@ -90,15 +96,6 @@ class Controller:
             or any(report.when not in _PHASES for report in self._reports)
             or any(name.startswith("edgeq") for each in self._reports for name in vars(each))
         )
-
-    def _logged(self) -> RunLog:
-        from pytest_edgeq.baselines.obsolete import RunLog
-
-        log = RunLog()
-        for each in self._reports:
-            worker, claims = getattr(each, "worker_id", ""), getattr(each, "edgeq", ())
-            log.add(each.nodeid, worker, each.when or "", each.outcome, claims)
-        return log
 
     def _judge_baselines(self, log: RunLog) -> Outcome:
         from pytest_edgeq.baselines.obsolete import prune, survey
@@ -118,16 +115,6 @@ class Controller:
             outcome = dataclasses.replace(outcome, pruned=pruned, kept=kept)
         return outcome
 
-    def _recorded(self) -> Run:
-        from pytest_edgeq.report.run import RunRecorder
-
-        recorder = RunRecorder(self._started)
-        for each in self._reports:
-            recorder.add(each, getattr(each, "worker_id", ""), self._config.rootpath)
-        shown = layout_of(self._config).shown
-        left, pruned = ([], []) if (o := self._outcome) is None else (o.left, o.pruned)
-        return recorder.run(map(shown, left), map(shown, pruned), self._targets.values())
-
     @property
     def _targets(self) -> dict[str, Mapping[str, Any]]:
         """Return the machines that tests ran on, by target."""
@@ -143,15 +130,13 @@ class Controller:
         """Print the models, and new, different and obsolete baselines."""
         if self._run is None:
             return
-        from pytest_edgeq.baselines.summary import Line, summarize
+        from pytest_edgeq.baselines.summary import Line
         from pytest_edgeq.numerics.target_machine import TargetMachine
         from pytest_edgeq.report.model_rows import table_lines
         from pytest_edgeq.versions import version_of
 
-        lines: list[Line] = []
-        if self._outcome is not None and self._log is not None:
-            lines += summarize(layout_of(self._config), self._log, self._outcome)
         verbosity = self._config.option.verbose
+        lines = [*self._lines]
         lines += [
             Line(f"{kind.capitalize()}: {text}", kind)
             for kind, text in self._cache_messages

@@ -12,13 +12,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from pytest_edgeq.baselines.obsolete import LoggedTest, RunLog
 from pytest_edgeq.baselines.paths import Layout
 from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.report.whole_files import write_whole
 from pytest_edgeq.versions import producer
 
 if TYPE_CHECKING:
-    from pytest_edgeq.baselines.claims import ClaimRecord
     from pytest_edgeq.runtimes.edge import EdgeFile
 
 FORMAT = "pytest-edgeq run"
@@ -56,15 +56,12 @@ def failure_of(report: Any, rootdir: Path) -> TestFailure | None:
 
 
 @dataclasses.dataclass
-class _Test:
-    """One run of one test, as far as its reports have come in."""
+class _Test(LoggedTest):
+    """A run of a test, with what the record has of it."""
 
-    nodeid: str
-    outcome: str = "passed"
     seconds: float = 0
     events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     uses: dict[str, None] = dataclasses.field(default_factory=dict)
-    claims: list[ClaimRecord] = dataclasses.field(default_factory=list)
     failure: TestFailure | None = None
     set_up: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
@@ -85,6 +82,7 @@ class _Test:
         return crashed or bool(self.events or self.uses or self.claims)
 
     def add(self, report: Any, failure: TestFailure | None) -> None:
+        self.phases.add(report.when)
         self.seconds += report.duration
         events = getattr(report, "edgeq_journal", {"events": []})["events"]
         if report.when == "setup":
@@ -211,6 +209,11 @@ class RunRecorder:
         }
         self._tests[key].add(report, failure)
         return failure
+
+    @property
+    def log(self) -> RunLog:
+        """What the baselines need to know of the tests."""
+        return RunLog(self._tests.values())
 
     def run(
         self,

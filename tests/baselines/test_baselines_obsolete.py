@@ -8,7 +8,14 @@ import pytest
 
 from pytest_edgeq.baselines import store
 from pytest_edgeq.baselines.claims import Owner
-from pytest_edgeq.baselines.obsolete import CollectedModule, RunLog, Survey, prune, survey
+from pytest_edgeq.baselines.obsolete import (
+    CollectedModule,
+    LoggedTest,
+    RunLog,
+    Survey,
+    prune,
+    survey,
+)
 from pytest_edgeq.baselines.paths import Layout
 from pytest_edgeq.baselines.session import SnapshotSession
 from pytest_edgeq.baselines.summary import Outcome, summarize
@@ -44,11 +51,10 @@ def file(layout: Layout, owner: Owner, residual: Make) -> Path:
 
 def logged(layout: Layout, owner: Owner, *runs: tuple[str, str]) -> RunLog:
     """Log the reports of a test that claims nothing: phase and outcome."""
-    log = RunLog()
-    record = SnapshotSession(layout).record(owner)
-    for phase, outcome in runs:
-        log.add("test_x.py::test_y", "", phase, outcome, record if phase == "call" else ())
-    return log
+    outcome = next((outcome for _, outcome in runs if outcome != "passed"), "passed")
+    claims = SnapshotSession(layout).record(owner)
+    run = LoggedTest("test_x.py::test_y", outcome, {phase for phase, _ in runs}, claims)
+    return RunLog([run] if runs else [])
 
 
 def test_a_folder_that_is_gone_or_a_file(layout: Layout, owner: Owner, file: Path) -> None:
@@ -115,7 +121,7 @@ def test_a_file_that_cannot_be_deleted_is_told(
         Survey({file: "there is no test test_x.py::test_y"}), kept=kept, obsolete_is_error=True
     )
 
-    lines = [line.text for line in summarize(layout, RunLog(), outcome)]
+    lines = [line.text for line in summarize(layout, RunLog([]), outcome)]
 
     assert lines[0].startswith("Error: 1 baseline is obsolete")
     shown = "__edgeq__/test_x/test_y.op_dtypes.json"
