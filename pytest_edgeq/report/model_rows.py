@@ -58,9 +58,7 @@ def _row(run: Run, key: str) -> ModelRow:
     schemes = Counter(op["scheme"] for op in model["ops"])
     stages: dict[str, list[float]] = {}
     top1: list[float] = []
-    for event in run.events_of(key):
-        if (comparison := event.get("comparison")) is None:
-            continue
+    for _, comparison in run.measured(key, "comparison"):
         for stage, errors in comparison["stages"].items():
             stages.setdefault(stage, []).append(float(errors["sqnr_db"]))
         agreement = number_of(comparison["stages"]["total"]["top1_agreement"])
@@ -68,7 +66,7 @@ def _row(run: Run, key: str) -> ModelRow:
             top1.append(agreement)
     tests = run.tests_of(key)
     outcomes = [test["outcome"] for test in tests]
-    steps = [step for event in run.events_of(key, "quantize") for step in event["steps"]]
+    steps = [step for _, made in run.measured(key, "steps") for step in made]
     float_size = model["float_size"]
     return ModelRow(
         key=key,
@@ -88,7 +86,7 @@ def _row(run: Run, key: str) -> ModelRow:
         else "skipped",
         failed=outcomes.count("failed"),
         tests=len(tests),
-        seconds=sum(event["seconds"] for event in run.events_of(key)),
+        seconds=sum(event["seconds"] for _, event in run.calls_of(key)),
         cached=_kinds(steps, is_cached=True),
         made=_kinds(steps, is_cached=False),
     )

@@ -155,9 +155,9 @@ class Run:
                 if event["model"] == key:
                     yield test["test"], event
 
-    def events_of(self, key: str, *kinds: str) -> Iterator[Mapping[str, Any]]:
-        """Return the events of a model in order; if kinds are passed, only those."""
-        return (each for _, each in self.calls_of(key) if not kinds or each["event"] in kinds)
+    def measured(self, key: str, part: str) -> list[tuple[str, Any]]:
+        """Return a part of the events of a model that have it, each with the node id."""
+        return [(test, event[part]) for test, event in self.calls_of(key) if part in event]
 
     def layers_of(self, edge: EdgeFile) -> dict[int, Mapping[str, Any]]:
         """Return the latest measurements of the ops of a file, by subgraph."""
@@ -166,12 +166,11 @@ class Run:
         for key, model in self.models.items():
             if model["sha256"] != edge.graph.sha256:
                 continue
-            for event in self.events_of(key):
+            for _, layers in self.measured(key, "layers"):
                 for signature in signatures:
                     # A model of several signatures is measured by each, as `name[signature]`.
-                    is_it = len(signatures) == 1 or model["name"].endswith(f"[{signature.key}]")
-                    if is_it and "layers" in event:
-                        found[signature.subgraph] = event["layers"]
+                    if len(signatures) == 1 or model["name"].endswith(f"[{signature.key}]"):
+                        found[signature.subgraph] = layers
         return found
 
     def write(self, path: Path) -> None:

@@ -106,16 +106,15 @@ def test_a_run_in_every_form(project: Project, monkeypatch: pytest.MonkeyPatch) 
     made = (model["name"], model["flow"], model["quantizer"])
     assert made == ("ConvBnRelu", "pt2e", "pt2e_static_int8")
     assert {op["scheme"] for op in model["ops"]} == {"int8"}
-    (compared,) = record.events_of(key, "compare")
-    comparison = compared["comparison"]
+    ((_, comparison),) = record.measured(key, "comparison")
     assert comparison["stages"]["total"]["n_samples"] == 4
     (points,) = comparison["points"].values()
     assert points.keys() == {"float", "simulated", "edge"}
     assert len({len(values) for values in points.values()}) == 1
     picture = comparison["worst_samples"][0]["pictures"]["0"]
     assert (picture["height"], picture["channels"]) == (model["inputs"][0]["shape"][2], 3)
-    (localized,) = record.events_of(key, "localize")
-    assert len(localized["layers"]["rows"]) == len(model["ops"])
+    ((_, localized),) = record.measured(key, "layers")
+    assert len(localized["rows"]) == len(model["ops"])
     (failed,) = [test for test in record.tests if test["outcome"] == "failed"]
     assert (failed["test"], failed["failure"]["path"]) == ("test_x.py::test_dtypes", "test_x.py")
     assert "expected float32, got int8" in failed["failure"]["message"].splitlines()[0]
@@ -173,10 +172,10 @@ def test_a_plan_is_recorded_and_drawn(project: Project) -> None:
     record = validated(project.path / "run.json")
     assert events(record) == {"test_plan": ["quantize", "sensitivity", "suggest"]}
     (key,) = record.models
-    _, measured, suggested = record.events_of(key)
-    rows = measured["sensitivity"]["rows"]
+    ((_, measured),) = record.measured(key, "sensitivity")
+    ((_, plan),) = record.measured(key, "plan")
+    rows = measured["rows"]
     assert {row["module"] for row in rows} == {"conv1", "conv2", "fc"}
-    plan = suggested["plan"]
     assert plan["is_met"]
     assert {layer["module"] for layer in plan["layers"]} == {"conv1", "fc"}
 

@@ -83,26 +83,27 @@ def decibels(value: float | None) -> str:
     """Return an SQNR as text: `42.1 dB`, `∞ dB` for no error, `–` where there is none."""
     if value is None:
         return "–"
-    if math.isinf(value):
-        return "∞ dB" if value > 0 else "−∞ dB"
-    return f"{value:.1f} dB".replace("-", "−")
+    if math.isnan(value):
+        return "not a number"
+    return f"{value:.1f} dB".replace("-", "−").replace("inf", "∞")
 
 
 _MARGIN = 4.0  # dB between the finite errors and the marks of those that are not
 
 
-class LayerPoints(NamedTuple):
-    """The ops of a file in execution order."""
+class Columns(NamedTuple):
+    """The data of a chart of SQNR; values that are not finite are at the edge of its axis."""
 
-    # of the chart's source. Unmatched ops have NaN for an error; an infinite error lies at the edge
-    # of the chart, and its marker is a triangle
-    columns: Mapping[str, Any]
-    culprit: int | None  # index of the op to blame
-    range: tuple[float, float]  # least and greatest value of the axis, in dB
+    columns: Mapping[str, Any]  # of the chart's source
+    range: tuple[float, float]  # least and greatest value of the axis of dB
 
 
-def layer_points(layers: Mapping[str, Any]) -> LayerPoints | None:
-    """Return the columns of a chart; None where no op was measured."""
+def layer_points(layers: Mapping[str, Any]) -> Columns | None:
+    """
+    Return the ops of a file in execution order; None where no op was measured.
+
+    Unmatched ops have NaN for an error, and the markers of infinite errors are triangles.
+    """
     rows = layers["rows"]
     local = [number_of(row["local_sqnr_db"]) for row in rows]
     cumulative = [number_of(row["cumulative_sqnr_db"]) for row in rows]
@@ -131,7 +132,7 @@ def layer_points(layers: Mapping[str, Any]) -> LayerPoints | None:
         "cumulative_marker": [_marker(value, "square") for value in cumulative],
         "alpha": np.array([_EMPHASIS.get(row["verdict"], 0.0) for row in rows]),
     }
-    return LayerPoints(columns, layers["culprit"], (bounds[0] - _MARGIN, bounds[1] + _MARGIN))
+    return Columns(columns, (bounds[0] - _MARGIN, bounds[1] + _MARGIN))
 
 
 _EMPHASIS = {"lowering": 0.22, "quantization": 0.12}
@@ -157,27 +158,14 @@ def _figures(row: Mapping[str, Any], kind: str) -> str:
     value, lsb = number_of(row[f"{kind}_sqnr_db"]), number_of(row[f"{kind}_lsb_error"])
     if value is None:
         return "not measured"
-    text = _decibels(value)
-    return text if lsb is None else f"{text}, {lsb:.3g} LSB"
-
-
-def _decibels(value: float) -> str:
-    return "not a number" if math.isnan(value) else decibels(value)
+    return decibels(value) if lsb is None else f"{decibels(value)}, {lsb:.3g} LSB"
 
 
 _MOST_BARS = 20  # layers of the chart of sensitivities
 
 
-class LayerBars(NamedTuple):
-    """The layers with the lowest SQNR when quantized alone, the lowest first."""
-
-    # of the chart's source; an infinite SQNR or gain ends right of the finite ones
-    columns: Mapping[str, Any]
-    range: tuple[float, float]  # least and greatest value of the axis, in dB
-
-
-def layer_bars(sensitivity: Mapping[str, Any]) -> LayerBars | None:
-    """Return the columns of a chart; None if the model has no quantized layer."""
+def layer_bars(sensitivity: Mapping[str, Any]) -> Columns | None:
+    """Return the layers with the lowest SQNR when quantized alone; None without such layers."""
     rows = sensitivity["rows"][:_MOST_BARS]
     if not rows:
         return None
@@ -192,14 +180,14 @@ def layer_bars(sensitivity: Mapping[str, Any]) -> LayerBars | None:
         "ops": [", ".join(row["ops"]) for row in rows],
         "weights": [f"{row['weights']:,}" for row in rows],
         "readers": [", ".join(row["readers"]) or "–" for row in rows],
-        "in_float": [_decibels(float(row["in_float_db"])) for row in rows],
+        "in_float": [decibels(float(row["in_float_db"])) for row in rows],
         "quantized": _placed(quantized, bounds),
         "gain": _placed(gain, bounds),
-        "quantized_text": [_decibels(value) for value in quantized],
+        "quantized_text": [decibels(value) for value in quantized],
         "gain_text": [_gain(value) for value in gain],
     }
     # The figures are written right of the bars.
-    return LayerBars(columns, (low, high + 0.3 * span))
+    return Columns(columns, (low, high + 0.3 * span))
 
 
 def _gain(value: float) -> str:
@@ -207,18 +195,12 @@ def _gain(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:+.2f} dB".replace("-", "−").replace("inf", "∞")
 
 
-class PlanCurve(NamedTuple):
-    """The choices of layers that a search measured, by the size of the file."""
+def plan_curve(plan: Mapping[str, Any]) -> Columns | None:
+    """
+    Return the choices of layers by file size, and last the plan; None if none was measured.
 
-    # of the chart's source; `best` is the highest SQNR up to this size. An infinite SQNR lies at
-    # the edge of the chart, and its marker is a triangle
-    columns: Mapping[str, Any]
-    plan: Mapping[str, Any]  # the same columns of the converted file
-    range: tuple[float, float]  # least and greatest value of the axis, in dB
-
-
-def plan_curve(plan: Mapping[str, Any]) -> PlanCurve | None:
-    """Return the columns of a chart; None if the search measured nothing."""
+    `best` is the highest SQNR up to a size.
+    """
     steps = sorted(plan["steps"], key=lambda step: step["size_bytes"])
     if not steps:
         return None
@@ -231,15 +213,11 @@ def plan_curve(plan: Mapping[str, Any]) -> PlanCurve | None:
         "size": np.array([each["size_bytes"] / 1000 for each in (*steps, plan)]),
         "sqnr": placed,
         "best": np.maximum.accumulate(placed),
-        "text": [_decibels(value) for value in values],
+        "text": [decibels(value) for value in values],
         "layers": counts,
         "marker": [*(_marker(each, "circle") for each in values[:-1]), _marker(values[-1], "star")],
     }
-    return PlanCurve(
-        {name: column[:-1] for name, column in columns.items()},
-        {name: column[-1:] for name, column in columns.items()},
-        (low, high),
-    )
+    return Columns(columns, (low, high))
 
 
 _BINS = 64

@@ -28,13 +28,7 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure
 
-from pytest_edgeq.report.html.chart_data import (
-    Distribution,
-    LayerBars,
-    LayerPoints,
-    OutputNoise,
-    PlanCurve,
-)
+from pytest_edgeq.report.html.chart_data import Columns, Distribution, OutputNoise
 
 Figure = Any
 """A figure of Bokeh, which ships no types that hold."""
@@ -119,8 +113,8 @@ def stage_bar(outputs: Sequence[OutputNoise]) -> Chart:
     return _finished(chart, label, hover, x="share of the noise power, %")
 
 
-def layer_chart(points: LayerPoints) -> Chart:
-    """Return local and cumulative error of each op over depth."""
+def layer_chart(points: Columns, culprit: int | None) -> Chart:
+    """Return local and cumulative error of each op over depth, with the op to blame marked."""
     (low, high), index = points.range, points.columns["index"]
     depth = Range1d(index.min() - 0.6, index.max() + 0.6)
     named = len(index) <= _NAMED_OPS
@@ -144,8 +138,8 @@ def layer_chart(points: LayerPoints) -> Chart:
             _line(chart, source, "index", name, color, "dashed", label)
         look = {"size": 7 if len(index) <= _FEW_OPS else 4, "color": color, "legend_label": label}
         chart.scatter(x="index", y=name, marker=f"{name}_marker", source=source, **look)
-    if points.culprit is not None:
-        chart.add_layout(_vertical(points.culprit, COLORS["lowering"], "dotted"))
+    if culprit is not None:
+        chart.add_layout(_vertical(culprit, COLORS["lowering"], "dotted"))
     tooltips = [
         ("op", "@op #@index"),
         ("module", "@module"),
@@ -160,7 +154,7 @@ def layer_chart(points: LayerPoints) -> Chart:
     return _finished(chart, label, hover, **axes)
 
 
-def sensitivity_chart(bars: LayerBars) -> Chart:
+def sensitivity_chart(bars: Columns) -> Chart:
     """Return SQNR with each layer alone quantized, and gain with it in float, worst on top."""
     names = _unique(bars.columns["module"], _LONGEST_LAYER)
     ranges = {"x_range": Range1d(*bars.range), "y_range": FactorRange(factors=names[::-1])}
@@ -197,10 +191,13 @@ def sensitivity_chart(bars: LayerBars) -> Chart:
     return _finished(chart, "SQNR and gain of each layer", hover, x="dB")
 
 
-def plan_chart(curve: PlanCurve) -> Chart:
+def plan_chart(curve: Columns) -> Chart:
     """Return SQNR over file size of the choices of layers, with the plan marked."""
     chart = _figure(320, y_range=Range1d(*curve.range))
-    steps, plan = ColumnDataSource(dict(curve.columns)), ColumnDataSource(dict(curve.plan))
+    steps, plan = (
+        ColumnDataSource({name: column[part] for name, column in curve.columns.items()})
+        for part in (slice(-1), slice(-1, None))
+    )
     line = {"line_color": COLORS["quantization"], "line_width": 1.8, "legend_label": "best"}
     chart.step(x="size", y="best", source=steps, mode="after", **line)
     dots = [

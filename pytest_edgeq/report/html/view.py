@@ -176,23 +176,26 @@ def _stages(comparison: Record | None) -> tuple[Chart | None, str]:
 
 def _layers(run: Run, key: str) -> Record | None:
     """Return the localization that found a culprit, else the last one."""
-    found = [(test, event["layers"]) for test, event in run.calls_of(key) if "layers" in event]
+    found = run.measured(key, "layers")
     if not found:
         return None
     blaming = [each for each in found if each[1]["culprit"] is not None]
     test, layers = (blaming or found)[-1]
     points = layer_points(layers)
-    return {"test": test, "data": layers, "chart": points and layer_chart(points)}
+    return {
+        "test": test,
+        "data": layers,
+        "chart": points and layer_chart(points, layers["culprit"]),
+    }
 
 
 def _sensitivity(run: Run, key: str) -> Record | None:
     """Return the last sensitivities; those of a plan, of fewer samples, if there are no others."""
-    calls = list(run.calls_of(key))
-    of_plans = [(test, event["plan"]["sensitivity"]) for test, event in calls if "plan" in event]
-    found = [(test, event["sensitivity"]) for test, event in calls if "sensitivity" in event]
-    if not (found or of_plans):
+    of_plans = [(test, plan["sensitivity"]) for test, plan in run.measured(key, "plan")]
+    found = run.measured(key, "sensitivity") or of_plans
+    if not found:
         return None
-    test, data = (found or of_plans)[-1]
+    test, data = found[-1]
     bars = layer_bars(data)
     return {
         "test": test,
@@ -205,10 +208,9 @@ def _sensitivity(run: Run, key: str) -> Record | None:
 
 def _plans(run: Run, key: str) -> list[Record]:
     """Return the plans of a model, each with its chart."""
-    plans = [(test, event["plan"]) for test, event in run.calls_of(key) if "plan" in event]
     return [
         {"test": test, "data": plan, "chart": (curve := plan_curve(plan)) and plan_chart(curve)}
-        for test, plan in plans
+        for test, plan in run.measured(key, "plan")
     ]
 
 
