@@ -262,27 +262,23 @@ def _ini(config: pytest.Config, option: Option) -> str:
 
 def target_options(config: pytest.Config) -> tuple[dict[str, tuple[str, ...]], int]:
     """Return the targets of ini and command line, which name runtimes, and their time limit."""
-    declared = {option.stem: option for option in OPTIONS}
-    option, timeout = declared["targets"], declared["target_timeout"]
-    found = dict(_resolved(config, option, "ini", Runtimes()))
-    if config.getoption(option.name) is not None:
-        found |= _resolved(config, option, "flag", Runtimes())
-    where: Literal["ini", "flag"]
-    where = "ini" if config.getoption(timeout.name) is None else "flag"
-    seconds: int = _resolved(config, timeout, where, Runtimes())
+    declared, none = {option.stem: option for option in OPTIONS}, Runtimes()
+    targets = declared["targets"]
+    found = _resolved(config, targets, none, ini_only=True) | _resolved(config, targets, none)
+    seconds: int = _resolved(config, declared["target_timeout"], none)
     return found, seconds
 
 
 def _resolved(
-    config: pytest.Config, option: Option, where: Literal["ini", "flag"], runtimes: Runtimes
+    config: pytest.Config, option: Option, runtimes: Runtimes, *, ini_only: bool = False
 ) -> Any:
-    """Resolve the value of an option from the ini or the command line."""
-    if where == "ini":
+    """Resolve the value of an option from the command line, else from the ini."""
+    given = None if ini_only else config.getoption(option.name)
+    if given is None:
         folder = config.rootpath if config.inipath is None else config.inipath.parent
         text = _ini(config, option)
         place = OptionSource(f"ini option {option.name}", folder, runtimes)
     else:
-        given = config.getoption(option.name)
         text = "\n".join(given) if option.is_lines else given
         place = OptionSource(option.flag, config.invocation_params.dir, runtimes)
     if option.stem == "snapshot_dir":
@@ -294,12 +290,6 @@ def _resolved(
 
 def resolve(config: pytest.Config, runtimes: Runtimes) -> Settings:
     """Make the settings of a run from its command line and ini file."""
-    values: dict[str, Any] = {}
-    given = set()
-    for option in OPTIONS:
-        if config.getoption(option.name) is not None:
-            given.add(option.stem)
-        where: Literal["ini", "flag"] = "flag" if option.stem in given else "ini"
-        values[option.stem] = _resolved(config, option, where, runtimes)
-    values["targets"], _ = target_options(config)
-    return Settings(**values, on_command_line=frozenset(given))
+    given = (option.stem for option in OPTIONS if config.getoption(option.name) is not None)
+    values = {option.stem: _resolved(config, option, runtimes) for option in OPTIONS}
+    return Settings(frozenset(given), **values)
