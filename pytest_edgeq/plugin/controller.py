@@ -207,34 +207,30 @@ SUMMARY = "GITHUB_STEP_SUMMARY"  # the environment variable that names its file
 
 def write_views(run: Run, settings: Settings) -> list[str]:
     """Write every view that was asked for; return the errors of those that cannot be written."""
-    views: list[tuple[str, Path, Callable[[Path], None]]] = []
-    if settings.json is not None:
-        views.append(("--edgeq-json", settings.json, run.write))
-    if settings.html is not None:
-        from pytest_edgeq.report.html.page import write_html
+    from pytest_edgeq.report.markdown import markdown_page
+    from pytest_edgeq.report.whole_files import write_whole
 
-        views.append(("--edgeq-html", settings.html, lambda path: write_html(run, path)))
+    def html(path: Path) -> None:
+        from pytest_edgeq.report.html.page import html_page
+
+        write_whole(path, html_page(run))
+
+    def append(path: Path) -> None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(markdown_page(run))
+
     summary = os.environ.get(SUMMARY) if run.tests else None
-    if settings.markdown is not None or summary:
-        from pytest_edgeq.report.markdown import markdown_page
-        from pytest_edgeq.report.whole_files import write_whole
-
-        page = markdown_page(run)
-        if settings.markdown is not None:
-            views.append(
-                ("--edgeq-markdown", settings.markdown, lambda path: write_whole(path, page))
-            )
-        if summary:
-            views.append((SUMMARY, Path(summary), lambda path: _append(path, page)))
+    views: tuple[tuple[str, Path | None, Callable[[Path], None]], ...] = (
+        ("--edgeq-json", settings.json, run.write),
+        ("--edgeq-html", settings.html, html),
+        ("--edgeq-markdown", settings.markdown, lambda path: write_whole(path, markdown_page(run))),
+        (SUMMARY, Path(summary) if summary else None, append),
+    )
     messages = []
     for name, path, write in views:
         try:
-            write(path)
+            if path is not None:
+                write(path)
         except OSError as error:
             messages.append(f"{name}: {path} could not be written: {error.strerror or error}")
     return messages
-
-
-def _append(path: Path, text: str) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)

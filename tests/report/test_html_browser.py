@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_edgeq.report.html.history import history_page
-from pytest_edgeq.report.html.page import write_html
+from pytest_edgeq.report.html.page import html_page
 from pytest_edgeq.report.run import Run
 from tests.report.runs import (
     changed_map,
@@ -63,10 +63,7 @@ def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
 
     def opened(run: Run | str, *, width: int = 1280, **context: Any) -> Page:
         path = tmp_path / "report.html"
-        if isinstance(run, str):
-            path.write_text(run, encoding="utf-8")
-        else:
-            write_html(run, path)
+        path.write_text(run if isinstance(run, str) else html_page(run), encoding="utf-8")
         page = browser.new_page(viewport={"width": width, "height": 900}, **context)
         pages.append(page)
         page.on("pageerror", lambda error: complaints.append(f"error: {error}"))

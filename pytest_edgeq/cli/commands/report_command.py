@@ -73,9 +73,9 @@ def command(
 
             write_whole(markdown, markdown_page(run))
         if html is not None:
-            from pytest_edgeq.report.html.page import write_html
+            from pytest_edgeq.report.html.page import html_page
 
-            write_html(run, html)
+            write_whole(html, html_page(run))
     ctx.exit(FOUND if failures else 0)
 
 

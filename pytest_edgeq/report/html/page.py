@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 from hashlib import sha256
 from importlib.resources import files
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bokeh.resources import Resources
@@ -13,7 +12,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from pytest_edgeq.report.html.view import PageLimits, model_views, text_blocks
 from pytest_edgeq.report.model_rows import number_of
-from pytest_edgeq.report.whole_files import write_whole
 
 if TYPE_CHECKING:
     from pytest_edgeq.report.run import Run
@@ -54,11 +52,6 @@ def rendered(template: str, **values: Any) -> str:
         hashes=" ".join(f"'sha256-{_hash(script)}'" for script in scripts),
     )
     return page
-
-
-def write_html(run: Run, path: Path) -> None:
-    """Write the page of a run, whole or not at all; missing folders are made."""
-    write_whole(path, html_page(run))
 
 
 def _asset(name: str) -> str:
