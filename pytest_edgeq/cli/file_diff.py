@@ -33,10 +33,6 @@ class Change:
     old: str  # its value in the old file, for people
     new: str  # its value in the new file
 
-    def to_dict(self) -> dict[str, str]:
-        """Return plain data with sorted keys."""
-        return {"new": self.new, "old": self.old, "what": self.what, "where": self.where}
-
 
 @dataclass(frozen=True, slots=True)
 class WeightRounding:
@@ -56,9 +52,9 @@ class WeightRounding:
         return 2 * self.equal > self.codes
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data with sorted keys."""
-        data = asdict(self) | {"is_of_floats": self.is_of_floats}
-        return dict(sorted((data | {"furthest": json_number(self.furthest)}).items()))
+        """Return plain data."""
+        more = {"furthest": json_number(self.furthest), "is_of_floats": self.is_of_floats}
+        return asdict(self) | more
 
 
 class FileDiff:

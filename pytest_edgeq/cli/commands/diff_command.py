@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,6 @@ from pytest_edgeq.numerics.findings import aligned, counted
 
 if TYPE_CHECKING:
     from pytest_edgeq.cli.file_diff import FileDiff, WeightRounding
-    from pytest_edgeq.runtimes.edge import EdgeFile
     from pytest_edgeq.tflite.bundles import Bundle
 
 _SHOWN = 40  # changes of parameters and constants that the text lists
@@ -48,20 +48,18 @@ def command(ctx: click.Context, old: Path, new: Path, as_json: bool, section: st
     with in_sentences():
         before, after = open_bundle(old), open_bundle(new)
         if section is not None or before is None or after is None:
-            differs, document, text = _file_diff(old, new, section)
+            document, text = _file_diff(old, new, section)
         else:
-            differs, document, text = _bundle_diff(old, new, before, after)
+            document, text = _bundle_diff(old, new, before, after)
     if as_json:
         print_json(document)
     else:
         click.echo(text)
-    ctx.exit(FOUND if differs else 0)
+    ctx.exit(0 if document["equal"] else FOUND)
 
 
-def _bundle_diff(
-    old: Path, new: Path, before: Bundle, after: Bundle
-) -> tuple[bool, dict[str, Any], str]:
-    """Return the diff of each model, and what else of two bundles differs."""
+def _bundle_diff(old: Path, new: Path, before: Bundle, after: Bundle) -> tuple[dict[str, Any], str]:
+    """Return the diff of each model and of other sections, as JSON document and as text."""
     ours, theirs = ({each.name: each for each in side.sections} for side in (before, after))
     models: dict[str, dict[str, Any]] = {}
     changed, texts = [], []
@@ -70,7 +68,7 @@ def _bundle_diff(
             changed.append(name)
             texts.append(f"section {name}: only in {old if name in ours else new}")
         elif ours[name].is_model and theirs[name].is_model:
-            _, models[name], text = _file_diff(old, new, name)
+            models[name], text = _file_diff(old, new, name)
             texts.append(text)
         elif any(
             one != two
@@ -79,51 +77,47 @@ def _bundle_diff(
             changed.append(name)
             sizes = f"{ours[name].size:,} → {theirs[name].size:,} bytes"
             texts.append(f"section {name}: other content ({sizes})")
-    equal = not changed and all(each["equal"] for each in models.values())
     document = {
         "changed_sections": changed,
-        "equal": equal,
+        "equal": not changed and all(each["equal"] for each in models.values()),
         "models": models,
         "new": str(new),
         "old": str(old),
     }
-    return not equal, document, "\n\n".join(texts)
+    return document, "\n\n".join(texts)
 
 
-def _file_diff(old: Path, new: Path, section: str | None) -> tuple[bool, dict[str, Any], str]:
-    """Return whether two files differ, with the JSON document and the text."""
-    before, after = open_files(old, new, section=section)
-    names = label_of(old, before.graph.section), label_of(new, after.graph.section)
-    differs, document, text = _compared(*names, before, after)
-    identical = before.graph.buffer[:] == after.graph.buffer[:]
-    if identical:
-        size = counted(len(before.graph.buffer), "byte")
-        text = f"{names[0]} and {names[1]} are identical: {size}"
-    return differs, {**document, "equal": not differs, "identical_bytes": identical}, text
-
-
-def _compared(
-    old: str, new: str, before: EdgeFile, after: EdgeFile
-) -> tuple[bool, dict[str, Any], str]:
-    """Return whether the files differ, with the JSON document and the text of the diff."""
+def _file_diff(old: Path, new: Path, section: str | None) -> tuple[dict[str, Any], str]:
+    """Return the diff of two files as JSON document and as text."""
     from pytest_edgeq.baselines.op_changes import describe_change
     from pytest_edgeq.cli.file_diff import FileDiff
 
+    before, after = open_files(old, new, section=section)
+    names = label_of(old, before.graph.section), label_of(new, after.graph.section)
+    sizes = len(before.graph.buffer), len(after.graph.buffer)
     diff = FileDiff(before, after)
     found = describe_change(*diff.rows, sides=("old", "new"))
-    sizes = len(before.graph.buffer), len(after.graph.buffer)
-    lines = [f"{old} → {new}"]
-    lines += [part for line in ([] if found is None else found.lines) for part in wrapped(line)]
-    lines += _change_lines(diff)
     roundings = list(diff.roundings())
-    lines += _rounding_lines(roundings)
     differs = found is not None or bool(diff.changes)
+    document = {
+        **_document(diff, roundings),
+        "equal": not differs,
+        "identical_bytes": before.graph.buffer[:] == after.graph.buffer[:],
+        "new": names[1],
+        "old": names[0],
+        "size_bytes": {"new": sizes[1], "old": sizes[0]},
+        "summary": "" if found is None else found.title,
+    }
+    if document["identical_bytes"]:
+        return document, f"{names[0]} and {names[1]} are identical: {counted(sizes[0], 'byte')}"
+    lines = [f"{names[0]} → {names[1]}"]
+    lines += [part for line in ([] if found is None else found.lines) for part in wrapped(line)]
+    lines += _change_lines(diff) + _rounding_lines(roundings)
     if not differs:
         lines.append("no difference but in names, metadata or the order of bytes")
     if sizes[0] != sizes[1]:
         lines.append(f"size: {sizes[0]:,} → {sizes[1]:,} bytes ({sizes[1] - sizes[0]:+,})")
-    summary = "" if found is None else found.title
-    return differs, _document(old, new, diff, roundings, sizes, summary), "\n".join(lines)
+    return document, "\n".join(lines)
 
 
 def _change_lines(diff: FileDiff) -> list[str]:
@@ -170,14 +164,7 @@ def _percent(count: int, total: int) -> str:
     return f"{share:.0f} %" if share in (0, 100) else f"{min(max(share, 0.1), 99.9):.1f} %"
 
 
-def _document(
-    old: str,
-    new: str,
-    diff: FileDiff,
-    roundings: Sequence[WeightRounding],
-    sizes: tuple[int, int],
-    summary: str,
-) -> dict[str, Any]:
+def _document(diff: FileDiff, roundings: Sequence[WeightRounding]) -> dict[str, Any]:
     before, after = diff.rows
     alignment = diff.alignment
 
@@ -190,10 +177,8 @@ def _document(
         }
 
     return {
-        "changes": [change.to_dict() for change in diff.changes],
+        "changes": [asdict(change) for change in diff.changes],
         "inputs": {"new": after["inputs"], "old": before["inputs"]},
-        "new": new,
-        "old": old,
         "ops": {
             "appeared": [{**after["ops"][at], "index": at} for at in alignment.appeared],
             "changed": [pair(*both) for both in alignment.changed],
@@ -201,7 +186,5 @@ def _document(
             "moved": [pair(*both) for both in alignment.moved],
         },
         "outputs": {"new": after["outputs"], "old": before["outputs"]},
-        "size_bytes": {"new": sizes[1], "old": sizes[0]},
-        "summary": summary,
         "weights": [each.to_dict() for each in roundings],
     }
