@@ -50,24 +50,17 @@ def project_runtimes(name: str) -> Iterator[Runtimes]:
     """Provide the runtimes that include this one; end a target that was started."""
     from pytest_edgeq.runtimes.registry import Runtimes
 
-    if name in RUNTIMES:
-        with contextlib.closing(Runtimes()) as built_in:
-            yield built_in
-        return
+    found = Runtimes()
     # The ini is read only for a name that it may define, as it starts pytest.
-    from pytest_edgeq.plugin.project_targets import project_targets
-    from pytest_edgeq.runtimes.workers.target import make_targets
+    if name not in RUNTIMES:
+        from pytest_edgeq.plugin.project_targets import project_targets
+        from pytest_edgeq.runtimes.workers.target import make_targets
 
-    commands, seconds = project_targets()
-    found = Runtimes(
-        targets=make_targets(commands, seconds),
-        hint="a target is one of edgeq_targets in the ini file that pytest reads here",
-    )
-    found.check(name)
-    try:
+        hint = "a target is one of edgeq_targets in the ini file that pytest reads here"
+        found = Runtimes(targets=make_targets(*project_targets()), hint=hint)
+        found.check(name)
+    with contextlib.closing(found):
         yield found
-    finally:
-        found.close()
 
 
 def io_document(entry: SignatureTensor) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import click
 
 from pytest_edgeq.cli.files import PATH
 from pytest_edgeq.cli.trouble import TroubleError, exit_codes, in_sentences
+from pytest_edgeq.numerics.findings import aligned
 
 _NEEDED = ("sphinx", "myst_parser", "furo")
 
@@ -44,10 +45,7 @@ def command(page: str | None, html: Path | None, opens: bool) -> None:
             text = shown_text(find_page(page))
         click.echo_via_pager(text)
         return
-    known = pages()
-    width = max(len(each.name) for each in known)
-    for each in known:
-        click.echo(f"{each.name.ljust(width)}  {each.title}")
+    click.echo("\n".join(aligned([(each.name, each.title) for each in pages()])))
 
 
 def _render(folder: Path) -> None:

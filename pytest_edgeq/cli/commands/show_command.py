@@ -82,6 +82,7 @@ def command(
     """
     if record is not None and model_explorer is None:
         raise click.UsageError("--record needs --model-explorer DIR")
+    from pytest_edgeq.runtimes.delegation import delegation_of
     from pytest_edgeq.tflite.bundles import open_bundle
 
     runtimes = contextlib.nullcontext() if runtime is None else project_runtimes(runtime)
@@ -95,7 +96,7 @@ def command(
         written, found = [], False
         for name in names:
             [edge] = open_files(model, section=name, runtimes=known)
-            delegation = None if runtime is None else _delegation(edge, runtime)
+            delegation = None if runtime is None else delegation_of(edge, runtime)
             if model_explorer is not None:
                 written = _node_data(edge, model_explorer, record)
             findings, warnings = _findings(edge, delegation)
@@ -142,12 +143,6 @@ def _node_data(edge: EdgeFile, folder: Path, record: Path | None) -> list[Path]:
         f"{record}: the run has measured no ops of this file: expected a test that calls "
         "edgeq.localize or edgeq.check on it"
     )
-
-
-def _delegation(edge: EdgeFile, runtime: str) -> Delegation:
-    from pytest_edgeq.runtimes.delegation import delegation_of
-
-    return delegation_of(edge, runtime)
 
 
 def _findings(
