@@ -26,15 +26,10 @@ class Artifacts:
         self._failures: list[str] = []
 
     def begin(self, item: pytest.Item) -> None:
-        """Forget the previous test, and remove an earlier bundle of this one."""
+        """Remove the bundle that an earlier run of the test has left."""
         from pytest_edgeq.report.bundle import remove_bundle
 
-        self._forget()
         remove_bundle(self._folder(item))
-
-    def _forget(self) -> None:
-        self._recorder, self._failures = None, []
-        self._journal.forget_calls()
 
     def take(
         self, item: pytest.Item, report: pytest.TestReport, error: BaseException | None
@@ -48,7 +43,8 @@ class Artifacts:
             self._failures.append(_failure_text(report.nodeid, failure))
             self._keep(item, report, error, recorder)
         if report.when == "teardown":
-            self._forget()
+            self._recorder, self._failures = None, []
+            self._journal.calls.clear()
 
     def _folder(self, item: pytest.Item) -> Path:
         from pytest_edgeq.report.bundle import bundle_name

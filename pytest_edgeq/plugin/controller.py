@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_edgeq.plugin.state import CacheMessage, layout_of, owner_of, state_key
+from pytest_edgeq.plugin.state import layout_of, owner_of, state_key
 
 if TYPE_CHECKING:
     from pytest_edgeq.baselines.obsolete import CollectedModule, RunLog
@@ -115,16 +115,14 @@ class Controller:
             outcome = dataclasses.replace(outcome, pruned=pruned, kept=kept)
         return outcome
 
+    def _attached(self, name: str) -> Iterator[Any]:
+        """Yield what tests have attached to their reports."""
+        return (each for report in self._reports for each in getattr(report, name, ()))
+
     @property
     def _targets(self) -> dict[str, Mapping[str, Any]]:
         """Return the machines that tests ran on, by target."""
-        found = (each for report in self._reports for each in getattr(report, "edgeq_targets", ()))
-        return {machine["target"]: machine for machine in found}
-
-    @property
-    def _cache_messages(self) -> dict[CacheMessage, None]:
-        found = (each for report in self._reports for each in getattr(report, "edgeq_cache", ()))
-        return dict.fromkeys((kind, text) for kind, text in found)
+        return {machine["target"]: machine for machine in self._attached("edgeq_targets")}
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the models, and new, different and obsolete baselines."""
@@ -136,10 +134,9 @@ class Controller:
         from pytest_edgeq.versions import version_of
 
         verbosity = self._config.option.verbose
-        lines = [*self._lines]
-        lines += [
+        lines = self._lines + [
             Line(f"{kind.capitalize()}: {text}", kind)
-            for kind, text in self._cache_messages
+            for kind, text in dict.fromkeys(map(tuple, self._attached("edgeq_cache")))
             if verbosity > 0 or kind == "warning"
         ]
         for name, facts in self._targets.items():

@@ -105,10 +105,6 @@ class Journal:
         if self._keeps_calls:
             self.calls.append(booked)
 
-    def forget_calls(self) -> None:
-        """Release the calls that were kept."""
-        self.calls = []
-
     def add_model(self, model: QuantizedModel) -> str:
         """Add a model that a test uses, and return its key."""
         from pytest_edgeq.report.facts import model_facts, model_key
