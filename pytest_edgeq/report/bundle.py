@@ -8,7 +8,6 @@ Its texts are portable: without absolute paths and values of environment variabl
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.report.model_explorer import write_node_data
+from pytest_edgeq.report.whole_files import write_json
 
 if TYPE_CHECKING:
     from pytest_edgeq.compare.failed_samples import FailedSamples
@@ -145,8 +145,8 @@ def write_bundle(folder: Path, evidence: Evidence, run: Run, failure: str, rootd
             # Names of inputs and outputs are the file's own.
             cases.append(case | {key: portable(case[key], rootdir) for key in _TEXTS})
         bundle = {"format": "pytest-edgeq bundle", "version": 1, "cases": cases}
-        _write_json(place / "bundle.json", bundle)
-        _write_json(place / "record.json", portable(run.data, rootdir))
+        write_json(place / "bundle.json", bundle, indent=1)
+        write_json(place / "record.json", portable(run.data, rootdir), indent=1)
         (place / "failure.txt").write_text(portable(failure, rootdir) + "\n", encoding="utf-8")
         shutil.copyfile(Path(__file__).with_name("reproduce.py"), place / "reproduce.py")
 
@@ -314,8 +314,3 @@ def _numbered(name: str, number: int) -> str:
     """Return the name, with a number unless it is the first."""
     stem, dot, suffix = name.partition(".")
     return name if number == 1 else f"{stem}_{number}{dot}{suffix}"
-
-
-def _write_json(path: Path, data: Any) -> None:
-    text = json.dumps(data, ensure_ascii=False, allow_nan=False, indent=1)
-    path.write_text(text + "\n", encoding="utf-8")

@@ -8,11 +8,12 @@ each figure, with a value for each node by graph and node
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pytest_edgeq.report.whole_files import write_json
 
 if TYPE_CHECKING:
     from pytest_edgeq.runtimes.edge import EdgeFile
@@ -39,14 +40,10 @@ _SCHEMES = {
 
 def write_node_data(edge: EdgeFile, directory: Path, layers: Layers | None = None) -> list[Path]:
     """Write the node data of a file, a document for each figure, and return their paths."""
-    directory.mkdir(parents=True, exist_ok=True)
-    written = []
-    for figure, graphs in node_data(edge, layers).items():
-        path = directory / f"{figure}.json"
-        text = json.dumps(graphs, ensure_ascii=False, allow_nan=False, indent=1)
-        path.write_text(text + "\n", encoding="utf-8")
-        written.append(path)
-    return written
+    documents = {directory / f"{name}.json": each for name, each in node_data(edge, layers).items()}
+    for path, graphs in documents.items():
+        write_json(path, graphs, indent=1)
+    return list(documents)
 
 
 def node_data(edge: EdgeFile, layers: Layers | None = None) -> dict[str, dict[str, Any]]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pytest_edgeq.report.run import Run
 
 Verdict = Literal["failed", "passed", "skipped"]
+_VERDICTS: tuple[Verdict, ...] = ("failed", "passed")  # of any test, the first that there is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,11 +80,7 @@ def _row(run: Run, key: str) -> ModelRow:
         float_ops=schemes["float"],
         sqnr_db={stage: _least(values) for stage, values in stages.items()},
         top1=_least(top1) if top1 else None,
-        verdict="failed"
-        if "failed" in outcomes
-        else "passed"
-        if "passed" in outcomes
-        else "skipped",
+        verdict=next((each for each in _VERDICTS if each in outcomes), "skipped"),
         failed=outcomes.count("failed"),
         tests=len(tests),
         seconds=sum(event["seconds"] for _, event in run.calls_of(key)),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from pytest_edgeq.baselines.obsolete import LoggedTest, RunLog
 from pytest_edgeq.baselines.paths import Layout
 from pytest_edgeq.numerics.findings import Finding
-from pytest_edgeq.report.whole_files import write_whole
+from pytest_edgeq.report.whole_files import write_json
 from pytest_edgeq.versions import producer
 
 if TYPE_CHECKING:
@@ -175,8 +175,7 @@ class Run:
 
     def write(self, path: Path) -> None:
         """Write the record as JSON, whole or not at all; missing folders are made."""
-        text = json.dumps(self.data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        write_whole(path, text + "\n")
+        write_json(path, self.data, separators=(",", ":"))
 
 
 class RunRecorder:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from pytest_edgeq.baselines.regular_files import open_at_once
 
@@ -31,3 +33,8 @@ def write_whole(path: Path, text: str) -> None:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.write_text(text, encoding="utf-8", newline="\n")
     unfinished.replace(path)
+
+
+def write_json(path: Path, data: Any, **style: Any) -> None:
+    """Write a document atomically, in the style of `json.dumps`."""
+    write_whole(path, json.dumps(data, ensure_ascii=False, allow_nan=False, **style) + "\n")

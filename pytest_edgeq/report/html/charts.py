@@ -128,7 +128,7 @@ def layer_chart(points: Columns, culprit: int | None) -> Chart:
         chart.xaxis.major_label_orientation = "vertical"
     source = ColumnDataSource(dict(points.columns))
     # The strip of an op is what the pointer meets, so that any height of the chart will do.
-    strips = _bars(chart, source, low, high, COLORS["lowering"], "alpha")
+    strips = _bars(chart, source, COLORS["lowering"], "alpha", bottom=low, top=high)
     for name, color in (
         ("cumulative", COLORS["quantization"]),
         ("local", COLORS["lowering"]),  # on top: both errors of the op to blame may be equal
@@ -263,8 +263,8 @@ def histogram(found: Distribution) -> Chart:
         steps = ColumnDataSource({"x": np.repeat(found.edges, 2), "y": heights})
         _line(chart, steps, "x", "y", COLORS[side], _DASHES[side], side)
         if side == "float":
-            _bars(chart, bins, 0, "float", COLORS[side], 0.16, legend_label=side)
-    strips = _bars(chart, bins, 0, top, _NEUTRAL, 0)
+            _bars(chart, bins, COLORS[side], 0.16, bottom=0, top=side, legend_label=side)
+    strips = _bars(chart, bins, _NEUTRAL, 0, bottom=0, top=top)
     # There are no limits where the output is not quantized.
     for place, name, align, offset in zip(
         found.limits, ("qmin", "qmax"), ("right", "left"), (-5, 5), strict=False
@@ -344,17 +344,10 @@ def _finished(
 
 
 def _bars(
-    chart: Figure,
-    source: ColumnDataSource,
-    bottom: float,
-    top: float | str,
-    color: str,
-    alpha: float | str,
-    **more: Any,
+    chart: Figure, source: ColumnDataSource, color: str, alpha: float | str, **more: Any
 ) -> Any:
-    ends = {"left": "left", "right": "right", "bottom": bottom, "top": top}
     look = {"fill_color": color, "fill_alpha": alpha, "line_color": None}
-    return chart.quad(source=source, **ends, **look, **more)
+    return chart.quad(source=source, left="left", right="right", **look, **more)
 
 
 def _line(
