@@ -148,10 +148,9 @@ class Edgeq:
             if mode not in modes:
                 raise ValueError(f"{setting}: expected one of {', '.join(modes)}, got {mode!r}")
         if not isinstance(runtimes, Runtimes):
-            commands = {} if targets is None else targets
             runtimes = Runtimes(
                 {} if runtimes is None else runtimes,
-                targets=make_targets(commands, target_timeout),
+                targets=make_targets(targets or {}, target_timeout),
                 check_targets=check_targets,
                 seconds=target_timeout,
             )
@@ -386,8 +385,7 @@ class Edgeq:
         from pytest_edgeq.compare.comparer import compare
         from pytest_edgeq.localize import with_explanation
 
-        _require_model("compare", quantized, inputs)
-        quantized, inputs = _with_sequences(quantized, inputs, tokenizer)
+        quantized, inputs = _checked("compare", quantized, inputs, tokenizer)
         engine = self._session.executor.engine(executor)
 
         def on_localized(layers: LayerErrors, seconds: float) -> None:
@@ -536,8 +534,7 @@ class Edgeq:
         """
         from pytest_edgeq.localize import localize
 
-        _require_model("localize", quantized, inputs)
-        quantized, inputs = _with_sequences(quantized, inputs, tokenizer)
+        quantized, inputs = _checked("localize", quantized, inputs, tokenizer)
         engine = self._session.executor.engine(executor)
         with booking(self._journal, "localize", quantized) as booked:
             booked.layers = localize(
@@ -714,8 +711,7 @@ class Edgeq:
         """
         from pytest_edgeq.check.gate import CheckResult, check
 
-        _require_model("check", quantized, inputs)
-        quantized, inputs = _with_sequences(quantized, inputs, tokenizer)
+        quantized, inputs = _checked("check", quantized, inputs, tokenizer)
         engine = self._session.executor.engine(executor)
         names = (None, None) if name is None else (f"{name}_op_dtypes", f"{name}_errors")
 
@@ -822,17 +818,14 @@ class Edgeq:
             RuntimeError: Not called from the body of a test, or there is no GPU.
         """
         _require_model("check_op_dtypes", quantized)
-        if self._memory is None:
-            raise RuntimeError(
-                "check_op_dtypes remembers by test: call it on the fixture `edgeq` in a test"
-            )
+        memory = self._remembering("check_op_dtypes")
         data = quantized.op_dtypes.to_dict()
         if delegation:
             found = self.delegation(quantized, "gpu" if delegation is True else delegation)
             data["delegation"] = found.runtime
             for row, op in zip(data["ops"], found.ops, strict=True):
                 row["delegation"] = str(op)
-        self._memory.check("op_dtype_map", name or "op_dtypes", data, options=quantized.options)
+        memory.check("op_dtype_map", name or "op_dtypes", data, options=quantized.options)
 
     def check_errors(self, comparison: Comparison, *, name: str | None = None) -> None:
         """
@@ -860,12 +853,16 @@ class Edgeq:
         """
         self._check_errors(comparison, name)
 
+    def _remembering(self, method: str) -> SnapshotSession:
+        if self._memory is None:
+            text = f"{method} remembers by test: call it on the fixture `edgeq` in a test"
+            raise RuntimeError(text)
+        return self._memory
+
     def _check_errors(
         self, comparison: Comparison, name: str | None, dtypes: str | None = None
     ) -> None:
         """Check errors; `dtypes` is the name of the op-dtype map that may explain them."""
-        from dataclasses import replace
-
         from pytest_edgeq.baselines.errors import is_explained_by
         from pytest_edgeq.baselines.precision import explains_errors
         from pytest_edgeq.check.remember import Evaluation, build_to_remember, errors_to_remember
@@ -879,20 +876,16 @@ class Edgeq:
         )
 
         _require_comparison("check_errors", comparison)
-        if self._memory is None:
-            raise RuntimeError(
-                "check_errors remembers by test: call it on the fixture `edgeq` in a test"
-            )
-
+        memory = self._remembering("check_errors")
         options = {} if comparison.quantized is None else comparison.quantized.options
         try:
             measured = errors_to_remember(comparison)
         except AssertionError as error:
             build = build_to_remember(comparison)
-            since = self._memory.changes("errors", name or "errors", build, options)
+            since = memory.changes("errors", name or "errors", build, options)
             raise failure([replace(each, since=since) for each in findings_of(error)]) from None
 
-        claim = None if dtypes is None else self._memory.claim(dtypes)
+        claim = None if dtypes is None else memory.claim(dtypes)
 
         def explain(change: Finding, baseline: Mapping[str, Any]) -> tuple[Finding, ...]:
             if change.kind != ERRORS_REGRESSED:
@@ -917,7 +910,7 @@ class Edgeq:
             # Without its own fix if the fix is to undo what changed.
             return (replace(blamed, fix="") if change.since else blamed,)
 
-        self._memory.check(
+        memory.check(
             "errors",
             name or "errors",
             measured,
@@ -964,12 +957,13 @@ def _class_name(reference: object) -> str:
     return model_name(reference)
 
 
-def _with_sequences(
-    quantized: QuantizedModel, inputs: Any, tokenizer: Tokenizer | None
+def _checked(
+    method: str, quantized: QuantizedModel, inputs: Any, tokenizer: Tokenizer | None
 ) -> tuple[QuantizedModel, Any]:
     """Return a model and its samples: of a language model with a tokenizer, and as sequences."""
     from pytest_edgeq.compare.language.model import LanguageModel, as_sequences
 
+    _require_model(method, quantized, inputs)
     if isinstance(quantized, LanguageModel):
         return quantized.with_tokenizer(tokenizer), as_sequences(inputs)
     if tokenizer is not None:
