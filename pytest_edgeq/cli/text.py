@@ -12,7 +12,7 @@ import click
 from pytest_edgeq.numerics.findings import aligned
 
 if TYPE_CHECKING:
-    from pytest_edgeq.numerics.results import OutputErrors, StageErrors
+    from pytest_edgeq.numerics.results import StageErrors
 
 WIDTH = 100  # columns that texts keep to where their words allow it
 
@@ -44,22 +44,17 @@ def indented(lines: Iterable[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
-def wrapped(line: str) -> list[str]:
-    """Wrap a line to `WIDTH` columns; later lines are indented by four more."""
-    if len(line) <= WIDTH:
-        return [line]
-    return _wrap(line, "", line[: len(line) - len(line.lstrip())] + "    ")
+def wrapped(line: str, hang: int = 4) -> list[str]:
+    """Wrap a line to `WIDTH` columns; later lines are indented by so many more."""
+    indent = line[: len(line) - len(line.lstrip())] + hang * " "
+    wrapper = textwrap.TextWrapper(WIDTH, subsequent_indent=indent)
+    wrapper.break_long_words = wrapper.break_on_hyphens = False
+    return wrapper.wrap(line) or [""]
 
 
 def hanging(text: str) -> list[str]:
     """Return a paragraph indented by two columns, its second and later lines by four."""
-    return _wrap(text, "  ", "    ")
-
-
-def _wrap(text: str, first: str, later: str) -> list[str]:
-    wrapper = textwrap.TextWrapper(WIDTH, first, later)
-    wrapper.break_long_words = wrapper.break_on_hyphens = False
-    return wrapper.wrap(text)
+    return wrapped(f"  {text}", 2)
 
 
 def metric_tables(stage: StageErrors) -> list[str]:
@@ -67,19 +62,14 @@ def metric_tables(stage: StageErrors) -> list[str]:
     from pytest_edgeq.numerics.results import measured_metrics, metric_cell
 
     metrics = measured_metrics(stage.outputs.values())
-    first = max(map(len, metrics))
-    groups: list[list[OutputErrors]] = [[]]
-    used = first
-    for output in stage.outputs.values():
-        width = 2 + max(len(output.name), *(len(metric_cell(output, metric)) for metric in metrics))
-        if groups[-1] and used + width > WIDTH:
-            groups.append([])
-            used = first
-        groups[-1].append(output)
-        used += width
+    columns = [
+        (output.name, *(metric_cell(output, metric) for metric in metrics))
+        for output in stage.outputs.values()
+    ]
+    widest = max(len(cell) for column in columns for cell in column)
+    together = max(1, (WIDTH - max(map(len, metrics))) // (widest + 2))
     lines = []
-    for group in groups:
-        names = [output.name for output in group]
-        rows = [(metric, *(metric_cell(output, metric) for output in group)) for metric in metrics]
-        lines += table(("output", *names), rows, numbers=names)
+    for first in range(0, len(columns), together):
+        shown = [("output", *metrics), *columns[first : first + together]]
+        lines += aligned(list(zip(*shown, strict=True)), numeric=range(1, len(shown)))
     return lines
