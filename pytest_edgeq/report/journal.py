@@ -92,12 +92,9 @@ class Journal:
             event["steps"] = [step._asdict() for step in booked.steps]
         if booked.comparison is not None:
             event["comparison"] = comparison_facts(booked.comparison)
-        if booked.layers is not None:
-            event["layers"] = booked.layers.to_dict()
-        if booked.sensitivity is not None:
-            event["sensitivity"] = booked.sensitivity.to_dict()
-        if booked.plan is not None:
-            event["plan"] = booked.plan.to_dict()
+        for part in ("layers", "sensitivity", "plan"):
+            if (measured := getattr(booked, part)) is not None:
+                event[part] = measured.to_dict()
         if booked.kind == "check":
             event["findings"] = [text_of([each]) for each in booked.findings]
             event["records"] = [each.to_dict() for each in booked.findings]

@@ -41,12 +41,16 @@ class ModelRow:
 
 def model_rows(run: Run) -> list[ModelRow]:
     """Return the rows of a run, models with failed tests first, then by SQNR."""
-    return sorted((_row(run, key) for key in run.models), key=_badness)
+    return sorted(
+        (_row(run, key) for key in run.models),
+        key=lambda row: (row.verdict != "failed", badness(row.sqnr_db.get("total", math.inf))),
+    )
 
 
-def _badness(row: ModelRow) -> tuple[bool, float]:
-    total = row.sqnr_db.get("total", math.inf)
-    return row.verdict != "failed", -math.inf if math.isnan(total) else total
+def badness(sqnr_db: float | str) -> float:
+    """Return an SQNR of the record to sort by; NaN is the worst."""
+    value = float(sqnr_db)
+    return -math.inf if math.isnan(value) else value
 
 
 def number_of(value: Any) -> float | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bokeh.resources import Resources
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from pytest_edgeq.report.html.view import PageLimits, model_views, text_blocks
+from pytest_edgeq.report.html.view import model_views, text_blocks
 from pytest_edgeq.report.model_rows import number_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def html_page(run: Run) -> str:
     return rendered(
         "page.html.jinja",
         run=run.data,
-        models=model_views(run, PageLimits()),
+        models=model_views(run),
         unowned=[test for test in run.tests if test["failure"] and not test["models"]],
     )
 

@@ -6,7 +6,6 @@ import base64
 import dataclasses
 import io
 import itertools
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -32,7 +31,7 @@ from pytest_edgeq.report.html.charts import (
     sensitivity_chart,
     stage_bar,
 )
-from pytest_edgeq.report.model_rows import HEADINGS, ModelRow, cells, model_rows, number_of
+from pytest_edgeq.report.model_rows import HEADINGS, ModelRow, badness, cells, model_rows, number_of
 from pytest_edgeq.report.run import findings_in
 
 if TYPE_CHECKING:
@@ -44,31 +43,30 @@ _STAGES = ("conversion", "quantization", "lowering", "total")
 _TWO_GAPS = re.compile(r"\S {2,}\S.* {2,}\S")
 
 
+_OUTPUTS = 4  # outputs of a model that have charts
+_POINTS = 40_000  # of the scatter charts of all outputs
+
+
 @dataclasses.dataclass
 class PageLimits:
     """Limits that keep the page small for any number of models."""
 
-    outputs_per_model: int = 4  # outputs of a model that have charts
-    points: int = 40_000  # of the scatter charts of all outputs
+    points: int  # of the scatter chart of one output
     picture_bytes: int = 900_000  # of all samples; spent as they are made
 
 
-def model_views(run: Run, limits: PageLimits) -> list[Record]:
+def model_views(run: Run) -> list[Record]:
     """Return the view of each model for the page, the worst first."""
     rows = model_rows(run)
     chosen = {row.key: _comparisons(run, row.key) for row in rows}
     charted = sum(
-        min(len(found[0]["data"]["points"]), limits.outputs_per_model)
-        for found in chosen.values()
-        if found
+        min(len(found[0]["data"]["points"]), _OUTPUTS) for found in chosen.values() if found
     )
-    points = limits.points // max(1, charted)
-    return [_view(run, row, chosen[row.key], limits, points) for row in rows]
+    limits = PageLimits(_POINTS // max(1, charted))
+    return [_view(run, row, chosen[row.key], limits) for row in rows]
 
 
-def _view(
-    run: Run, row: ModelRow, comparisons: Sequence[Record], limits: PageLimits, points: int
-) -> Record:
+def _view(run: Run, row: ModelRow, comparisons: Sequence[Record], limits: PageLimits) -> Record:
     model = run.models[row.key]
     worst = comparisons[0]["data"] if comparisons else None
     stage_chart, stage_text = _stages(worst)
@@ -89,7 +87,7 @@ def _view(
         "layers": layers,
         "sensitivity": _sensitivity(run, row.key),
         "plans": _plans(run, row.key),
-        "outputs": [] if worst is None else _outputs(model, worst, limits, points),
+        "outputs": [] if worst is None else _outputs(model, worst, limits.points),
         "samples": samples,
         "pictures_left_out": left_out,
         "ops": ops,
@@ -109,12 +107,6 @@ def _diff(claim: Record) -> list[DiffLine]:
     change = Finding.from_dict(claim["change"])
     title, *evidence = (DiffLine((DiffPart(text),)) for text in (change.title, *change.evidence))
     return [title, *change.diff, *evidence]
-
-
-def _badness(errors: Record) -> float:
-    """Return the SQNR to sort by; NaN is the worst."""
-    value = float(errors["sqnr_db"])
-    return -math.inf if math.isnan(value) else value
 
 
 def _comparisons(run: Run, key: str) -> list[Record]:
@@ -139,7 +131,7 @@ def _comparisons(run: Run, key: str) -> list[Record]:
                 "of_tokens": any("kl" in errors for _, _, errors in numbers),
             }
         )
-    return sorted(found, key=lambda each: _badness(each["data"]["stages"]["total"]))
+    return sorted(found, key=lambda each: badness(each["data"]["stages"]["total"]["sqnr_db"]))
 
 
 def _findings(run: Run, key: str, comparisons: Sequence[Record]) -> list[Record]:
@@ -232,13 +224,13 @@ def _ops(ops: Sequence[Record], layers: Record | None) -> list[dict[str, Any]]:
     return [row for part in subgraphs.values() for row in part]
 
 
-def _outputs(model: Record, comparison: Record, limits: PageLimits, most: int) -> list[Record]:
+def _outputs(model: Record, comparison: Record, most: int) -> list[Record]:
     """Return the charts of the worst outputs, of at most so many points each."""
     totals = comparison["stages"]["total"]["outputs"]
-    names = sorted(comparison["points"], key=lambda name: _badness(totals[name]))
+    names = sorted(comparison["points"], key=lambda name: badness(totals[name]["sqnr_db"]))
     return [
         _output(model, name, totals[name], comparison["points"][name], most)
-        for name in names[: limits.outputs_per_model]
+        for name in names[:_OUTPUTS]
     ]
 
 
