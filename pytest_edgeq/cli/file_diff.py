@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pytest_edgeq.baselines.align import Alignment, Pair, align
+from pytest_edgeq.baselines.align import Alignment, align
 from pytest_edgeq.errors import UnreadableError
 from pytest_edgeq.numerics.metrics import json_number
 from pytest_edgeq.runtimes.edge import EdgeFile
@@ -65,16 +65,14 @@ class FileDiff:
         self._old, self._new = old.graph, new.graph
         ops = self.rows[0]["ops"], self.rows[1]["ops"]
         self.alignment: Alignment = align(*ops)
-        self.n_aligned = 0
         self._partner: dict[tuple[int, int], tuple[int, int]] = {}
         self._seen: set[Hashable] = set()
-        self._aligned = self.alignment.pairs
-        self.changes = list(self._changes(self._aligned))
+        self.changes = list(self._changes())
 
     def roundings(self) -> Iterator[WeightRounding]:
         """Compare the codes of weights with the float values of the old file."""
         seen = set()
-        for before, after in self._aligned:
+        for before, after in self.alignment.pairs:
             one, two = self._old.ops[before], self._new.ops[after]
             weights = (roles_of(self._old, one).weights, roles_of(self._new, two).weights)
             for left, right in zip(*weights, strict=False):
@@ -93,9 +91,9 @@ class FileDiff:
                     continue
                 yield _rounding(two, stored, floats)
 
-    def _changes(self, aligned: Sequence[Pair]) -> Iterator[Change]:
-        self.n_aligned = len(aligned)
-        ops = [(self._old.ops[before], self._new.ops[after]) for before, after in aligned]
+    def _changes(self) -> Iterator[Change]:
+        pairs = self.alignment.pairs
+        ops = [(self._old.ops[before], self._new.ops[after]) for before, after in pairs]
         signatures = list(signature_pairs(self._old, self._new))
         for ours, theirs in signatures:
             for left, right in _entry_pairs(ours.inputs, theirs.inputs):

@@ -80,18 +80,14 @@ def io_document(entry: SignatureTensor) -> dict[str, Any]:
 
 def io_table(entries: tuple[SignatureTensor, ...]) -> list[str]:
     """Return a table of inputs or outputs."""
-    return table(
-        ("name", "dtype", "shape", "scale", "zero point"),
-        [_io_row(entry) for entry in entries],
-        numbers=("scale", "zero point"),
-    )
-
-
-def _io_row(entry: SignatureTensor) -> tuple[str, ...]:
-    tensor = entry.tensor
-    scale, point = "", ""
-    if tensor.is_quantized:
-        scale = f"{tensor.scales[0]:.6g}" if len(tensor.scales) == 1 else str(tensor.granularity)
-        point = f"{tensor.zero_points[0]}" if len(tensor.scales) == 1 else ""
-    shape = list(tensor.shape_signature)
-    return entry.name, tensor.dtype, str(shape), scale, point
+    rows = []
+    for entry in entries:
+        tensor = entry.tensor
+        scale = point = ""
+        if tensor.is_quantized and len(tensor.scales) == 1:
+            scale, point = f"{tensor.scales[0]:.6g}", str(tensor.zero_points[0])
+        elif tensor.is_quantized:
+            scale = str(tensor.granularity)
+        rows.append((entry.name, tensor.dtype, str(list(tensor.shape_signature)), scale, point))
+    numbers = ("scale", "zero point")
+    return table(("name", "dtype", "shape", *numbers), rows, numbers=numbers)

@@ -123,7 +123,8 @@ def _file_diff(old: Path, new: Path, section: str | None) -> tuple[dict[str, Any
 def _change_lines(diff: FileDiff) -> list[str]:
     if not diff.changes:
         return []
-    what = f"{counted(len(diff.changes), 'change')}, {counted(diff.n_aligned, 'op')} compared"
+    compared = counted(len(diff.alignment.pairs), "op")
+    what = f"{counted(len(diff.changes), 'change')}, {compared} compared"
     lines = [f"options, wiring, parameters and constants ({what}):"]
     for where, group in groupby(diff.changes[:_SHOWN], key=lambda change: change.where):
         lines.append(f"  {where}")
