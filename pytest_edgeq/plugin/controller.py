@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timezone
@@ -104,16 +103,14 @@ class Controller:
         settings = self._config.stash[state_key].settings
         found = survey(layout_of(self._config), log, self._collected)
         is_error, prunes = settings.obsolete == "error", "prune" in settings.update
-        outcome = Outcome(
+        left = prune(found.obsolete) if prunes else found.obsolete
+        return Outcome(
             found,
+            pruned=[path for path in found.obsolete if path not in left],
+            kept=dict(left) if prunes else {},
             obsolete_is_error=is_error,
             shows_not_judged=is_error or prunes or self._config.option.verbose > 0,
         )
-        if prunes:
-            kept = prune(found.obsolete)
-            pruned = [path for path in found.obsolete if path not in kept]
-            outcome = dataclasses.replace(outcome, pruned=pruned, kept=kept)
-        return outcome
 
     def _attached(self, name: str) -> Iterator[Any]:
         """Yield what tests have attached to their reports."""

@@ -7,12 +7,11 @@ Its texts are portable: without absolute paths and values of environment variabl
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -136,29 +135,21 @@ def remove_bundle(folder: Path) -> None:
 
 def write_bundle(folder: Path, evidence: Evidence, run: Run, failure: str, rootdir: Path) -> None:
     """Replace a bundle atomically; samples are run again, in order, which repeats the figures."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with _replaced(folder) as place:
-        writer = _Writer(place, evidence)
+    new = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    try:
+        writer = _Writer(new, evidence)
         cases = []
         for model, samples in _pairs(evidence):
             case = writer.case(model, samples)
             # Names of inputs and outputs are the file's own.
             cases.append(case | {key: portable(case[key], rootdir) for key in _TEXTS})
         bundle = {"format": "pytest-edgeq bundle", "version": 1, "cases": cases}
-        write_json(place / "bundle.json", bundle, indent=1)
-        write_json(place / "record.json", portable(run.data, rootdir), indent=1)
-        (place / "failure.txt").write_text(portable(failure, rootdir) + "\n", encoding="utf-8")
-        shutil.copyfile(Path(__file__).with_name("reproduce.py"), place / "reproduce.py")
-
-
-@contextlib.contextmanager
-def _replaced(folder: Path) -> Iterator[Path]:
-    """Provide a new folder that replaces the old one on exit."""
-    new = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir()
-    try:
-        yield new
+        write_json(new / "bundle.json", bundle, indent=1)
+        write_json(new / "record.json", portable(run.data, rootdir), indent=1)
+        (new / "failure.txt").write_text(portable(failure, rootdir) + "\n", encoding="utf-8")
+        shutil.copyfile(Path(__file__).with_name("reproduce.py"), new / "reproduce.py")
         remove_bundle(folder)
         new.rename(folder)
     finally:
