@@ -23,6 +23,7 @@ from fixtures.models import (
 )
 from pytest_edgeq import Edgeq, litert
 from tests.quantize import making
+from tests.quantize.quantizers import ByHand
 
 STATIC = ("pt2e_static_int8", "recipe_static_wi8_ai8")
 SAMPLE = ResidualNet.sample_inputs()
@@ -243,30 +244,8 @@ def test_a_model_that_only_non_strict_export_takes() -> None:
 
 def test_a_softmax_whose_scale_no_kernel_takes() -> None:
     """An annotated softmax output must have the scale 1/256."""
-    from torchao.quantization.pt2e.observer import MinMaxObserver
-    from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, QuantizationSpec
-
-    quantizer = litert.pt2e_preset("pt2e_static_int8")
-    spec = QuantizationSpec(
-        dtype=torch.int8,
-        quant_min=-128,
-        quant_max=127,
-        qscheme=torch.per_tensor_affine,
-        observer_or_fake_quant_ctr=MinMaxObserver,
-    )
-
-    class WithSoftmax(type(quantizer)):  # type: ignore[misc] # the class is the library's own
-        def annotate(self, model: Any) -> Any:
-            model = super().annotate(model)
-            for node in model.graph.nodes:
-                if node.target == torch.ops.aten.softmax.int:
-                    node.meta["quantization_annotation"] = QuantizationAnnotation(
-                        input_qspec_map={node.args[0]: spec}, output_qspec=spec, _annotated=True
-                    )
-            return model
-
     with pytest.raises(RuntimeError, match=r"cannot load the .tflite file: SOFTMAX") as caught:
-        making.quantize(WithSoftmax().set_global(quantizer.global_config), SoftmaxHead)
+        making.quantize(ByHand("softmax", weight=None), SoftmaxHead)
     assert "1/256" in str(caught.value)
 
 

@@ -98,19 +98,22 @@ def test_positional_and_keyword_inputs_together(maker: Edgeq) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", [STATIC, "recipe_dynamic_wi8_afp32"])
-def test_integer_ids_do_not_break_calibration(preset: str) -> None:
-    """int64 ids become int32 in the file; annotations on them are dropped."""
-    quantized = making.quantize(preset, EmbeddingMean)
+@pytest.mark.parametrize(
+    ("model", "preset", "dtype"),
+    [
+        # int64 ids become int32 in the file; annotations on them are dropped.
+        (EmbeddingMean, STATIC, "int32"),
+        (EmbeddingMean, "recipe_dynamic_wi8_afp32", "int32"),
+        # `x * 2`: strict export makes the annotators take the 2.
+        (IntScalar, STATIC, "int8"),
+    ],
+)
+def test_integers_do_not_break_calibration(model: Any, preset: str, dtype: str) -> None:
+    """Neither token ids nor Python's own."""
+    quantized = making.quantize(preset, model)
 
-    assert [border.dtype for border in quantized.inputs] == ["int32"]
-    assert making.sqnr_db(quantized, EmbeddingMean) > 15
-
-
-@pytest.mark.slow
-def test_python_scalars_do_not_break_calibration() -> None:
-    """`x * 2`: strict export makes the annotators take the 2."""
-    assert making.sqnr_db(making.quantize(STATIC, IntScalar), IntScalar) > 15
+    assert [border.dtype for border in quantized.inputs] == [dtype]
+    assert making.sqnr_db(quantized, model) > 15
 
 
 @pytest.mark.parametrize(

@@ -23,14 +23,10 @@ with litert.quiet():
     import torch.ao.quantization as torchs
     from torch.ao.quantization._learnable_fake_quantize import _LearnableFakeQuantize
     from torchao.quantization.pt2e import fake_quantize, learnable_fake_quantize, observer
-    from torchao.quantization.pt2e.quantizer import (
-        DerivedQuantizationSpec,
-        QuantizationAnnotation,
-        QuantizationSpec,
-        Quantizer,
-    )
+    from torchao.quantization.pt2e.quantizer import DerivedQuantizationSpec, QuantizationAnnotation
 
 from tests.quantize import making
+from tests.quantize.quantizers import ACTIVATION, WEIGHT, ByHand, activation, weight
 
 if TYPE_CHECKING:
     from pytest_edgeq import QuantizedModel
@@ -49,58 +45,6 @@ def convs() -> nn.Module:
 
 # So many vectors that each sample has much the same range; one image.
 ROWS, IMAGE = (64, 8), (1, 2, 6, 6)
-
-
-INT8 = {"dtype": torch.int8, "quant_min": -127, "quant_max": 127}
-
-
-def activation(made_by: Any = observer.MinMaxObserver, **changes: Any) -> Any:
-    """int8, one scale and one zero point."""
-    options = {**INT8, "quant_min": -128, "qscheme": torch.per_tensor_affine, **changes}
-    return QuantizationSpec(observer_or_fake_quant_ctr=made_by, **options)
-
-
-def weight(made_by: Any = observer.PerChannelMinMaxObserver, **changes: Any) -> Any:
-    """int8, a scale for each output channel."""
-    options = {**INT8, "qscheme": torch.per_channel_symmetric, "ch_axis": 0, **changes}
-    return QuantizationSpec(observer_or_fake_quant_ctr=made_by, **options)
-
-
-ACTIVATION, WEIGHT = activation(), weight()
-
-
-class ByHand(Quantizer):  # type: ignore[misc] # torchao ships no types
-    """Annotates every op of some kinds in the same way; a bias by a function of its node."""
-
-    def __init__(
-        self,
-        ops: str = "linear",
-        *,
-        taken: Any = ACTIVATION,
-        weight: Any = WEIGHT,
-        given: Any = ACTIVATION,
-        bias: Callable[[Any], Any] | None = None,
-    ) -> None:
-        self.ops, self.taken, self.weight, self.given, self.bias = ops, taken, weight, given, bias
-
-    def annotate(self, model: Any) -> Any:
-        """First and second argument, the bias if asked, and the result."""
-        for node in model.graph.nodes:
-            name = getattr(node.target, "_schema", None)
-            if name is None or name.name.split("::")[1] not in self.ops.split():
-                continue
-            specs = dict(zip(node.args, (self.taken, self.weight), strict=False))
-            if self.bias is not None:
-                specs[node.args[2]] = self.bias(node)
-            node.meta["quantization_annotation"] = QuantizationAnnotation(
-                input_qspec_map={operand: spec for operand, spec in specs.items() if spec},
-                output_qspec=self.given,
-                _annotated=True,
-            )
-        return model
-
-    def validate(self, model: Any) -> None:
-        """Everything is fine."""
 
 
 def quantize(

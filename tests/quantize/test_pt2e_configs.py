@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from fixtures.models import net
 from pytest_edgeq import Edgeq, assert_no_float_ops, assert_op_dtypes, litert
 from tests.quantize import making
+from tests.quantize.quantizers import converters, per_channel, per_tensor, xnnpacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,36 +44,6 @@ def blocks() -> nn.Module:
 
     parts = {"pool": nn.MaxPool2d(2), "gate": nn.Sigmoid(), "fc": nn.Linear(16, 3)}
     return net(forward, one=Block(), two=Block(), **parts)
-
-
-def per_channel(**options: Any) -> Any:
-    """The default preset's config, or a variant."""
-    with litert.quiet():
-        from litert_torch.quantize.pt2e_quantizer import get_symmetric_quantization_config
-
-        return get_symmetric_quantization_config(**{"is_per_channel": True, **options})
-
-
-def per_tensor() -> Any:
-    """Told from the other by the granularity of the weights in the file."""
-    return per_channel(is_per_channel=False)
-
-
-def converters() -> Any:
-    """The converter's own quantizer."""
-    with litert.quiet():
-        from litert_torch.quantize.pt2e_quantizer import PT2EQuantizer
-
-        return PT2EQuantizer()
-
-
-def xnnpacks(**options: bool) -> tuple[Any, Any]:
-    """Torchao's copy of ExecuTorch's quantizer, which says that it is deprecated; a config."""
-    with litert.quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from torchao.testing.pt2e import _xnnpack_quantizer as xnnpack
-
-        return xnnpack.XNNPACKQuantizer(), xnnpack.get_symmetric_quantization_config(**options)
 
 
 def composed(*quantizers: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fixtures.models import ConvBnRelu, PositionalAndKeyword, net, normal, samples, seeded
+from fixtures.models import ConvBnRelu, PositionalAndKeyword, net, normal, seeded
 from fixtures.tflite.writer import pack, unpack
 from pytest_edgeq import (
     Budget,
@@ -22,9 +21,23 @@ from pytest_edgeq import (
     assert_op_counts,
     assert_op_dtypes,
     assert_within_budget,
+    litert,
 )
 from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.roles import roles_of
+from tests.quantize import making
+from tests.quantize.quantizers import (
+    ByHand,
+    activation,
+    converters,
+    per_tensor,
+    weight,
+    xnnpacks,
+)
+
+with litert.quiet():
+    from torchao.quantization.pt2e import observer
+    from torchao.quantization.pt2e.fake_quantize import FakeQuantize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -188,68 +201,17 @@ def test_what_train_is_given(trained: Trained) -> None:
     }
 
 
-def _converters(**options: Any) -> Any:
-    """The converter's own quantizer with a QAT config."""
-    from litert_torch.quantize.pt2e_quantizer import (
-        PT2EQuantizer,
-        get_symmetric_quantization_config,
-    )
-
-    config = get_symmetric_quantization_config(**{"is_qat": True, **options})
-    return PT2EQuantizer().set_global(config)
-
-
 def _xnnpack() -> Any:
-    from torchao.testing.pt2e._xnnpack_quantizer import (
-        XNNPACKQuantizer,
-        get_symmetric_quantization_config,
-    )
-
-    config = get_symmetric_quantization_config(is_per_channel=True, is_qat=True)
-    with warnings.catch_warnings():
-        # torchao 0.18.0 calls its copy deprecated; executorch has the other.
-        warnings.simplefilter("ignore")
-        return XNNPACKQuantizer().set_global(config)
+    quantizer, config = xnnpacks(is_per_channel=True, is_qat=True)
+    return quantizer.set_global(config)
 
 
 def _users_own() -> Any:
     """Written as for post-training: it knows nothing of batch norms, and annotates the conv."""
-    from torchao.quantization.pt2e import observer
-    from torchao.quantization.pt2e.fake_quantize import FakeQuantize
-    from torchao.quantization.pt2e.quantizer import (
-        QuantizationAnnotation,
-        QuantizationSpec,
-        Quantizer,
-    )
-
-    def spec(kind: Any, low: int, **options: Any) -> Any:
-        made_by = FakeQuantize.with_args(observer=kind)
-        options = {"dtype": torch.int8, "quant_min": low, "quant_max": 127, **options}
-        return QuantizationSpec(observer_or_fake_quant_ctr=made_by, **options)
-
-    taken = spec(observer.MovingAverageMinMaxObserver, -128, qscheme=torch.per_tensor_affine)
-    weight = spec(
-        observer.MovingAveragePerChannelMinMaxObserver,
-        -127,
-        qscheme=torch.per_channel_symmetric,
-        ch_axis=0,
-    )
-
-    class Own(Quantizer):  # type: ignore[misc] # torchao ships no types
-        def annotate(self, model: Any) -> Any:
-            for node in model.graph.nodes:
-                if node.target is torch.ops.aten.conv2d.default:
-                    node.meta["quantization_annotation"] = QuantizationAnnotation(
-                        input_qspec_map={node.args[0]: taken, node.args[1]: weight},
-                        output_qspec=taken,
-                        _annotated=True,
-                    )
-            return model
-
-        def validate(self, model: Any) -> None:
-            """Nothing to check."""
-
-    return Own()
+    taken = activation(FakeQuantize.with_args(observer=observer.MovingAverageMinMaxObserver))
+    kind = observer.MovingAveragePerChannelMinMaxObserver
+    by_channel = weight(FakeQuantize.with_args(observer=kind))
+    return ByHand("conv2d", taken=taken, weight=by_channel, given=taken)
 
 
 @pytest.mark.slow
@@ -385,21 +347,19 @@ def test_train_where_it_does_not_belong(
 
 def test_train_with_a_quantizer_of_plain_observers(maker: Edgeq) -> None:
     """It would be trained in float: told once its annotations are known."""
-    quantizer = _converters(is_qat=False)
+    quantizer = converters().set_global(per_tensor())
     with pytest.raises(ValueError, match="PT2EQuantizer inserts no fake quantizer"):
         maker.quantize(_linear(), (torch.ones(1, 4),), quantizer=quantizer, train=observe)
 
 
 @pytest.mark.slow
-def test_fake_quantizers_without_training(maker: Edgeq) -> None:
+def test_fake_quantizers_without_training() -> None:
     """They are calibrated as observers are; without samples the error is the usual one."""
-    model, sample = seeded(ConvBnRelu), ConvBnRelu.sample_inputs()
-    quantized = maker.quantize(
-        model, sample, quantizer=_converters(), calibration=samples(ConvBnRelu, 8)
-    )
+    quantizer = converters().set_global(per_tensor(is_qat=True))
+    quantized = making.quantize(quantizer, ConvBnRelu)
     assert_op_dtypes(quantized, "CONV_2D", scheme="int8", weight="int8", count=1)
     with pytest.raises(ValueError, match="needs calibration data and got none"):
-        maker.quantize(model, sample, quantizer=_converters())
+        making.quantize(quantizer, ConvBnRelu, calibration=None)
 
 
 def _levels() -> nn.Module:
