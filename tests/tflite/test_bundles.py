@@ -152,29 +152,15 @@ def test_other_files_are_opened_at_the_same_section(tmp_path: Path) -> None:
     assert single.with_tflite(path, section="prefill_decode").tflite == INT8.read_bytes()
 
 
-def _cut(content: bytes) -> bytes:
-    return content[: 3 * len(content) // 4]
-
-
-def _cut_in_header(content: bytes) -> bytes:
-    return content[:40]
-
-
-def _zeroed_header(content: bytes) -> bytes:
-    return content[:32] + bytes(200) + content[232:]
-
-
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
-        (
-            _cut,
-            r"damaged bundle or archive: its list of sections cannot be read \(embedder ends at",
-        ),
-        (_cut_in_header, r"its list of sections cannot be read \(it ends at byte [\d,]+ of 40\)"),
-        (_zeroed_header, r"damaged bundle or archive: its list of sections cannot be read"),
-        (lambda content: content[:20], r"its list of sections cannot be read"),
+        (lambda content: content[: 3 * len(content) // 4], r" \(embedder ends at"),
+        (lambda content: content[:40], r" \(it ends at byte [\d,]+ of 40\)"),
+        (lambda content: content[:32] + bytes(200) + content[232:], ""),
+        (lambda content: content[:20], ""),
     ],
+    ids=["cut", "cut in the header", "zeros in the header", "cut before it"],
 )
 def test_a_damaged_litertlm_file(
     damage: Callable[[bytes], bytes], text: str, tmp_path: Path
@@ -182,6 +168,7 @@ def test_a_damaged_litertlm_file(
     """It is refused with the section, before anything is copied."""
     path = litertlm(tmp_path / "m.litertlm", TWO, tokenizer="{}")
     path.write_bytes(damage(path.read_bytes()))
+    text = f"damaged bundle or archive: its list of sections cannot be read{text}"
     with pytest.raises(ValueError, match=text) as caught:
         Edgeq().load(path, section="prefill_decode")
     assert str(caught.value).startswith(str(path))
