@@ -97,32 +97,30 @@ def test_the_lowest_code_still_spoils_a_dynamic_op(dtype: torch.dtype, bits: int
     assert _sqnr_db(ours, sound, "builtin") > 35
 
 
-def test_zero_points_are_still_refused_in_a_dynamic_op() -> None:
-    """ai-edge-litert 2.3.0: XNNPACK says so, and the builtin kernels leave them out."""
-    config = ao.Int8DynamicActivationIntxWeightConfig(
-        weight_dtype=torch.int8,
-        weight_granularity=PER_AXIS,
-        weight_mapping_type=ao.MappingType.ASYMMETRIC,
-    )
-    quantized = _quantized(config)
-    edge = _written(quantized, bits=8, dynamic=True)
-
-    with pytest.raises(RuntimeError, match="unsupported zero-point"):
-        edge.run(["args_0"], [INPUTS[0].numpy()], "xnnpack")
-    assert _sqnr_db(quantized, edge, "builtin") < 25
+ASYMMETRIC = {"weight_mapping_type": ao.MappingType.ASYMMETRIC}
 
 
-def test_groups_of_int8_are_still_refused_in_a_dynamic_op() -> None:
+@pytest.mark.parametrize(
+    ("granularity", "options", "written", "told", "least"),
+    [
+        (PER_AXIS, ASYMMETRIC, {}, "unsupported zero-point", 25),  # which the others leave out
+        (GROUPS, {}, {"axis": 1, "block": 32}, "unsupported tensor type 9 for blockwise", 10),
+    ],
+    ids=["zero points", "groups of int8"],
+)
+def test_what_is_still_refused_in_a_dynamic_op(
+    granularity: Any, options: Any, written: Any, told: str, least: float
+) -> None:
     """ai-edge-litert 2.3.0: XNNPACK says so, and the builtin kernels give noise."""
     config = ao.Int8DynamicActivationIntxWeightConfig(
-        weight_dtype=torch.int8, weight_granularity=GROUPS
+        weight_dtype=torch.int8, weight_granularity=granularity, **options
     )
     quantized = _quantized(config)
-    edge = _written(quantized, bits=8, axis=1, block=32, dynamic=True)
+    edge = _written(quantized, bits=8, dynamic=True, **written)
 
-    with pytest.raises(RuntimeError, match="unsupported tensor type 9 for blockwise"):
+    with pytest.raises(RuntimeError, match=told):
         edge.run(["args_0"], [INPUTS[0].numpy()], "xnnpack")
-    assert not _sqnr_db(quantized, edge, "builtin") > 10
+    assert not _sqnr_db(quantized, edge, "builtin") > least
 
 
 @pytest.mark.parametrize(("size", "runtime"), [(16, "xnnpack"), (16, "builtin"), (32, "builtin")])

@@ -9,24 +9,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fixtures.models import net
 from pytest_edgeq import litert
 
 
-class _Frozen(nn.Module):
+def _frozen(context: Any) -> Any:
     """A body in a context of torch, and a head outside of it."""
 
-    def __init__(self, context: Any) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-        self.head = nn.Linear(4, 2)
-        self.context = context
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the result, and that of the body."""
-        with self.context():
+    def forward(self: Any, x: Tensor) -> Any:
+        with context():
             y = self.body(x)
-        result: Tensor = self.head(y)
-        return result, y
+        return self.head(y), y
+
+    body = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    return net(forward, body=body, head=nn.Linear(4, 2)).eval()
 
 
 def _no_autocast() -> Any:
@@ -57,7 +53,7 @@ def _modules(program: Any) -> list[tuple[str, str]]:
 )
 def test_ops_in_a_context_stand_in_the_graph(context: Any, strict: bool) -> None:
     """With the modules that called them, and as outputs too."""
-    model, x = _Frozen(context).eval(), torch.randn(3, 4)
+    model, x = _frozen(context), torch.randn(3, 4)
 
     with torch.set_grad_enabled(context is not torch.enable_grad):
         program = litert.export(litert.Traced(model, (x,)), strict=strict)
@@ -75,7 +71,7 @@ def test_ops_in_a_context_stand_in_the_graph(context: Any, strict: bool) -> None
 
 def test_an_autocast_that_changes_dtypes_is_kept() -> None:
     """What it holds would be computed in another dtype outside of it."""
-    model, x = _Frozen(_bfloat16).eval(), torch.randn(3, 4)
+    model, x = _frozen(_bfloat16), torch.randn(3, 4)
     model.head.to(torch.bfloat16)
 
     program = litert.export(litert.Traced(model, (x,)))
@@ -87,7 +83,7 @@ def test_an_autocast_that_changes_dtypes_is_kept() -> None:
 @pytest.mark.parametrize("context", [torch.no_grad, _no_autocast])
 def test_what_is_frozen_is_not_trained(context: Any) -> None:
     """The gradients of a graph for training are the model's own: none below `no_grad`."""
-    model, x = _Frozen(context).eval(), torch.randn(3, 4)
+    model, x = _frozen(context), torch.randn(3, 4)
     program = litert.export(litert.Traced(model, (x,)), trains=True)
     with litert.quiet():
         graph = copy.deepcopy(program.module())

@@ -43,23 +43,17 @@ from pytest_edgeq.litert.converter import (
 from pytest_edgeq.litert.exported import number_paddings
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.op_dtypes import OpDtypeMap
+from tests.quantize.quantizers import ByHand, activation, converters, per_channel, xnnpacks
 
 pytestmark = pytest.mark.slow
 
-quantizer_module: Any = litert.libraries.pt2e_module("quantizer")
+observer: Any = litert.libraries.pt2e_module("observer")
 convert_pt2e: Any = litert.libraries.pt2e_module("quantize_pt2e").convert_pt2e
 
 
 def _by_torchao(graph: Any, quantizer: Any) -> Any:
     with litert.quiet():
         return litert.libraries.pt2e_module("quantize_pt2e").prepare_pt2e(graph, quantizer)
-
-
-def _xnnpacks() -> tuple[Any, Any]:
-    """Return torchao's quantizer, and a config for it."""
-    with litert.quiet():
-        module = importlib.import_module("torchao.testing.pt2e._xnnpack_quantizer")
-        return module.XNNPACKQuantizer(), module.get_symmetric_quantization_config()
 
 
 def _residual() -> nn.Module:
@@ -113,7 +107,7 @@ def test_a_config_is_still_looked_at_for_its_mode_only() -> None:
     """litert-torch 0.10.0: a quantizer without a global config cannot be passed on."""
     config = litert.converter_module("quantize.quant_config")
     with pytest.raises(AttributeError, match="is_dynamic"):
-        config.QuantConfig(pt2e_quantizer=_converters())
+        config.QuantConfig(pt2e_quantizer=converters())
 
 
 def test_the_converter_still_warns_about_train_mode(caplog: pytest.LogCaptureFixture) -> None:
@@ -141,8 +135,8 @@ def test_a_conversion_still_warns() -> None:
 @pytest.mark.parametrize("method", ["set_module_name", "set_module_type"])
 def test_the_converters_module_filters_still_match_nothing(method: str, strict: bool) -> None:
     """litert-torch 0.10.0 with torch 2.13; see `configs_as_set`."""
-    quantizer, target = _converters(), "0" if method == "set_module_name" else nn.Linear
-    getattr(quantizer, method)(target, _config())
+    quantizer, target = converters(), "0" if method == "set_module_name" else nn.Linear
+    getattr(quantizer, method)(target, per_channel())
     graph = _strict(nn.Sequential(nn.Linear(4, 4)), torch.ones(1, 4), strict=strict)
 
     assert not litert.holds_observers(_by_torchao(graph, quantizer))
@@ -166,16 +160,6 @@ def test_a_modules_name_still_takes_no_none(module: str, kind: str) -> None:
         type(quantizer).set_module_name.__wrapped__(quantizer, "head", None)
 
 
-def _converters(config: Any = None) -> Any:
-    quantizer = litert.converter_module("quantize.pt2e_quantizer").PT2EQuantizer()
-    return quantizer if config is None else quantizer.set_global(config)
-
-
-def _config(**options: Any) -> Any:
-    module = litert.converter_module("quantize.pt2e_quantizer")
-    return module.get_symmetric_quantization_config(is_per_channel=True, **options)
-
-
 def _annotated(graph: Any) -> dict[str, Any]:
     """Nodes with any spec, by the name of their operator."""
     return {
@@ -193,7 +177,7 @@ def _strict(model: nn.Module, *args: torch.Tensor, strict: bool = True) -> Any:
 
 def test_operator_types_are_still_not_read() -> None:
     """litert-torch 0.10.0 and torchao 0.18.0; see `configs_as_set`."""
-    for quantizer, config in ((_converters(), _config()), _xnnpacks()):
+    for quantizer, config in ((converters(), per_channel()), xnnpacks()):
         graph = _strict(nn.Linear(4, 4), torch.ones(1, 4))
         quantizer.set_operator_type(torch.ops.aten.linear, config).annotate(graph)
         assert not _annotated(graph)
@@ -203,9 +187,9 @@ def test_an_addition_with_a_relu_still_escapes_the_filter() -> None:
     """litert-torch 0.10.0 quantizes it though the config is for another name."""
     model = net(lambda self, x: self.fc(self.relu(x + x)), relu=nn.ReLU(), fc=nn.Linear(4, 4))
     theirs, ours = (_strict(model, torch.ones(1, 4)) for _ in range(2))
-    _converters().set_module_name("fc", _config()).annotate(theirs)
+    converters().set_module_name("fc", per_channel()).annotate(theirs)
     with litert.configs.configs_as_set():
-        _converters().set_module_name("fc", _config()).annotate(ours)
+        converters().set_module_name("fc", per_channel()).annotate(ours)
 
     assert "aten.add.Tensor" in _annotated(theirs)
     assert list(_annotated(ours)) == ["aten.linear.default"]
@@ -223,8 +207,8 @@ def _quantized_convolutions(graph: Any) -> int:
 def test_a_convolution_called_twice_is_still_annotated_once() -> None:
     """litert-torch 0.10.0 and torchao 0.18.0; see `configs_as_set`, and each time with our face."""
     twins = net(lambda self, x: self.conv(x) - self.conv(2 * x), conv=nn.Conv2d(3, 4, 3))
-    xnnpacks, config = _xnnpacks()
-    for quantizer in (_converters(_config()), xnnpacks.set_global(config)):
+    theirs, config = xnnpacks()
+    for quantizer in (converters().set_global(per_channel()), theirs.set_global(config)):
         bare, ours = (_strict(twins, torch.ones(1, 3, 6, 6)) for _ in range(2))
         quantizer.annotate(bare)
         with litert.configs.configs_as_set():
@@ -247,8 +231,8 @@ def test_batch_norms_are_still_folded_into_shared_weights() -> None:
     image = torch.ones(1, 3, 6, 6)
     with torch.no_grad():
         expected = model.eval()(image)
-        folded = _by_torchao(_strict(model, image), _converters())(image)
-        parted = litert.prepare_pt2e(_strict(model, image), _converters())(image)
+        folded = _by_torchao(_strict(model, image), converters())(image)
+        parted = litert.prepare_pt2e(_strict(model, image), converters())(image)
 
     assert (folded - expected).abs().max() > 1
     # Folding rounds the weights once more.
@@ -259,8 +243,7 @@ def test_what_is_stacked_still_gets_one_scale() -> None:
     """litert-torch 0.10.0; see `isolate_float_ops`."""
     layers = {name: nn.Linear(4, 4) for name in "ab"}
     stacked = net(lambda self, x: torch.stack([self.a(x), self.b(100 * x)]), **layers)
-    spec = _spec(_observer("MinMaxObserver"))
-    graph = _without_our_face(_by_hand(spec, _weight(), spec), stacked)
+    graph = _without_our_face(ByHand(weight=SYMMETRIC), stacked)
     (joined,) = _convert(graph, static=True).ops("CONCATENATION")
     assert joined.scheme == "int8"
 
@@ -268,7 +251,7 @@ def test_what_is_stacked_still_gets_one_scale() -> None:
 def test_padding_in_words_is_still_not_known() -> None:
     """litert-torch 0.10.0 and torch 2.13; see `number_paddings`."""
     graph = _strict(nn.Conv2d(3, 4, 3, padding="same"), torch.ones(1, 3, 6, 6))
-    _converters(_config()).annotate(graph)
+    converters().set_global(per_channel()).annotate(graph)
 
     assert not _annotated(graph)
 
@@ -368,33 +351,6 @@ def test_an_op_without_effect_has_one_scale(name: str) -> None:
     assert (len(scales[0]) == len(scales[1])) == (name != "mul")
 
 
-def _spec(made_by: Any, **changes: Any) -> Any:
-    options = {"dtype": torch.int8, "quant_min": -128, "quant_max": 127}
-    options |= {"qscheme": torch.per_tensor_affine, "observer_or_fake_quant_ctr": made_by}
-    return quantizer_module.QuantizationSpec(**options | changes)
-
-
-def _by_hand(*specs: Any, bias: Any = None, op: str = "linear") -> Any:
-    """Annotate each layer: input, weight, output."""
-
-    class ByHand(quantizer_module.Quantizer):  # type: ignore[misc] # it ships no types
-        def annotate(self, model: Any) -> Any:
-            for node in model.graph.nodes:
-                if litert.configs.op_name(node) == op:
-                    operands = dict(zip(node.args, (*specs[:2], bias), strict=False))
-                    node.meta["quantization_annotation"] = quantizer_module.QuantizationAnnotation(
-                        input_qspec_map={n: spec for n, spec in operands.items() if spec},
-                        output_qspec=specs[2],
-                        _annotated=True,
-                    )
-            return model
-
-        def validate(self, model: Any) -> None:
-            pass
-
-    return ByHand()
-
-
 def _without_our_face(quantizer: Any, model: nn.Module, sample: Any = None) -> Any:
     """What torchao gives, ready for the converter."""
     sample = torch.ones(1, 4) if sample is None else sample
@@ -410,56 +366,50 @@ def _convert(graph: Any, *, static: bool, sample: Any = None) -> Any:
     return OpDtypeMap(OpGraph.read(litert.convert(traced, static=static)))
 
 
-def _observer(name: str) -> Any:
-    return getattr(litert.libraries.pt2e_module("observer"), name)
-
-
-def _weight() -> Any:
-    return _spec(_observer("MinMaxObserver"), qscheme=torch.per_tensor_symmetric)
+SYMMETRIC = activation(qscheme=torch.per_tensor_symmetric)
 
 
 def test_dynamic_activations_are_still_no_node_of_the_converter() -> None:
     """litert-torch 0.10.0; see `normalize_annotations`."""
-    dynamic = _spec(_observer("PlaceholderObserver"), is_dynamic=True)
-    graph = _without_our_face(_by_hand(dynamic, _weight(), None), nn.Linear(4, 4))
+    dynamic = activation(observer.PlaceholderObserver, is_dynamic=True)
+    graph = _without_our_face(ByHand(taken=dynamic, weight=SYMMETRIC, given=None), nn.Linear(4, 4))
     with pytest.raises(KeyError, match="getitem"):
         _convert(graph, static=False)
 
 
 def test_observers_of_torch_are_still_taken_out() -> None:
     """Torchao 0.18.0 leaves no trace of them; see `normalize_annotations`."""
-    own = _spec(torch.ao.quantization.MinMaxObserver)
-    graph = _without_our_face(_by_hand(own, own, own), nn.Linear(4, 4))
+    own = activation(torch.ao.quantization.MinMaxObserver)
+    graph = _without_our_face(ByHand(taken=own, weight=own, given=own), nn.Linear(4, 4))
     assert not litert.holds_quantization(graph)
 
-    wrapped = _spec(torch.ao.quantization.MinMaxObserver.with_args(eps=1e-3))
+    wrapped = activation(torch.ao.quantization.MinMaxObserver.with_args(eps=1e-3))
     with pytest.raises(AttributeError, match=r"'_PartialWrapper' .* no attribute '__name__'"):
-        _without_our_face(_by_hand(wrapped, wrapped, wrapped), nn.Linear(4, 4))
+        _without_our_face(ByHand(taken=wrapped, weight=wrapped, given=wrapped), nn.Linear(4, 4))
 
 
 def test_fixed_fake_quantizers_still_take_no_dtype() -> None:
     """Torchao 0.18.0; see `normalize_annotations`."""
     fake = litert.libraries.pt2e_module("fake_quantize").FixedQParamsFakeQuantize
-    fixed = _observer("FixedQParamsObserver").with_args(scale=0.1, zero_point=0)
-    spec = _spec(fake.with_args(observer=fixed))
+    fixed = observer.FixedQParamsObserver.with_args(scale=0.1, zero_point=0)
+    spec = activation(fake.with_args(observer=fixed))
     with pytest.raises(TypeError, match="unexpected keyword argument"):
-        _without_our_face(_by_hand(spec, _weight(), spec), nn.Linear(4, 4))
+        _without_our_face(ByHand(taken=spec, weight=SYMMETRIC, given=spec), nn.Linear(4, 4))
 
 
 def test_a_bias_of_int32_still_cannot_be_written() -> None:
     """litert-torch 0.10.0; see `fold_constants`."""
     wide = {"dtype": torch.int32, "quant_min": -(2**31), "quant_max": 2**31 - 1}
-    spec = _spec(_observer("MinMaxObserver"))
-    bias = _spec(_observer("MinMaxObserver"), qscheme=torch.per_tensor_symmetric, **wide)
-    graph = _without_our_face(_by_hand(spec, _weight(), spec, bias=bias), nn.Linear(4, 4))
+    bias = activation(qscheme=torch.per_tensor_symmetric, **wide)
+    graph = _without_our_face(ByHand(weight=SYMMETRIC, bias=lambda node: bias), nn.Linear(4, 4))
     with pytest.raises(ValueError, match="Failed to export flatbuffer"):
         _convert(graph, static=True)
 
 
 def test_activations_of_int16_still_get_a_bias_of_int32() -> None:
     """litert-torch 0.10.0; 16-bit convolutions read int64. See `normalize_annotations`."""
-    spec = _spec(_observer("MinMaxObserver"), dtype=torch.int16, quant_min=-32768, quant_max=32767)
-    graph = _without_our_face(_by_hand(spec, _weight(), spec), nn.Linear(4, 4))
+    spec = activation(dtype=torch.int16, quant_min=-32768, quant_max=32767)
+    graph = _without_our_face(ByHand(taken=spec, weight=SYMMETRIC, given=spec), nn.Linear(4, 4))
     (entry,) = _convert(graph, static=True).ops(op="FULLY_CONNECTED")
 
     assert (entry.scheme, entry.bias) == ("int16x8", "int32")
@@ -467,8 +417,8 @@ def test_activations_of_int16_still_get_a_bias_of_int32() -> None:
 
 def test_activations_of_uint8_still_get_zero_points_of_int8() -> None:
     """litert-torch 0.10.0 shifts them by 128, to below 0; see `normalize_annotations`."""
-    spec = _spec(_observer("MinMaxObserver"), dtype=torch.uint8, quant_min=0, quant_max=255)
-    graph = _without_our_face(_by_hand(spec, _weight(), spec), nn.Linear(4, 4))
+    spec = activation(dtype=torch.uint8, quant_min=0, quant_max=255)
+    graph = _without_our_face(ByHand(taken=spec, weight=SYMMETRIC, given=spec), nn.Linear(4, 4))
     traced = {litert.SIGNATURE: litert.Traced(graph, (torch.ones(1, 4),))}
     (subgraph,) = OpGraph.read(litert.convert(traced, static=True)).subgraphs
     zeros = [tensor.zero_points for tensor in subgraph.tensors if tensor.dtype == "uint8"]
@@ -504,8 +454,7 @@ def _schemes(graph: Any, *, static: bool) -> list[str]:
 def test_weights_alone_are_still_float_in_the_static_mode() -> None:
     """litert-torch 0.10.0; the DYNAMIC mode has both. See `holds_weights_alone`."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-    spec, weight = _spec(_observer("MinMaxObserver")), _weight()
-    quantizer = _by_hand(spec, weight, spec)
+    quantizer: Any = ByHand(weight=SYMMETRIC)
     annotate = quantizer.annotate
 
     def last_alone(graph: Any) -> Any:
@@ -525,7 +474,7 @@ def test_weights_alone_are_still_float_in_the_static_mode() -> None:
 def test_what_is_not_annotated_is_still_quantized_between_int8() -> None:
     """litert-torch 0.10.0; see `isolate_float_ops`."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
-    quantizer = _by_hand(spec := _spec(_observer("MinMaxObserver")), _weight(), spec)
+    quantizer: Any = ByHand(weight=SYMMETRIC)
     annotate = quantizer.annotate
 
     def all_but_the_middle(graph: Any) -> Any:
@@ -548,8 +497,8 @@ def test_a_barrier_for_one_tensor_still_cannot_be_read() -> None:
 
 def test_an_annotated_weight_still_keeps_a_transposed_convolution_in_float() -> None:
     """litert-torch 0.10.0; see `fold_constants`."""
-    image, spec = torch.ones(1, 2, 4, 4), _spec(_observer("MinMaxObserver"))
-    by_hand = _by_hand(spec, _weight(), spec, op="conv_transpose2d")
+    image = torch.ones(1, 2, 4, 4)
+    by_hand = ByHand("conv_transpose2d", weight=SYMMETRIC)
     graph = _without_our_face(by_hand, nn.ConvTranspose2d(2, 2, 2, stride=2), image)
     schemes = []
     for _ in range(2):

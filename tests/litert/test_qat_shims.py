@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fixtures.models import normal, seeded
+from fixtures.models import net, normal, seeded
 from pytest_edgeq import litert
 from pytest_edgeq.litert import pt2e_graphs
 
@@ -23,19 +23,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.full]
 EPS, MOMENTUM, DROPOUT = 0.1, 0.3, 0.25
 
 
-class _Net(nn.Module):
+def _net() -> Any:
     """A conv and its batch norm with settings of their own; a dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(2, 4, 3, bias=False)
-        self.norm = nn.BatchNorm2d(4, eps=EPS, momentum=MOMENTUM)
-        self.drop = nn.Dropout(DROPOUT)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Convolve, normalise, drop."""
-        y: Tensor = self.drop(torch.relu(self.norm(self.conv(x))))
-        return y
+    return net(
+        lambda self, x: self.drop(torch.relu(self.norm(self.conv(x)))),
+        conv=nn.Conv2d(2, 4, 3, bias=False),
+        norm=nn.BatchNorm2d(4, eps=EPS, momentum=MOMENTUM),
+        drop=nn.Dropout(DROPOUT),
+    )
 
 
 def _images(seed: int = 0) -> Tensor:
@@ -44,7 +39,7 @@ def _images(seed: int = 0) -> Tensor:
 
 def _exported(model: nn.Module | None = None) -> Any:
     with litert.quiet():
-        program = torch.export.export(model or seeded(_Net), (_images(),), strict=True)
+        program = torch.export.export(model or seeded(_net), (_images(),), strict=True)
         return copy.deepcopy(program.module())
 
 
@@ -107,7 +102,7 @@ def test_batch_norms_are_still_folded_with_another_eps() -> None:
         prepared(_images())
         converted = litert.finish_qat(prepared) if shim else litert.finish_pt2e(prepared)
         weights.append(converted.get_parameter("conv.weight"))
-    model = seeded(_Net)
+    model = seeded(_net)
     expected = torch.nn.utils.fuse_conv_bn_eval(model.conv, model.norm).weight
 
     torch.testing.assert_close(weights[0], expected)
@@ -139,7 +134,7 @@ def test_pairs_in_float_still_get_the_training_pattern() -> None:
     # They are folded as without training: no batch norm is left, and the numbers are the same.
     converted = litert.finish_qat(ours)
     assert _arguments(converted, torch.ops.aten.batch_norm.default) == []
-    torch.testing.assert_close(converted(_images(1)), seeded(_Net)(_images(1)))
+    torch.testing.assert_close(converted(_images(1)), seeded(_net)(_images(1)))
 
 
 def test_patterns_of_absent_convolutions_are_still_traced(monkeypatch: pytest.MonkeyPatch) -> None:
