@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import pytest
@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_edgeq.baselines.align import align, common
+from tests.baselines.op_maps import borders, op, residual
 
-Make = Callable[..., Any]
 
-
-def test_ops_in_front_shift_nothing(residual: Make, op: Make) -> None:
+def test_ops_in_front_shift_nothing() -> None:
     """Two ops more at the top are two ops more, not a map of changed rows."""
     old = residual()["ops"]
 
@@ -23,7 +22,7 @@ def test_ops_in_front_shift_nothing(residual: Make, op: Make) -> None:
     assert (found.appeared, found.size) == ([0, 1], 2)
 
 
-def test_ops_that_changed_where_another_moved_are_paired_all_the_same(op: Make) -> None:
+def test_ops_that_changed_where_another_moved_are_paired_all_the_same() -> None:
     """By their rows fewer ops differ, as a QUANTIZE only moved: what is left is still one op."""
 
     def floats(row: dict[str, Any]) -> dict[str, Any]:
@@ -44,7 +43,7 @@ def test_ops_that_changed_where_another_moved_are_paired_all_the_same(op: Make) 
     assert [new[index]["op"] for index in found.appeared] == ["QUANTIZE"]
 
 
-def test_ops_of_the_same_module_are_paired(op: Make) -> None:
+def test_ops_of_the_same_module_are_paired() -> None:
     """Two convolutions that swap their granularity both changed: neither came or went."""
     old = [op("CONV_2D", "a"), op("CONV_2D", "b", granularity="per_tensor")]
     new = [op("CONV_2D", "a", granularity="per_tensor"), op("CONV_2D", "b")]
@@ -54,7 +53,7 @@ def test_ops_of_the_same_module_are_paired(op: Make) -> None:
     assert (found.changed, found.size) == ([(0, 0), (1, 1)], 2)
 
 
-def test_a_block_in_front_of_a_sequential_renames_the_rest(op: Make) -> None:
+def test_a_block_in_front_of_a_sequential_renames_the_rest() -> None:
     """A layer put first shifts every later name: that is one layer more, not four changed."""
     old = [op("CONV_2D", "0"), op("MUL", "1", "float"), op("CONV_2D", "2", "dynamic")]
     new = [
@@ -71,9 +70,7 @@ def test_a_block_in_front_of_a_sequential_renames_the_rest(op: Make) -> None:
 
 @pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
 @pytest.mark.parametrize("every", [1, 7])
-def test_sixteen_hundred_repeated_ops_align_well_and_fast(
-    named: bool, every: int, op: Make, borders: Make
-) -> None:
+def test_sixteen_hundred_repeated_ops_align_well_and_fast(named: bool, every: int) -> None:
     """In a network of equal blocks each changed ADD is found, with or without module names."""
     old = [
         op(name, f"blocks.{block}.{name.lower()}" if named else None)

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,9 +9,7 @@ from hypothesis import strategies as st
 
 from pytest_edgeq.baselines.op_changes import describe_change
 from pytest_edgeq.numerics.findings import text_of
-
-OpMap = dict[str, Any]
-Make = Callable[..., Any]
+from tests.baselines.op_maps import OpMap, borders, op, op_map, residual
 
 DTYPES = ("float32", "float16", "int4", "int8", "int16", "int32")
 GOLDEN = Path(__file__).parent / "golden"
@@ -131,27 +127,27 @@ def test_the_order_of_outputs_counts(stored: OpMap, order: list[int]) -> None:
     assert ("the order of the outputs went from 0, 1, 2" in text) == (order != [0, 1, 2])
 
 
-def _float_add(residual: OpMap, borders: Make) -> OpMap:
-    ops = residual["ops"]
-    return {**residual, "ops": [*ops[:2], *borders(ops[2]), *ops[3:]]}
+def _float_add(stored: OpMap) -> OpMap:
+    ops = stored["ops"]
+    return {**stored, "ops": [*ops[:2], *borders(ops[2]), *ops[3:]]}
 
 
-def _per_tensor(residual: OpMap, borders: Make) -> OpMap:
-    changed = copy.deepcopy(residual)
+def _per_tensor(stored: OpMap) -> OpMap:
+    changed = copy.deepcopy(stored)
     changed["ops"][0]["granularity"] = "per_tensor"
     return changed
 
 
-def _dynamic(residual: OpMap, borders: Make) -> OpMap:
-    changed = copy.deepcopy(residual)
+def _dynamic(stored: OpMap) -> OpMap:
+    changed = copy.deepcopy(stored)
     for row in changed["ops"]:
         if row["op"] == "CONV_2D":
             row.update(scheme="dynamic", inputs=["float32"], bias="float32", outputs=["float32"])
     return changed
 
 
-def _all_float(residual: OpMap, borders: Make) -> OpMap:
-    changed = copy.deepcopy(residual)
+def _all_float(stored: OpMap) -> OpMap:
+    changed = copy.deepcopy(stored)
     for row in changed["ops"]:
         row.update(scheme="float", inputs=["float32"] * len(row["inputs"]), outputs=["float32"])
     for part in ("inputs", "outputs"):
@@ -159,44 +155,44 @@ def _all_float(residual: OpMap, borders: Make) -> OpMap:
     return changed
 
 
-def _float_output(residual: OpMap, borders: Make) -> OpMap:
-    changed = copy.deepcopy(residual)
+def _float_output(stored: OpMap) -> OpMap:
+    changed = copy.deepcopy(stored)
     changed["outputs"][0]["dtype"] = "float32"
     ops = changed["ops"]
     ops.append({**ops[2], "op": "DEQUANTIZE", "module": None, "outputs": ["float32"]})
     return changed
 
 
-def _other_op(residual: OpMap, borders: Make) -> OpMap:
-    changed = copy.deepcopy(residual)
+def _other_op(stored: OpMap) -> OpMap:
+    changed = copy.deepcopy(stored)
     changed["ops"][3]["op"] = "MINIMUM"
     return changed
 
 
-def _one_of_two(residual: OpMap, borders: Make) -> OpMap:
-    changed = _other_op(residual, borders)
+def _one_of_two(stored: OpMap) -> OpMap:
+    changed = _other_op(stored)
     # In place, as the stored map is to have two ops of one name and one module as well.
-    residual["ops"].append(copy.deepcopy(residual["ops"][3]))
-    changed["ops"].append(copy.deepcopy(residual["ops"][3]))
+    stored["ops"].append(copy.deepcopy(stored["ops"][3]))
+    changed["ops"].append(copy.deepcopy(stored["ops"][3]))
     return changed
 
 
-def _another_activation(residual: OpMap, borders: Make) -> OpMap:
+def _another_activation(stored: OpMap) -> OpMap:
     """A SiLU in place of what was fused, which PT2E leaves in float."""
-    ops = residual["ops"]
+    ops = stored["ops"]
     into, float_op, out_of = borders(ops[2])[-3:]
     logistic = {**float_op, "op": "LOGISTIC", "inputs": ["float32"], "module": None}
     silu = [into, logistic, {**float_op, "op": "MUL", "module": None}, out_of]
-    return {**residual, "ops": [*ops[:2], *silu, *ops[2:]]}
+    return {**stored, "ops": [*ops[:2], *silu, *ops[2:]]}
 
 
-def _moved(residual: OpMap, borders: Make) -> OpMap:
-    ops = residual["ops"]
-    return {**residual, "ops": [*ops[:3], *ops[4:6], ops[3], *ops[6:]]}
+def _moved(stored: OpMap) -> OpMap:
+    ops = stored["ops"]
+    return {**stored, "ops": [*ops[:3], *ops[4:6], ops[3], *ops[6:]]}
 
 
-def _outputs(residual: OpMap, borders: Make) -> OpMap:
-    changed = copy.deepcopy(residual)
+def _outputs(stored: OpMap) -> OpMap:
+    changed = copy.deepcopy(stored)
     changed["outputs"] = [
         {"name": "boxes", "dtype": "float32", "shape": [1, 4]},
         *changed["outputs"],
@@ -204,15 +200,15 @@ def _outputs(residual: OpMap, borders: Make) -> OpMap:
     return changed
 
 
-def _on_gpu(residual: OpMap, runtime: str = "gpu") -> OpMap:
+def _on_gpu(stored: OpMap, runtime: str = "gpu") -> OpMap:
     """The same map with delegation: all ops on the GPU."""
-    ops = [{**row, "delegation": "on the GPU"} for row in residual["ops"]]
-    return {**residual, "ops": ops, "delegation": runtime}
+    ops = [{**row, "delegation": "on the GPU"} for row in stored["ops"]]
+    return {**stored, "ops": ops, "delegation": runtime}
 
 
-def _delegation(residual: OpMap, borders: Make) -> OpMap:
+def _delegation(stored: OpMap) -> OpMap:
     """A version of ADD that the engine does not support; the op before follows to the CPU."""
-    changed = _on_gpu(residual)
+    changed = _on_gpu(stored)
     words = "Max version supported: 2. Requested version 3."
     changed["ops"][1]["delegation"] = (
         "on the CPU: supported, but unsupported ops split the graph, and only the largest part "
@@ -237,30 +233,30 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_text_is_the_golden_one(case: str, residual: Make, borders: Make) -> None:
+def test_the_text_is_the_golden_one(case: str) -> None:
     """The texts that users read, kept as files so that a change of them is reviewed as one."""
     stored = residual(4 if case == "all_to_float" else 2)
     stored = _on_gpu(stored) if case == "delegation" else stored
 
-    text = told(stored, CASES[case](stored, borders))
+    text = told(stored, CASES[case](stored))
 
     assert text + "\n" == (GOLDEN / f"{case}.txt").read_text("utf-8")
 
 
-def test_delegation_of_another_runtime_is_one_change(residual: Make, borders: Make) -> None:
+def test_delegation_of_another_runtime_is_one_change() -> None:
     """Or where one side has it; other changes are reported with it."""
     stored = residual()
     assert told(stored, _on_gpu(stored)).startswith("delegation went from none to gpu\n")
     assert told(_on_gpu(stored), stored).startswith("delegation went from gpu to none\n")
-    elsewhere = _delegation(stored, borders) | {"delegation": "pi:gpu"}
+    elsewhere = _delegation(stored) | {"delegation": "pi:gpu"}
     assert told(_on_gpu(stored), elsewhere).startswith("delegation went from gpu to pi:gpu\n")
     changed = copy.deepcopy(stored)
     changed["ops"][2]["op"] = "SUB"
-    text = told(changed, _outputs(_on_gpu(stored), borders))
+    text = told(changed, _outputs(_on_gpu(stored)))
     assert "became ADD; delegation went from none to gpu (" in text.splitlines()[0]
 
 
-def test_ops_of_a_second_subgraph_are_numbered_by_themselves(op: Make, op_map: Make) -> None:
+def test_ops_of_a_second_subgraph_are_numbered_by_themselves() -> None:
     """As in every other text: the map lists them behind those of the first."""
     body = [op("NEG", subgraph=1), op("ADD", "body", subgraph=1)]
     now = [body[0], op("ADD", "body", "float", subgraph=1)]

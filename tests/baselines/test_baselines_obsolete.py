@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,8 +17,8 @@ from pytest_edgeq.baselines.obsolete import (
 from pytest_edgeq.baselines.paths import Layout
 from pytest_edgeq.baselines.session import SnapshotSession
 from pytest_edgeq.baselines.summary import Outcome, summarize
+from tests.baselines.op_maps import residual
 
-Make = Callable[..., Any]
 PHASES = ("setup", "call", "teardown")
 COLLECTED: list[list[CollectedModule]] = [
     [{"module": "test_x.py", "tests": {"test_x.py::test_y": "test_y"}, "gap": ""}]
@@ -41,7 +39,7 @@ def owner(tmp_path: Path) -> Owner:
 
 
 @pytest.fixture
-def file(layout: Layout, owner: Owner, residual: Make) -> Path:
+def file(layout: Layout, owner: Owner) -> Path:
     """What that test remembered once."""
     memory = SnapshotSession(layout, update=["new"])
     with memory.running(owner, "call"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,9 +10,9 @@ from fixtures.tflite.writer import FileWriter
 from pytest_edgeq.baselines.precision import coarser_ops, explains_errors
 from pytest_edgeq.numerics.findings import LOSSY_OP, WRONG_OP, Finding, Place
 from pytest_edgeq.runtimes.edge import EdgeFile
+from tests.baselines.op_maps import op, op_map
 
 Data = dict[str, Any]
-Make = Callable[..., Any]
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def edge() -> EdgeFile:
     return EdgeFile(file.content())
 
 
-def ops_map(op: Make, *schemes: str, output: str = "int8") -> Data:
+def ops_map(*schemes: str, output: str = "int8") -> Data:
     """Return an op-dtype map of the file, its ops in these schemes."""
     outputs = [{"name": name, "dtype": output, "shape": [1, 4]} for name in ("left", "right")]
     ops = [op("RELU", f"act{place}", scheme) for place, scheme in enumerate(schemes)]
@@ -75,7 +74,6 @@ AFTER = ("int8", "int8", "int8")
 )
 def test_ops_with_fewer_bits_explain_the_outputs_behind_them(
     edge: EdgeFile,
-    op: Make,
     before: tuple[str, ...],
     after: tuple[str, ...],
     output: str,
@@ -83,7 +81,7 @@ def test_ops_with_fewer_bits_explain_the_outputs_behind_them(
     is_cause: bool,
 ) -> None:
     """An op that gained precision explains nothing, nor one on which the output does not depend."""
-    maps = ops_map(op, *before), ops_map(op, *after)
+    maps = ops_map(*before), ops_map(*after)
     old, new = errors(40.0, output), errors(20.0, output)
     assert explains_errors(maps, edge, layer, old, new) is is_cause
 
@@ -93,20 +91,18 @@ def test_ops_with_fewer_bits_explain_the_outputs_behind_them(
     [{"weights": "c"}, {"calibration": "c"}, {"runtime": "builtin"}, {"stage": "conversion"}],
     ids=lambda change: next(iter(change)),
 )
-def test_they_explain_nothing_where_something_else_may(
-    edge: EdgeFile, op: Make, change: Data
-) -> None:
+def test_they_explain_nothing_where_something_else_may(edge: EdgeFile, change: Data) -> None:
     """Other weights, samples or kernels; and the float form has no such ops."""
-    maps = ops_map(op, *BEFORE), ops_map(op, *AFTER)
+    maps = ops_map(*BEFORE), ops_map(*AFTER)
     stage = {key: value for key, value in change.items() if key == "stage"}
     old, new = errors(40.0, **stage), errors(20.0, **change)
     assert not explains_errors(maps, edge, None, old, new)
 
 
 @pytest.mark.parametrize("dtype", ["int16", "int8"])
-def test_errors_in_steps_are_those_of_other_steps(edge: EdgeFile, op: Make, dtype: str) -> None:
+def test_errors_in_steps_are_those_of_other_steps(edge: EdgeFile, dtype: str) -> None:
     """An output whose dtype changed has other steps, even where each op has more bits."""
-    maps = ops_map(op, *AFTER), ops_map(op, *BEFORE, output=dtype)
+    maps = ops_map(*AFTER), ops_map(*BEFORE, output=dtype)
     old, new = (errors(value, metric="max_lsb_error") for value in (2.0, 300.0))
     assert explains_errors(maps, edge, None, old, new) is (dtype == "int16")
 
@@ -121,7 +117,7 @@ def test_errors_in_steps_are_those_of_other_steps(edge: EdgeFile, op: Make, dtyp
     ],
     ids=["bits of the weight", "one scale", "no blocks", "activations"],
 )
-def test_what_makes_an_op_coarser(op: Make, op_map: Make, before: Data, after: Data) -> None:
+def test_what_makes_an_op_coarser(before: Data, after: Data) -> None:
     """And the way back does not."""
     old, new = (op_map(op("FULLY_CONNECTED", "fc", **change)) for change in (before, after))
     assert coarser_ops(old, new) == {0}

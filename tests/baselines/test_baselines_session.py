@@ -12,6 +12,7 @@ from pytest_edgeq.baselines.build import option_changes
 from pytest_edgeq.baselines.claims import Owner, Phase
 from pytest_edgeq.baselines.paths import Layout
 from pytest_edgeq.baselines.session import SnapshotSession
+from tests.baselines.op_maps import borders, residual
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -41,18 +42,14 @@ def check(tmp_path: Path, owner: Owner) -> Make:
     """Claim values one after the other in the body of one test; give what was recorded."""
 
     def run(
-        *values: dict[str, Any],
-        update: str = "",
-        name: str = "op_dtypes",
-        kind: str = "op_dtype_map",
-        options: dict[str, str] | None = None,
+        *values: dict[str, Any], update: str = "", options: dict[str, str] | None = None
     ) -> list[tuple[str, bool, str]]:
         memory = SnapshotSession(Layout(tmp_path), update=[u for u in update.split(",") if u])
         with memory.running(owner, "setup"):
             pass
         with memory.running(owner, "call"):
             for value in values:
-                memory.check(kind, name, value, options=options)
+                memory.check("op_dtype_map", "op_dtypes", value, options=options)
         claims = memory.record(owner)
         return [(claim["category"], claim["written"], claim["note"]) for claim in claims]
 
@@ -60,7 +57,7 @@ def check(tmp_path: Path, owner: Owner) -> Make:
 
 
 def test_a_missing_file_is_a_failure_that_shows_what_would_be_stored(
-    check: Make, path: Path, residual: Make
+    check: Make, path: Path
 ) -> None:
     """The golden text of a claim without a file; and nothing is written."""
     with pytest.raises(AssertionError) as caught:
@@ -71,7 +68,7 @@ def test_a_missing_file_is_a_failure_that_shows_what_would_be_stored(
 
 
 def test_a_change_is_a_failure_that_shows_how_to_accept_it(
-    check: Make, path: Path, residual: Make, borders: Make, monkeypatch: pytest.MonkeyPatch
+    check: Make, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The golden text of a change, with the upgrade since; and the file stays as it was."""
     stored = residual()
@@ -87,7 +84,7 @@ def test_a_change_is_a_failure_that_shows_how_to_accept_it(
     assert path.read_bytes() == before
 
 
-def test_each_category_writes_its_own_only(check: Make, path: Path, residual: Make) -> None:
+def test_each_category_writes_its_own_only(check: Make, path: Path) -> None:
     """`changed` stores nothing new, `new` rewrites nothing."""
     with pytest.raises(AssertionError, match="no baseline is stored yet"):
         check(residual(), update="changed,prune")
@@ -101,7 +98,7 @@ def test_each_category_writes_its_own_only(check: Make, path: Path, residual: Ma
 
 
 def test_an_unchanged_value_does_not_touch_its_file(
-    check: Make, path: Path, residual: Make, monkeypatch: pytest.MonkeyPatch
+    check: Make, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither another build of torch nor another module name churns files on update."""
     check(residual(), update="new")
@@ -115,15 +112,13 @@ def test_an_unchanged_value_does_not_touch_its_file(
     assert path.read_bytes() == before
 
 
-def test_one_name_may_be_claimed_twice(check: Make, residual: Make) -> None:
+def test_one_name_may_be_claimed_twice(check: Make) -> None:
     """The same value under one name is one claim, with update and without."""
     assert check(residual(), residual(), update="new") == [("new", True, "")]
     assert check(residual(), residual()) == [("unchanged", False, "")]
 
 
-def test_two_values_for_one_name_put_the_old_file_back(
-    check: Make, path: Path, residual: Make
-) -> None:
+def test_two_values_for_one_name_put_the_old_file_back(check: Make, path: Path) -> None:
     """It cannot be told which was meant, and nothing that was accepted before is lost."""
     check(residual(3), update="new")
     before = path.read_bytes()
@@ -136,7 +131,7 @@ def test_two_values_for_one_name_put_the_old_file_back(
 
 
 @pytest.mark.parametrize("phase", ["setup", "teardown"])
-def test_a_claim_in_a_fixture(tmp_path: Path, owner: Owner, residual: Make, phase: Phase) -> None:
+def test_a_claim_in_a_fixture(tmp_path: Path, owner: Owner, phase: Phase) -> None:
     """A fixture may serve many tests: the claim has no owner there."""
     memory = SnapshotSession(Layout(tmp_path), update=["new"])
 
@@ -151,47 +146,54 @@ def test_a_claim_in_a_fixture(tmp_path: Path, owner: Owner, residual: Make, phas
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_claim_without_a_test(tmp_path: Path, residual: Make) -> None:
+def test_a_claim_without_a_test(tmp_path: Path) -> None:
     """Outside of any test there is no owner either."""
     with pytest.raises(RuntimeError, match="while no test was running: check it in the body"):
         SnapshotSession(Layout(tmp_path)).check("op_dtype_map", "op_dtypes", residual())
 
 
-def test_a_file_of_another_kind(check: Make, path: Path, residual: Make) -> None:
-    """Two claims of different kinds under one name: the text says that they share it."""
-    check(residual(), update="new")
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "kind": "errors"}))
-
-    with pytest.raises(ValueError, match=r"holds a 'errors'.*two claims of one test share a name"):
-        check(residual(), update="new,changed")
-
-
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda data: data.pop("ops"), "data lacks ops"),
-        (lambda data: data["inputs"][0].update(shape=["x"]), "shape[0] is not a whole number"),
-        (lambda data: data["ops"][0].update(module=[["x"]]), "module is not a text or null"),
-        (lambda data: data["ops"][0].update(subgraph=True), "subgraph is not a whole number"),
+        (lambda made: made["data"].pop("ops"), "is no whole op-dtype map.*data lacks ops"),
+        (
+            lambda made: made["data"]["inputs"][0].update(shape=["x"]),
+            r"is no whole op-dtype map.*shape\[0\] is not a whole number",
+        ),
+        (
+            lambda made: made["data"]["ops"][0].update(module=[["x"]]),
+            "is no whole op-dtype map.*module is not a text or null",
+        ),
+        (
+            lambda made: made["data"]["ops"][0].update(subgraph=True),
+            "is no whole op-dtype map.*subgraph is not a whole number",
+        ),
+        (
+            lambda made: made.update(kind="errors"),
+            "holds a 'errors'.*two claims of one test share a name",
+        ),
+        (
+            lambda made: made["owner"].update(test="Testx::test_y[int8]"),
+            r"differs from .* in upper and lower case only",
+        ),
     ],
 )
-def test_a_file_with_parts_missing(
-    check: Make, path: Path, residual: Make, spoil: Callable[[Any], object], said: str
+def test_a_file_that_is_not_the_claims(
+    check: Make, path: Path, spoil: Callable[[Any], object], said: str
 ) -> None:
-    """A map that is not whole is an error, not a difference, and update does not hide it."""
+    """An error, not a difference: update neither hides it nor overwrites the file."""
     check(residual(), update="new")
     content = json.loads(path.read_text())
-    spoil(content["data"])
+    spoil(content)
     path.write_text(json.dumps(content))
+    before = path.read_bytes()
 
-    with pytest.raises(ValueError, match="is no whole op-dtype map") as caught:
+    with pytest.raises(ValueError, match=f"(?s){said}"):
         check(residual(), update="new,changed")
+    assert path.read_bytes() == before
 
-    assert said in str(caught.value)
 
-
-def test_a_file_of_another_owner_is_used_and_noted(check: Make, path: Path, residual: Make) -> None:
+def test_a_file_of_another_owner_is_used_and_noted(check: Make, path: Path) -> None:
     """A file that was renamed along with its test serves on; an update writes the new owner."""
     check(residual(), update="new")
     content = json.loads(path.read_text())
@@ -206,16 +208,7 @@ def test_a_file_of_another_owner_is_used_and_noted(check: Make, path: Path, resi
     assert store.read(path, "").test == "TestX::test_y[int8]"
 
 
-def test_two_tests_that_differ_in_case_only(check: Make, path: Path, residual: Make) -> None:
-    """Where the file system makes them one file, that is told, not overwritten in turns."""
-    check(residual(), update="new")
-    path.write_text(path.read_text().replace("TestX", "Testx"))
-
-    with pytest.raises(ValueError, match=r"differs from .* in upper and lower case only"):
-        check(residual(), update="changed")
-
-
-def test_a_set_up_starts_a_new_record(tmp_path: Path, owner: Owner, residual: Make) -> None:
+def test_a_set_up_starts_a_new_record(tmp_path: Path, owner: Owner) -> None:
     """A test that is run again does not carry the claims of its first run."""
     memory = SnapshotSession(Layout(tmp_path), update=["new"])
     for claims in (1, 0):
@@ -227,7 +220,7 @@ def test_a_set_up_starts_a_new_record(tmp_path: Path, owner: Owner, residual: Ma
         assert len(memory.record(owner)) == claims
 
 
-def test_records_are_plain(tmp_path: Path, owner: Owner, residual: Make) -> None:
+def test_records_are_plain(tmp_path: Path, owner: Owner) -> None:
     """What travels on a report is JSON, with paths from rootdir."""
     memory = SnapshotSession(Layout(tmp_path), update=["new"])
     with memory.running(owner, "setup"):
@@ -251,7 +244,7 @@ def test_records_are_plain(tmp_path: Path, owner: Owner, residual: Make) -> None
 
 
 def test_another_release_is_told_and_written_where_asked(
-    check: Make, path: Path, residual: Make, monkeypatch: pytest.MonkeyPatch
+    check: Make, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An update changes the versions in the file, and nothing that was measured."""
     check(residual(), update="new")
@@ -268,9 +261,7 @@ def test_another_release_is_told_and_written_where_asked(
     assert check(residual(), update="changed") == [("unchanged", False, "")]
 
 
-def test_options_are_stored_and_a_failure_names_those_that_changed(
-    check: Make, path: Path, residual: Make
-) -> None:
+def test_options_are_stored_and_a_failure_names_those_that_changed(check: Make, path: Path) -> None:
     """Near miss: a baseline without options, as earlier releases wrote it, names none."""
     stored = {"quantizer": "pt2e_static_int8", "strict_export": "True"}
     now = {**stored, "strict_export": "False"}

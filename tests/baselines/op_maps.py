@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
-
-import pytest
 
 OpMap = dict[str, Any]
 
@@ -29,11 +26,11 @@ def op(name: str, module: str | None = None, scheme: str = "int8", **fields: Any
     return {**row, **fields}
 
 
-def op_map(*ops: dict[str, Any], output: str = "int8") -> OpMap:
+def op_map(*ops: dict[str, Any]) -> OpMap:
     """Make a map of these ops with one input and one output."""
     return {
         "inputs": [{"name": "args_0", "dtype": "int8", "shape": [1, 3, 32, 32]}],
-        "outputs": [{"name": "output_0", "dtype": output, "shape": [1, 10]}],
+        "outputs": [{"name": "output_0", "dtype": "int8", "shape": [1, 10]}],
         "ops": list(ops),
     }
 
@@ -47,29 +44,9 @@ def residual(blocks: int = 2) -> OpMap:
     return op_map(*ops, op("MEAN", "pool"), op("FULLY_CONNECTED", "fc"))
 
 
-@pytest.fixture(name="op", scope="session")
-def _op() -> Callable[..., dict[str, Any]]:
-    return op
-
-
-@pytest.fixture(name="op_map", scope="session")
-def _op_map() -> Callable[..., OpMap]:
-    return op_map
-
-
-@pytest.fixture(name="residual", scope="session")
-def _residual() -> Callable[..., OpMap]:
-    return residual
-
-
-@pytest.fixture(scope="session")
-def borders() -> Callable[..., list[dict[str, Any]]]:
+def borders(row: dict[str, Any]) -> list[dict[str, Any]]:
     """Make what a converter puts around an op that it leaves in float."""
-
-    def around(row: dict[str, Any]) -> list[dict[str, Any]]:
-        into = op("DEQUANTIZE", row["module"], outputs=["float32"])
-        out_of = op("QUANTIZE", row["module"], inputs=["float32"])
-        in_float = op(row["op"], row["module"], "float")
-        return [*(into for _ in row["inputs"]), in_float, out_of]
-
-    return around
+    into = op("DEQUANTIZE", row["module"], outputs=["float32"])
+    out_of = op("QUANTIZE", row["module"], inputs=["float32"])
+    in_float = op(row["op"], row["module"], "float")
+    return [*(into for _ in row["inputs"]), in_float, out_of]
