@@ -19,6 +19,7 @@ GOLDEN = Path(__file__).parent / "golden"
 CONVERTED = Path(__file__).parents[2] / "fixtures" / "tflite" / "converted"
 
 Run: TypeAlias = Callable[..., Result]
+Refused: TypeAlias = Callable[..., None]
 Check: TypeAlias = Callable[[str, str], None]
 
 
@@ -30,6 +31,19 @@ def run() -> Run:
         return CliRunner().invoke(
             edgeq, [str(each) for each in arguments], input=given, prog_name="edgeq"
         )
+
+    return invoke
+
+
+@pytest.fixture
+def refused(run: Run) -> Refused:
+    """Run what ends with exit code 2: a text on stderr, without a traceback, and no output."""
+
+    def invoke(*arguments: object, says: str) -> None:
+        done = run(*arguments)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert done.stderr.startswith(("Error: ", "Usage: "))
+        assert says in " ".join(done.stderr.split())
 
     return invoke
 

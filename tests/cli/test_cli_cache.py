@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_edgeq.quantize.cache.directory import Store
-from tests.cli.conftest import Run
+from tests.cli.conftest import Refused, Run
 
 
 def refuse(text: str) -> None:
@@ -80,21 +80,18 @@ def test_clear_without_asking(run: Run, tmp_path: Path) -> None:
     )
 
 
-def test_another_folder_is_left_alone(run: Run, tmp_path: Path) -> None:
+def test_another_folder_is_left_alone(refused: Refused, tmp_path: Path) -> None:
     """Files that end in .entry and are not the cache's."""
     folder = tmp_path / "journal" / "2024"
     folder.mkdir(parents=True)
     (folder / "diary.entry").write_text("mine")
 
-    done = run("cache", "clear", "--yes", "--dir", tmp_path / "journal")
+    says = "is no conversion cache of pytest-edgeq: nothing was deleted"
+    refused("cache", "clear", "--yes", "--dir", tmp_path / "journal", says=says)
 
-    assert (done.exit_code, (folder / "diary.entry").read_text()) == (2, "mine")
-    assert "is no conversion cache of pytest-edgeq: nothing was deleted" in done.stderr
+    assert (folder / "diary.entry").read_text() == "mine"
 
 
-def test_yes_to_nothing(run: Run) -> None:
+def test_yes_to_nothing(refused: Refused) -> None:
     """A usage error: the word `clear` was forgotten."""
-    done = run("cache", "--yes")
-
-    assert done.exit_code == 2
-    assert "--yes confirms `edgeq cache clear`" in done.stderr
+    refused("cache", "--yes", says="--yes confirms `edgeq cache clear`")

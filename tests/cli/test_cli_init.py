@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pytest_edgeq.plugin.options.values import CI_VARIABLES
-from tests.cli.conftest import Run, module, without_torch
+from tests.cli.conftest import Refused, Run, module, without_torch
 from tests.shared_cache import shared_cache
 
 ROOT = Path(__file__).parents[2]
@@ -139,6 +139,7 @@ def test_an_existing_file_is_kept(here: Path, run: Run) -> None:
     ast.parse(text)
 
 
+NUMBERS = "expected numbers such as 1,3,224,224 or 1,16:int64, got "
 FAILURES = {
     "my_factories": "expected package.module:factory, such as my_model:Classifier, got",
     "my_factorys:residual": "there is no module 'my_factorys' (did you mean my_factories?)",
@@ -149,42 +150,19 @@ FAILURES = {
     "my_factories:odd": "sample inputs: expected a tensor, a tuple of tensors, or a dict",
     "my_factories:coarse": "sample inputs: expected float16, float32, float64, uint8, int8, int16",
     "my_factories:Twice": "name the shape of each by --shape, in the order of Twice.forward(x, y)",
+    "my_factories:Twice --shape 1,x": f"{NUMBERS}'1,x'",
+    "my_factories:Twice --shape 0,4": f"{NUMBERS}'0,4'",
+    "my_factories:Twice --shape 1,4:in64": "unknown dtype 'in64' (did you mean int64",
+    "my_factories:residual --output tests/test_it.py": "there is no folder tests",
 }
 
 
-@pytest.mark.parametrize("target", FAILURES)
-def test_what_cannot_be_a_factory(target: str, here: Path, run: Run) -> None:
+@pytest.mark.parametrize("arguments", FAILURES)
+def test_what_cannot_be_written(arguments: str, here: Path, refused: Refused) -> None:
     """A sentence and exit code 2, and nothing is written."""
-    done = run("init", target)
+    refused("init", *arguments.split(), says=FAILURES[arguments])
 
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.startswith("Error: ")
-    assert FAILURES[target] in done.stderr
     assert not (here / "test_model_quant.py").exists()
-
-
-@pytest.mark.parametrize(
-    ("shape", "sentence"),
-    [
-        ("1,x", "expected numbers such as 1,3,224,224 or 1,16:int64, got '1,x'"),
-        ("0,4", "expected numbers such as 1,3,224,224 or 1,16:int64, got '0,4'"),
-        ("1,4:in64", "unknown dtype 'in64' (did you mean int64"),
-    ],
-)
-def test_shapes_that_are_none(shape: str, sentence: str, here: Path, run: Run) -> None:
-    """They are refused before anything is imported."""
-    done = run("init", "my_factories:Twice", "--shape", shape)
-
-    assert done.exit_code == 2
-    assert sentence in done.stderr
-
-
-def test_a_folder_that_is_missing(here: Path, run: Run) -> None:
-    """Before anything is imported."""
-    done = run("init", "my_factories:residual", "--output", here / "tests" / "test_it.py")
-
-    assert done.exit_code == 2
-    assert f"there is no folder {here / 'tests'}" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,10 @@ import pytest
 from pytest_edgeq.report.html.history import read_runs
 from pytest_edgeq.report.markdown import markdown_page
 from pytest_edgeq.report.run import Run as Record
-from tests.cli.conftest import CONVERTED, Run, without_torch
+from tests.cli.conftest import CONVERTED, Refused, Run, without_torch
 from tests.report.runs import compared, model, outcome, run_of
+
+INT8 = str(CONVERTED / "nested.int8.tflite")
 
 
 @pytest.fixture
@@ -88,18 +90,26 @@ def test_a_history(
         (["--history", "gone"], "gone: there is no such folder"),
         (["--history", "."], ".: there is no record in it (pytest --edgeq-json=./….json)"),
         (["--history", "bad"], "expected the JSON of --edgeq-json, got another document"),
+        (["bad/package.json"], "expected the JSON of --edgeq-json, got another document"),
+        (["gone.json"], "gone.json"),
+        (["nested"], "the JSON of --edgeq-json, got a file that is no JSON"),
+        ([INT8], "the JSON of --edgeq-json, got a file that is no JSON"),
+        (["bad"], "Error: bad: Is a directory"),
     ],
 )
-def test_a_history_of_nothing(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], told: str
+def test_what_is_no_record(
+    arguments: list[str],
+    told: str,
+    refused: Refused,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One sentence."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "package.json").write_text("{}")
-    done = run("report", *arguments)
-    assert done.exit_code == 2
-    assert told in done.stderr
+    (tmp_path / "nested").write_text("[" * 100_000)
+    refused("report", *arguments, says=told)
     assert not (tmp_path / "history.html").exists()
 
 
@@ -111,18 +121,3 @@ def test_a_run_without_failures(broken: Record, tmp_path: Path) -> None:
     done = without_torch("report", tmp_path / "run.json")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == "1 test, 0 failed"
-
-
-def test_another_file_is_refused(run: Run, tmp_path: Path) -> None:
-    """With a sentence."""
-    (tmp_path / "run.json").write_text("{}")
-    done = run("report", tmp_path / "run.json")
-    assert done.exit_code == 2
-    assert "expected the JSON of --edgeq-json, got another document" in done.stderr
-    assert run("report", tmp_path / "gone.json").exit_code == 2
-    (tmp_path / "nested.json").write_text("[" * 100_000)
-    for path in (tmp_path / "nested.json", CONVERTED / "nested.int8.tflite"):
-        done = run("report", path)
-        assert done.stderr.endswith("the JSON of --edgeq-json, got a file that is no JSON\n")
-    folder = run("report", tmp_path)
-    assert (folder.exit_code, folder.stderr) == (2, f"Error: {tmp_path}: Is a directory\n")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fixtures.tflite.writer import FileWriter, one_op
-from tests.cli.conftest import CONVERTED, Check, Run
+from tests.cli.conftest import CONVERTED, Check, Refused, Run
 from tests.report.runs import event, layers, model, outcome, run_of
 from tests.runtimes.gpu.delegation_texts import transposed
 from tests.tflite.one_op_files import layer
@@ -147,7 +147,7 @@ def test_the_document(run: Run) -> None:
     }
 
 
-def test_what_is_no_file(tmp_path: Path, run: Run) -> None:
+def test_what_is_no_file(tmp_path: Path, run: Run, refused: Refused) -> None:
     """A sentence on stderr and exit code 2: missing, a folder, text, cut off."""
     whole = (CONVERTED / "nested.float.tflite").read_bytes()
     near = written(tmp_path / "model.tflite", whole)
@@ -159,15 +159,12 @@ def test_what_is_no_file(tmp_path: Path, run: Run) -> None:
         written(tmp_path / "cut", whole[: len(whole) // 2]): "It was truncated or overwritten",
     }
     for path, sentence in cases.items():
-        done = run("show", path)
-        assert (done.exit_code, done.stdout) == (2, "")
-        assert done.stderr.startswith("Error: ")
-        assert sentence in done.stderr
-        assert len(done.stderr.splitlines()) == 1
+        refused("show", path, says=sentence)
+        assert len(run("show", path).stderr.splitlines()) == 1
     assert run("show", near).exit_code == 0
 
 
-def test_node_data_for_model_explorer(run: Run, tmp_path: Path) -> None:
+def test_node_data_for_model_explorer(run: Run, refused: Refused, tmp_path: Path) -> None:
     """Of the file alone dtypes and schemes; with a record what that run measured of the ops."""
     path = CONVERTED / "nested.recipe_static_wi8_ai8.tflite"
     done = run("show", path, "--model-explorer", tmp_path / "bare")
@@ -184,9 +181,8 @@ def test_node_data_for_model_explorer(run: Run, tmp_path: Path) -> None:
     text = (tmp_path / "measured" / "local_sqnr_db.json").read_text("utf-8")
     assert "43" in text
 
-    other = run("show", CONVERTED / "attention.int8.tflite", *arguments)
-    assert other.exit_code == 2
-    assert "the run has measured no ops of this file" in other.stderr
+    other = CONVERTED / "attention.int8.tflite"
+    refused("show", other, *arguments, says="the run has measured no ops of this file")
     assert run("show", path, "--record", tmp_path / "run.json").exit_code == 2
 
 
