@@ -140,6 +140,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None]:
     items.sort(key=lambda item: (item.path.name not in LONGEST, -sizes[item.path]))
 
 
+@pytest.fixture(scope="module")
+def maker(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Quantize and compare outside of the fixture `edgeq`; writes into a folder of the module."""
+    from pytest_edgeq import Edgeq
+
+    return Edgeq(directory=tmp_path_factory.mktemp("maker"))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Seed torch by the name of the test, before its fixtures: in any order it draws the same."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 from ai_edge_litert.interpreter import Interpreter
 
-from fixtures.models import ResidualNet, SelfAttention, SmallModel, samples, seeded
+from fixtures.models import ResidualNet, SelfAttention, SmallModel, samples
 from fixtures.tflite.writer import FileWriter, one_op
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.check.agreement import (
@@ -31,6 +31,8 @@ from pytest_edgeq.compare.samples import read_samples
 from pytest_edgeq.errors import UnrunnableError
 from pytest_edgeq.numerics.findings import text_of
 from pytest_edgeq.runtimes.edge import EdgeFile
+from tests.bench.detection.defects_runtime import SPOILT
+from tests.quantize import making
 
 Arrays = dict[str, npt.NDArray[Any]]
 Spoil = Callable[[Arrays, Sequence[Arrays]], Arrays]
@@ -71,8 +73,9 @@ def _stuck(outputs: Arrays, past: Sequence[Arrays]) -> Arrays:
     return past[0] if past else outputs
 
 
-def _zero(outputs: Arrays, _: Sequence[Arrays]) -> Arrays:
-    return {name: np.zeros_like(value) for name, value in outputs.items()}
+_zero: Any = SPOILT["zero"]
+_nan: Any = SPOILT["nan"]
+_higher: Any = SPOILT["off-by-one"]
 
 
 def _shuffled(outputs: Arrays, _: Sequence[Arrays]) -> Arrays:
@@ -81,23 +84,6 @@ def _shuffled(outputs: Arrays, _: Sequence[Arrays]) -> Arrays:
 
 def _stuck_elsewhere(outputs: Arrays, past: Sequence[Arrays]) -> Arrays:
     return _shuffled(_stuck(outputs, past), past)
-
-
-def _nan(outputs: Arrays, _: Sequence[Arrays]) -> Arrays:
-    for value in outputs.values():
-        if np.issubdtype(value.dtype, np.floating):
-            value.reshape(-1)[-1] = np.nan
-    return outputs
-
-
-def _higher(outputs: Arrays, _: Sequence[Arrays]) -> Arrays:
-    """One step up, as far as there is one; of floats 1/128 of their range."""
-    for value in outputs.values():
-        if np.issubdtype(value.dtype, np.floating):
-            value += np.float32(np.ptp(value) / 128)
-        else:
-            value[...] = np.minimum(value, np.iinfo(value.dtype).max - 1) + 1
-    return outputs
 
 
 def _lower(outputs: Arrays, _: Sequence[Arrays]) -> Arrays:
@@ -115,12 +101,7 @@ def _wears_out(outputs: Arrays, past: Sequence[Arrays]) -> Arrays:
     return outputs
 
 
-@functools.cache
-def made(cls: type[SmallModel], quantizer: str) -> QuantizedModel:
-    """Return the file of a model, made once."""
-    return Edgeq().quantize(
-        seeded(cls), cls.sample_inputs(), quantizer=quantizer, calibration=samples(cls, 16)
-    )
+made = functools.cache(making.quantize)
 
 
 def _on_bridge(quantized: QuantizedModel, spoil: Spoil) -> tuple[QuantizedModel, list[Bridge]]:
@@ -145,17 +126,17 @@ def _agreement(quantized: QuantizedModel, inputs: Iterable[Any]) -> AgreementRes
 
 
 MODELS = [
-    (ResidualNet, "pt2e_static_int8"),
-    (ResidualNet, "recipe_static_wi8_ai16"),
-    (ResidualNet, "recipe_dynamic_wi8_afp32"),
-    (SelfAttention, "pt2e_static_int8"),
+    ("pt2e_static_int8", ResidualNet),
+    ("recipe_static_wi8_ai16", ResidualNet),
+    ("recipe_dynamic_wi8_afp32", ResidualNet),
+    ("pt2e_static_int8", SelfAttention),
 ]
 
 
-@pytest.mark.parametrize(("cls", "quantizer"), MODELS)
-def test_sound_runtimes_agree(cls: type[SmallModel], quantizer: str) -> None:
+@pytest.mark.parametrize(("quantizer", "cls"), MODELS)
+def test_sound_runtimes_agree(quantizer: str, cls: type[SmallModel]) -> None:
     """Every built-in one that is installed, and one of one's own that runs the same kernels."""
-    quantized, _ = _on_bridge(made(cls, quantizer), _sound)
+    quantized, _ = _on_bridge(made(quantizer, cls), _sound)
 
     assert {"xnnpack", "builtin", "bridge"} <= set(compared_runtimes(quantized))
     found = _agreement(quantized, samples(cls, 6, seed=3))
@@ -175,12 +156,12 @@ def test_sound_runtimes_agree(cls: type[SmallModel], quantizer: str) -> None:
     ],
 )
 def test_a_spoilt_runtime_is_found(
-    case: tuple[type[SmallModel], str], spoil: Spoil, n_samples: int
+    case: tuple[str, type[SmallModel]], spoil: Spoil, n_samples: int
 ) -> None:
     """Whatever it does to the outputs, and be it one step; also where there is but one sample."""
     quantized, _ = _on_bridge(made(*case), spoil)
 
-    found = _agreement(quantized, samples(case[0], n_samples, seed=3))
+    found = _agreement(quantized, samples(case[1], n_samples, seed=3))
 
     assert (found.unable, found.notes) == ((), ())
     assert found.differences
@@ -209,7 +190,7 @@ def test_a_spoilt_runtime_is_found(
 )
 def test_how_a_runtime_differs_is_said(quantizer: str, spoil: Spoil, text: str) -> None:
     """With the numbers."""
-    quantized, _ = _on_bridge(made(ResidualNet, quantizer), spoil)
+    quantized, _ = _on_bridge(made(quantizer), spoil)
 
     found = _agreement(quantized, samples(ResidualNet, 4, seed=3))
 
@@ -283,7 +264,7 @@ def test_exponentials_of_large_values_agree() -> None:
 @pytest.mark.parametrize("spoil", [_shuffled, _stuck_elsewhere])
 def test_what_no_op_explains_is_found(spoil: Spoil) -> None:
     """Ops alone are right, the whole file gives another sample's results each time."""
-    original = made(ResidualNet, "pt2e_static_int8")
+    original = made("pt2e_static_int8")
 
     def mixes_up(path: Path, signature: str | None) -> Bridge:
         is_whole = path.read_bytes() == original.tflite
@@ -302,7 +283,7 @@ def test_what_no_op_explains_is_found(spoil: Spoil) -> None:
 
 def test_it_looks_at_few_samples_and_closes_what_it_opened() -> None:
     """The file itself stays open for the next call; that in which ops stand alone does not."""
-    quantized, opened = _on_bridge(made(ResidualNet, "pt2e_static_int8"), _higher)
+    quantized, opened = _on_bridge(made("pt2e_static_int8"), _higher)
 
     _agreement(quantized, samples(ResidualNet, SAMPLES + 5, seed=3))
 
@@ -380,7 +361,7 @@ def test_a_runtime_of_ones_own_that_cannot_run_the_file_is_blamed() -> None:
     def broken(path: Path, signature: str | None) -> Bridge:
         raise OSError("no device")
 
-    original = made(ResidualNet, "pt2e_static_int8")
+    original = made("pt2e_static_int8")
     edgeq = Edgeq(runtimes={"board": broken})
     quantized = edgeq.load(original.tflite, reference=original.float_model)
 

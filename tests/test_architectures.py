@@ -15,62 +15,38 @@ import pytest
 import torch
 from torch import nn
 
-from fixtures.models import integers, normal
+from fixtures.models import integers, net, normal
 from pytest_edgeq import Edgeq, QuantizedModel
 
 # Networks of hundreds of ops, converted and localized.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-class Wrapped(nn.Module):
-    """A transformers model that takes and gives a plain tensor."""
+def _built(kind: str, model: str, field: str, **options: Any) -> nn.Module:
+    """A transformers model that takes a plain tensor, and gives one field of its output."""
+    import transformers
 
-    def __init__(self, net: nn.Module, field: str) -> None:
-        super().__init__()
-        self.net = net
-        self.field = field
+    config = getattr(transformers, f"{kind}Config")(num_labels=10, **options)
+    built = getattr(transformers, f"{kind}{model}")(config)
+    return net(lambda self, x: getattr(self.net(x), field), net=built)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Give one field of the model's output."""
-        value: torch.Tensor = getattr(self.net(x), self.field)
-        return value
+
+TRANSFORMER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
 def _resnet() -> nn.Module:
-    from transformers import ResNetConfig, ResNetForImageClassification
-
-    config = ResNetConfig(embedding_size=16, hidden_sizes=[16, 32], depths=[2, 2])
-    config.num_labels = 10
-    return Wrapped(ResNetForImageClassification(config), "logits")
+    options = {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [2, 2]}
+    return _built("ResNet", "ForImageClassification", "logits", **options)
 
 
 def _vit() -> nn.Module:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    config = ViTConfig(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        image_size=32,
-        patch_size=8,
-    )
-    config.num_labels = 10
-    return Wrapped(ViTForImageClassification(config), "logits")
+    options = TRANSFORMER | {"intermediate_size": 64, "image_size": 32, "patch_size": 8}
+    return _built("ViT", "ForImageClassification", "logits", **options)
 
 
 def _bert() -> nn.Module:
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(
-        vocab_size=100,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=32,
-    )
-    return Wrapped(BertModel(config), "last_hidden_state")
+    options = {"vocab_size": 100, "intermediate_size": 64, "max_position_embeddings": 32}
+    return _built("Bert", "Model", "last_hidden_state", **TRANSFORMER, **options)
 
 
 def _image(seed: int) -> torch.Tensor:
@@ -106,10 +82,9 @@ def quantized_architecture(maker: Edgeq, name: str, preset: str) -> QuantizedMod
 @pytest.mark.sweep(0, slow=3)
 @pytest.mark.parametrize("preset", ["pt2e_static_int8", "recipe_dynamic_wi8_afp32"])
 @pytest.mark.parametrize("name", MODELS)
-def test_an_architecture_goes_through(tmp_path: Any, name: str, preset: str) -> None:
+def test_an_architecture_goes_through(maker: Edgeq, name: str, preset: str) -> None:
     """Weights are int8, inputs are as promised, and the numbers are those of a sound model."""
     _, sample, op, dtype = MODELS[name]
-    maker = Edgeq(directory=tmp_path)
     quantized = quantized_architecture(maker, name, preset)
     comparison = maker.compare(quantized, map(sample, range(200, 208)))
     static = preset.startswith("pt2e")

@@ -14,7 +14,7 @@ import torch
 from ai_edge_litert import schema_py_generated
 from torch import nn
 
-from fixtures.models import ConvBnRelu, samples, seeded
+from fixtures.models import ConvBnRelu, net, normal, samples, seeded
 from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.check.verdict import Verdict
@@ -44,17 +44,15 @@ from tests.checked import checked
 UNREMEMBERED = "baselines were not checked"
 
 
-class _TwoHeads(nn.Module):
+def _two_heads() -> Any:
     """Two outputs of one shape."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, stride=2)
-        self.heads = nn.ModuleList([nn.Conv2d(8, 4, 1), nn.Conv2d(8, 4, 1)])
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self: Any, x: torch.Tensor) -> Any:
         x = torch.relu(self.stem(x))
-        return self.heads[0](x), self.heads[1](x)
+        return tuple(head(x) for head in self.heads)
+
+    stem, *heads = nn.Conv2d(3, 8, 3, stride=2), nn.Conv2d(8, 4, 1), nn.Conv2d(8, 4, 1)
+    return net(forward, "_TwoHeads", stem=stem, heads=nn.ModuleList(heads)).eval()
 
 
 def _images(n: int, seed: int) -> Iterator[torch.Tensor]:
@@ -66,7 +64,7 @@ def _images(n: int, seed: int) -> Iterator[torch.Tensor]:
 @pytest.fixture(scope="module")
 def heads() -> QuantizedModel:
     """A sound model."""
-    model, inputs = seeded(_TwoHeads), (next(_images(1, 0)),)
+    model, inputs = seeded(_two_heads), (next(_images(1, 0)),)
     return Edgeq().quantize(model, inputs, calibration=_images(32, 1))
 
 
@@ -327,9 +325,10 @@ def test_calibration_samples_are_found(heads: QuantizedModel) -> None:
 Change = Callable[[Any], None]
 
 
-def _scale(model: Any) -> None:
-    tensor = model.subgraphs[0].tensors[model.subgraphs[0].operators[-1].outputs[0]]
-    tensor.quantization.scale = np.asarray(tensor.quantization.scale) * np.float32(1.02)
+def _scale(model: Any, subgraph: int = 0) -> None:
+    graph = model.subgraphs[subgraph]
+    quantization = graph.tensors[graph.operators[-1].outputs[0]].quantization
+    quantization.scale = np.asarray(quantization.scale) * np.float32(1.02)
 
 
 def _zero_point(model: Any) -> None:
@@ -434,8 +433,7 @@ def test_a_file_without_names_is_told_by_torchs_modules(heads: QuantizedModel) -
     model = unpack(heads.tflite)
     for index, tensor in enumerate(model.subgraphs[0].tensors):
         tensor.name = f"t{index}".encode()
-    torch.manual_seed(0)
-    reference = _TwoHeads().eval()
+    reference = seeded(_two_heads)
     with torch.no_grad():
         reference.stem.weight[3] *= -1
 
@@ -562,7 +560,7 @@ def test_ops_are_measured_again_where_the_noise_is_twice_as_great(
     edgeq = Edgeq()
     values = next(_images(1, 0))
     values /= values.abs().max()
-    quantized = edgeq.quantize(seeded(_TwoHeads), (values,), quantizer="recipe_dynamic_wi8_afp32")
+    quantized = edgeq.quantize(seeded(_two_heads), (values,), quantizer="recipe_dynamic_wi8_afp32")
     with pytest.warns(UserWarning, match=UNREMEMBERED):
         edgeq.check(quantized, [values * scale for scale in (1.0, 0.5, 1.3, 2.0, 2.5, 4.0)])
     assert measured == [1.0, 0.5, 2.0, 4.0]
@@ -617,11 +615,6 @@ def test_the_text_of_runtimes_that_differ() -> None:
     ), text
 
 
-class _Greatest(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.amax(1)
-
-
 _NOTE = "note: baselines were not checked: outside a test nothing is remembered"
 
 
@@ -637,7 +630,7 @@ def test_the_text_of_a_file_that_kernels_refuse() -> None:
         "ReducerOptions",
     )
     edgeq = Edgeq()
-    model = edgeq.load(content, reference=_Greatest().eval())
+    model = edgeq.load(content, reference=net(lambda _, x: x.amax(1), "_Greatest").eval())
     samples = [torch.tensor([[0.1, 0.2, 0.3, k / 10]]) for k in range(5)]
 
     # XNNPACK hands the codes on, and is off by the scales: findings of their own.
@@ -664,19 +657,10 @@ def test_the_text_of_a_file_that_kernels_refuse() -> None:
         edgeq.localize(model, samples)
 
 
-class _Changed(nn.Module):
-    """A model whose outputs are changed."""
-
-    def __init__(self, model: Any, change: Callable[..., Any]) -> None:
-        super().__init__()
-        self.model, self.change = model, change
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.change(*self.model(x))
-
-
 def _changed(heads: QuantizedModel, change: Callable[..., Any]) -> QuantizedModel:
-    return Edgeq().load(heads.tflite, reference=_Changed(heads.float_model, change).eval())
+    """Load the file with a reference whose outputs are changed."""
+    changed = net(lambda self, x: change(*self.model(x)), "_Changed", model=heads.float_model)
+    return Edgeq().load(heads.tflite, reference=changed.eval())
 
 
 def test_the_text_of_a_reference_that_fails(heads: QuantizedModel) -> None:
@@ -707,8 +691,7 @@ def test_the_text_of_outputs_of_another_shape(heads: QuantizedModel) -> None:
 
 def test_another_checkpoint_is_told_as_such(heads: QuantizedModel) -> None:
     """Each layer has other weights: the cause is one."""
-    torch.manual_seed(1)
-    loaded = Edgeq().load(heads.tflite, reference=_TwoHeads().eval())
+    loaded = Edgeq().load(heads.tflite, reference=seeded(_two_heads, 1))
 
     lines = _findings(loaded, _images(4, 2)).splitlines()
 
@@ -741,24 +724,16 @@ def test_an_output_that_is_worse_than_zeros_is_found(heads: QuantizedModel) -> N
     ), text
 
 
-class _Normalized(nn.Module):
+def _normalized() -> nn.Module:
     """What comes before the convolution becomes ops of its own under a recipe."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3)
-        self.mean: torch.Tensor
-        self.register_buffer("mean", torch.tensor([0.5, 1.0, 1.5]).reshape(1, 3, 1, 1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.conv((x - self.mean) / 0.7)
-        return y
+    mean = nn.Buffer(torch.tensor([0.5, 1.0, 1.5]).reshape(1, 3, 1, 1))
+    forward = lambda self, x: self.conv((x - self.mean) / 0.7)  # noqa: E731
+    return net(forward, conv=nn.Conv2d(3, 8, 3), mean=mean)
 
 
 def test_an_op_that_is_another_is_found_by_torch_alone() -> None:
     """SUB became ADD, in front of ops that no value tells apart from it."""
-    torch.manual_seed(0)
-    module = _Normalized().eval()
+    module = seeded(_normalized)
     quantized = Edgeq().quantize(
         module,
         (next(_images(1, 0)),),
@@ -784,13 +759,14 @@ def test_an_op_that_is_another_is_found_by_torch_alone() -> None:
 @pytest.mark.slow
 def test_one_of_several_signatures_of_another_file_is_checked() -> None:
     """Against the same one of the flow's own file: sound as it is, and found where it is not."""
+    drawn = {
+        name: [normal(1, 3, side, side, seed=100 + k) for k in range(16)]
+        for name, side in (("small", 16), ("large", 20))
+    }
     quantized = Edgeq().quantize(
-        {"small": _Normalized().eval(), "large": _Normalized().eval()},
-        {name: (torch.zeros(1, 3, side, side),) for name, side in (("small", 16), ("large", 20))},
-        calibration={
-            name: [torch.randn(1, 3, side, side, generator=_seeded(100 + k)) for k in range(16)]
-            for name, side in (("small", 16), ("large", 20))
-        },
+        {name: seeded(_normalized) for name in drawn},
+        {name: (images[0],) for name, images in drawn.items()},
+        calibration=drawn,
     )
 
     assert (
@@ -799,14 +775,8 @@ def test_one_of_several_signatures_of_another_file_is_checked() -> None:
 
     model = unpack(quantized.tflite)
     [small] = [each for each in quantized.graph.signatures if each.key == "small"]
-    graph = model.subgraphs[small.subgraph]
-    output = graph.tensors[graph.operators[-1].outputs[0]]
-    output.quantization.scale = np.asarray(output.quantization.scale) * np.float32(1.02)
+    _scale(model, small.subgraph)
     other = quantized.with_tflite(pack(model))
 
     text = _findings(other.signature("small"), _images(4, 2))
     assert "expected the scale" in text.splitlines()[0]
-
-
-def _seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)

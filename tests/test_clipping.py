@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fixtures.models import seeded
+from fixtures.models import net, seeded
 from fixtures.tflite.writer import FileWriter
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.mistakes import BIT_DB
@@ -26,20 +26,15 @@ def _text(model: QuantizedModel, samples: Any) -> str:
     return checked(model, samples)[0]
 
 
-class _Tokens(nn.Module):
+def _tokens() -> nn.Module:
     """The second half of the tokens has larger vectors than the first."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(64, 16)
-        self.hidden, self.head = nn.Linear(16, 16), nn.Linear(16, 8)
+    def forward(self: Any, ids: torch.Tensor) -> Any:
+        x = self.embedding(ids) * (1 + 2 * (ids >= 32)).unsqueeze(-1)
+        return torch.tanh(self.head(x + torch.relu(self.hidden(x))))
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Give 8 values a token."""
-        size = 1 + 2 * (ids >= 32)
-        x = self.embedding(ids) * size.unsqueeze(-1)
-        values: torch.Tensor = torch.tanh(self.head(x + torch.relu(self.hidden(x))))
-        return values
+    layers = {"hidden": nn.Linear(16, 16), "head": nn.Linear(16, 8)}
+    return net(forward, embedding=nn.Embedding(64, 16), **layers)
 
 
 def _ids(n: int, seed: int, low: int, high: int) -> list[torch.Tensor]:
@@ -52,7 +47,7 @@ def tokens() -> QuantizedModel:
     """Calibrated on the first half of the tokens."""
     calibration = _ids(32, 1, 0, 32)
     return Edgeq().quantize(
-        seeded(_Tokens), _ids(1, 0, 0, 32)[0], calibration=calibration, name="tokens"
+        seeded(_tokens), _ids(1, 0, 0, 32)[0], calibration=calibration, name="tokens"
     )
 
 
@@ -77,12 +72,12 @@ def test_tokens_that_the_calibration_never_had_are_found(tokens: QuantizedModel)
 @pytest.mark.slow
 def test_samples_that_are_rare_in_the_calibrations_distribution_pass() -> None:
     """Of 128 samples some exceed the largest of 32, and these few make most of the loss."""
-    net = NETS["Mlp"]
+    mlp = NETS["Mlp"]
     maker = Edgeq()
-    made = sound(maker, net, "pt2e_static_int8")
+    made = sound(maker, mlp, "pt2e_static_int8")
     outputs = [
         maker.compare(made.quantized, samples).total.outputs["output_0"].sqnr_db
-        for samples in (made.evaluation, net.calibration())
+        for samples in (made.evaluation, mlp.calibration())
     ]
     assert outputs[0] < outputs[1] - 2 * BIT_DB
     assert _text(made.quantized, made.evaluation) == ""

@@ -18,12 +18,6 @@ pytestmark = pytest.mark.figures
 
 
 @pytest.fixture(scope="module")
-def maker(tmp_path_factory: pytest.TempPathFactory) -> Edgeq:
-    """Quantize and compare; writes into a folder of the module's own."""
-    return Edgeq(directory=tmp_path_factory.mktemp("compare"))
-
-
-@pytest.fixture(scope="module")
 def residual(maker: Edgeq) -> QuantizedModel:
     """A sound int8 model."""
     return maker.quantize(

@@ -43,12 +43,6 @@ CALIBRATIONS: dict[str, tuple[Callable[[Samples], Samples], str]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def maker(tmp_path_factory: pytest.TempPathFactory) -> Edgeq:
-    """Without a memory."""
-    return Edgeq(directory=tmp_path_factory.mktemp("inputs"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("flow", STATIC)
 def test_a_sound_calibration_has_no_finding(maker: Edgeq, flow: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from fixtures.models import net
 from fixtures.tflite import make
 from fixtures.tflite.writer import FileWriter
 from pytest_edgeq import Edgeq
@@ -16,6 +17,7 @@ from pytest_edgeq.compare.reference import module_tree
 from pytest_edgeq.names import LONGEST_NAME, readable
 from pytest_edgeq.quantize.arguments import _check_names
 from pytest_edgeq.tflite.modules import ModuleNode
+from tests.projects import Project
 
 TITLE = "a\x1b]0;title\x07b"
 NAMES = [TITLE, "two\nlines", "n" * 5000, "\x00", "\u202eright to left", "\ud800"]
@@ -65,16 +67,10 @@ def test_a_signature_of_such_a_name_is_run(key: str) -> None:
         assert Edgeq().compare(second, [sample]).total.max_abs_error == 0
 
 
-class _Keyed(nn.Module):
-    def __init__(self, key: str) -> None:
-        super().__init__()
-        self.layers = nn.ModuleDict({key: nn.Linear(4, 4)})
-
-    def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
-        """Add the inputs."""
-        (layer,) = self.layers.values()
-        result: torch.Tensor = layer(sum(inputs.values()))
-        return result
+def _keyed(key: str) -> nn.Module:
+    """A layer of a name, on the sum of the inputs."""
+    forward = lambda self, **inputs: next(iter(self.layers.values()))(sum(inputs.values()))  # noqa: E731
+    return net(forward, "_Keyed", layers=nn.ModuleDict({key: nn.Linear(4, 4)})).eval()
 
 
 @pytest.mark.parametrize("key", NAMES)
@@ -84,7 +80,7 @@ def test_a_module_of_such_a_name(key: str) -> None:
     def paths(node: ModuleNode) -> list[str]:
         return [node.path, *(path for child in node.children for path in paths(child))]
 
-    found = paths(module_tree(_Keyed(key)).root)
+    found = paths(module_tree(_keyed(key)).root)
     assert found == ["", "layers", readable(f"layers.{key}")]
 
 
@@ -94,37 +90,32 @@ def test_a_name_that_torch_writes_into_code_is_refused(key: str) -> None:
     x = torch.zeros(1, 4)
     for quantizer in ("pt2e_static_int8", None):
         with pytest.raises(ValueError, match=r"^_Keyed: layers\..*rename this attribute or key"):
-            Edgeq().quantize(_Keyed(key).eval(), (x,), calibration=[x], quantizer=quantizer)
+            Edgeq().quantize(_keyed(key), (x,), calibration=[x], quantizer=quantizer)
         with pytest.raises(ValueError, match=r"^_Keyed: the keyword input .*: expected the name"):
-            Edgeq().quantize(_Keyed("a").eval(), (), sample_kwargs={key: x}, quantizer=quantizer)
+            Edgeq().quantize(_keyed("a"), (), sample_kwargs={key: x}, quantizer=quantizer)
 
 
 @pytest.mark.parametrize("key", ["a", "a b", "a-b", "1", "größe", "a\\b", TITLE, "n" * 5000])
 def test_a_name_that_torch_can_write_is_not_refused(key: str) -> None:
     """Nor is the name of a module without tensors, of which no graph tells."""
-    _check_names(_Keyed(key), ["x", "größe"], "Net")
+    _check_names(_keyed(key), ["x", "größe"], "Net")
     _check_names(nn.ModuleDict({"two\nlines": nn.ReLU()}), [], "Net")
 
 
-def test_a_run_with_such_names_is_told_in_whole_files(pytester: pytest.Pytester) -> None:
+def test_a_run_with_such_names_is_told_in_whole_files(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The terminal, JUnit's XML, and what is written for a pull request."""
-    file = make.CONVERTED / "equal_weights.int8.tflite"
-    pytester.makepyfile(
-        f"""
+    suite = f"""
         import pytest
 
         @pytest.mark.parametrize("name", {[*NAMES[:4], "sound"]!r}, ids=range(5))
         def test_it(edgeq, name):
-            model = edgeq.load({str(file)!r}, name=name)
+            model = edgeq.load({str(make.CONVERTED / "equal_weights.int8.tflite")!r}, name=name)
             edgeq.compare(model, [])
         """
-    )
-    result = pytester.runpytest(
-        "--junitxml=junit.xml", "--edgeq-json=run.json", "-p", "no:randomly"
-    )
-
-    result.assert_outcomes(failed=5)
-    assert "\x1b]0" not in result.stdout.str()
+    options = "--junitxml=junit.xml", "--edgeq-json=run.json"
+    Project(pytester, monkeypatch).run(*options, files=suite, failed=5, hides="*\x1b]0*")
     tests = ElementTree.parse(pytester.path / "junit.xml").findall(".//testcase/failure")
     messages = [each.get("message", "") for each in tests]
     for message, name in zip(messages, [*NAMES[:4], "sound"], strict=True):

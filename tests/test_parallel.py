@@ -17,21 +17,18 @@ import torch
 from ai_edge_litert.interpreter import Interpreter
 from torch import nn
 
-from fixtures.models import ConcatSkip, ResidualNet, SmallModel, normal, samples, seeded
-from pytest_edgeq import Comparison, Edgeq, QuantizedModel, assert_accuracy_drop
+from fixtures.models import ConcatSkip, ResidualNet, SmallModel, net, normal, samples, seeded
+from pytest_edgeq import Comparison, Edgeq, assert_accuracy_drop
 from pytest_edgeq.compare.parallel import in_order
 from pytest_edgeq.runtimes.runner import Runner
 from tests.bench.detection.edits import edited, ops_of
 from tests.bench.detection.flatfile import FlatFile
+from tests.quantize import making
 
 PT2E, STATIC = "pt2e_static_int8", "recipe_static_wi8_ai8"
 
 
-@functools.cache
-def _quantized(kind: type[SmallModel], flow: str) -> QuantizedModel:
-    return Edgeq().quantize(
-        seeded(kind), kind.sample_inputs(), quantizer=flow, calibration=samples(kind, 8)
-    )
+_quantized = functools.cache(making.quantize)
 
 
 def _told(comparison: Comparison) -> list[Any]:
@@ -45,7 +42,7 @@ def _told(comparison: Comparison) -> list[Any]:
 @pytest.mark.parametrize(("kind", "flow"), [(ResidualNet, PT2E), (ConcatSkip, STATIC)])
 def test_figures_do_not_depend_on_the_number_of_cores(kind: type[SmallModel], flow: str) -> None:
     """Equal to the last bit, of every output and every sample."""
-    quantized = _quantized(kind, flow)
+    quantized = _quantized(flow, kind)
     given = list(samples(kind, 23, seed=2))
     told = [_told(Edgeq(threads=threads).compare(quantized, given)) for threads in (1, 2, 7)]
     assert all(each == told[0] for each in told[1:])
@@ -56,7 +53,7 @@ def test_the_layer_to_blame_does_not_depend_on_the_number_of_cores(
     flow: str, factor: float
 ) -> None:
     """Every figure of every row equal to the last bit; also where a later sample is the bad one."""
-    quantized = _quantized(ResidualNet, flow)
+    quantized = _quantized(flow)
     file = FlatFile(quantized.tflite)
     op = ops_of(file, "CONV_2D")[1]
 
@@ -106,7 +103,7 @@ def test_accuracy_is_scored_in_order_on_any_number_of_cores() -> None:
     """The metric sees the same outputs in the same order; labels may share a buffer."""
     seen: list[list[Any]] = []
     for threads in (1, 2, 5):
-        quantized = _quantized(ResidualNet, PT2E).clone()
+        quantized = _quantized(PT2E).clone()
         quantized.threads = threads
         label, scored = torch.zeros(1), list[Any]()
 
@@ -130,26 +127,24 @@ def test_the_first_sample_that_fails_is_told() -> None:
     model = nn.Linear(4, 4).eval()
     made = Edgeq().quantize(model, (normal(1, 4, seed=0),), quantizer=None)
 
-    class Refusing(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if float(x.sum()) > 1e3:
-                raise RuntimeError(f"sum is {float(x.sum()):.0f}")
-            made: torch.Tensor = model(x)
-            return made
+    def refusing(self: Any, x: torch.Tensor) -> Any:
+        if float(x.sum()) > 1e3:
+            raise RuntimeError(f"sum is {float(x.sum()):.0f}")
+        return model(x)
 
     given = [torch.full((1, 4), 1e4 * (seed > 5) * seed) for seed in range(20)]
     texts = []
     for threads in (1, 2, 5):
         edgeq = Edgeq(threads=threads)
         with pytest.raises(RuntimeError, match="evaluation sample 6") as caught:
-            edgeq.compare(edgeq.load(made.tflite, reference=Refusing().eval()), given)
+            edgeq.compare(edgeq.load(made.tflite, reference=net(refusing).eval()), given)
         texts.append(str(caught.value))
     assert texts[0] == texts[1] == texts[2]
 
 
 def test_samples_may_share_a_buffer_and_few_are_held() -> None:
     """A loader may write the next one over the last; memory does not grow with their number."""
-    quantized = _quantized(ResidualNet, PT2E)
+    quantized = _quantized(PT2E)
     shape = ResidualNet.sample_inputs()[0].shape
     buffer, most = torch.zeros(shape), 0
     alive: list[weakref.ref[torch.Tensor]] = []
@@ -186,7 +181,7 @@ def three_threads() -> Iterator[None]:
 @pytest.mark.usefixtures("three_threads")
 def test_the_threads_of_torch_are_as_before() -> None:
     """After a comparison, and after one that failed."""
-    quantized = _quantized(ResidualNet, PT2E)
+    quantized = _quantized(PT2E)
     Edgeq(threads=2).compare(quantized, samples(ResidualNet, 4))
     assert torch.get_num_threads() == 3
     with pytest.raises(ValueError, match="expected shape"):

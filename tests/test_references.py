@@ -17,16 +17,10 @@ import pytest
 import torch
 from torch import nn
 
-from fixtures.models import normal, seeded
+from fixtures.models import net, normal, seeded
 from fixtures.tflite.writer import one_op, pack, unpack
 from pytest_edgeq import Edgeq
 from pytest_edgeq.numerics.findings import STATEFUL_REFERENCE
-
-
-@pytest.fixture
-def maker(tmp_path: Path) -> Edgeq:
-    """Quantize and compare; writes into a folder of the test's own."""
-    return Edgeq(directory=tmp_path)
 
 
 class Weighted(nn.Module):
@@ -51,30 +45,19 @@ class Swapped(Weighted):
         return super().forward(b, a)
 
 
-class KeywordOnly(nn.Module):
+def keyword_only() -> nn.Module:
     """One input by position, one by keyword only."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.weighted = Weighted()
+    def forward(self: Any, a: torch.Tensor, *, b: torch.Tensor) -> Any:
+        return self.weighted(a, b)
 
-    def forward(self, a: torch.Tensor, *, b: torch.Tensor) -> torch.Tensor:
-        """Weigh b twice."""
-        result: torch.Tensor = self.weighted(a, b)
-        return result
+    return net(forward, weighted=Weighted())
 
 
-class Pair(nn.Module):
+def pair() -> Any:
     """Two outputs of one shape."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.left = nn.Linear(8, 4)
-        self.right = nn.Linear(8, 4)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Give both."""
-        return self.left(x), self.right(x)
+    forward = lambda self, x: (self.left(x), self.right(x))  # noqa: E731
+    return net(forward, left=nn.Linear(8, 4), right=nn.Linear(8, 4))
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +70,10 @@ def named() -> bytes:
 
 @pytest.fixture(scope="module")
 def mixed() -> bytes:
-    """`KeywordOnly` in float."""
+    """`keyword_only` in float."""
     a, b = _samples()[0].values()
-    return (
-        Edgeq().quantize(seeded(KeywordOnly), (a,), sample_kwargs={"b": b}, quantizer=None).tflite
-    )
+    model = seeded(keyword_only)
+    return Edgeq().quantize(model, (a,), sample_kwargs={"b": b}, quantizer=None).tflite
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +112,7 @@ def test_inputs_of_a_loaded_file_are_paired_by_name(maker: Edgeq, named: bytes) 
 
 def test_a_loaded_file_with_keyword_only_inputs(maker: Edgeq, mixed: bytes) -> None:
     """Numbered inputs go by position, the others by name."""
-    loaded = maker.load(mixed, reference=seeded(KeywordOnly))
+    loaded = maker.load(mixed, reference=seeded(keyword_only))
     pairs = [((s["a"],), {"b": s["b"]}) for s in _samples(seed=50)]
 
     assert maker.compare(loaded, pairs).total.sqnr_db > 100
@@ -179,7 +161,7 @@ def test_without_parameters_the_names_are_the_files(
 
 def test_a_callable_from_numpy_to_numpy(maker: Edgeq) -> None:
     """It may give arrays or tensors, and nest them."""
-    model = seeded(Pair)
+    model = seeded(pair)
     data = [normal(1, 8, seed=i) for i in range(4)]
     made = maker.quantize(model, (data[0],), quantizer=None)
     (weights, biases) = (
@@ -286,7 +268,7 @@ def _exchange_outputs(model: Any) -> None:
 def test_outputs_are_paired_by_their_names(maker: Edgeq) -> None:
     """Exchanged names are a defect; another order under the right names is none, in any stage."""
     data = [normal(1, 8, seed=i) for i in range(40)]
-    made = maker.quantize(seeded(Pair), (data[0],), calibration=data)
+    made = maker.quantize(seeded(pair), (data[0],), calibration=data)
     wrong = made.with_tflite(_edit(made.tflite, _exchange_output_names))
     sound = made.with_tflite(_edit(made.tflite, _exchange_outputs))
     new = [normal(1, 8, seed=i) for i in range(100, 108)]
@@ -304,23 +286,15 @@ def test_outputs_are_paired_by_their_names(maker: Edgeq) -> None:
 @pytest.mark.slow
 def test_a_forward_that_works_in_place_disturbs_nobody(maker: Edgeq) -> None:
     """Neither the user's samples nor the other sides; every stage is as without it."""
-
-    class Normalizing(nn.Module):
-        def __init__(self, in_place: bool) -> None:
-            super().__init__()
-            self.in_place = in_place
-            self.linear = nn.Linear(8, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            scaled = x.sub_(1.0).div_(2.0) if self.in_place else x.sub(1.0).div(2.0)
-            result: torch.Tensor = self.linear(scaled)
-            return result
-
     data = [normal(1, 8, seed=i) for i in range(20)]
     before = [sample.clone() for sample in data]
     figures = []
-    for in_place in (True, False):
-        model = seeded(lambda in_place=in_place: Normalizing(in_place))  # type: ignore[misc] # bound now
+    for normalized in (
+        lambda self, x: self.linear(x.sub_(1.0).div_(2.0)),
+        lambda self, x: self.linear(x.sub(1.0).div(2.0)),
+    ):
+        torch.manual_seed(0)
+        model = net(normalized, linear=nn.Linear(8, 4)).eval()
         made = maker.quantize(model, (data[0],), calibration=data[:10])
         figures.append(maker.compare(made, data[10:]).to_dict()["stages"])
 

@@ -29,12 +29,6 @@ SOUND = "no single layer stands out"
 Change = Callable[[OpGraph, Any, Op], None]
 
 
-@pytest.fixture(scope="module")
-def maker() -> Edgeq:
-    """Builds outside of any test's own fixture."""
-    return Edgeq()
-
-
 def _load(maker: Edgeq, name: str, quantization: str = "wi8") -> LanguageModel:
     files = (models.exported(name, each) for each in (quantization, "float"))
     model = maker.load(next(files), float_tflite=next(files))

@@ -9,12 +9,6 @@ from tests.localize.builds import Build, built_once
 
 
 @pytest.fixture(scope="module")
-def maker(tmp_path_factory: pytest.TempPathFactory) -> Edgeq:
-    """Builds outside of any test's own fixture."""
-    return Edgeq(directory=tmp_path_factory.mktemp("localize"))
-
-
-@pytest.fixture(scope="module")
 def build(maker: Edgeq) -> Build:
     """Convert each model by each flow once."""
     return built_once(maker)

@@ -302,21 +302,15 @@ def test_a_constant_is_found_where_the_reference_cannot_be_converted(maker: Edge
     model, inputs = seeded(_recurrent), list(samples(_recurrent, 4))
     quantized = maker.quantize(model, inputs[0], quantizer=None)
 
-    class Unconverted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = model
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            result: torch.Tensor = self.inner(x) + 0 * torch.special.bessel_j0(x).sum()
-            return result
+    def unconverted(self: Any, x: torch.Tensor) -> Any:
+        return self.inner(x) + 0 * torch.special.bessel_j0(x).sum()
 
     def negate(values: Any) -> None:
         values.reshape(-1)[3:6] *= -1
 
     file = FlatFile(quantized.tflite)
     edited(file, 15, 1, negate)
-    loaded = maker.load(file.content(), reference=Unconverted().eval())
+    loaded = maker.load(file.content(), reference=net(unconverted, inner=model).eval())
     with pytest.warns(UserWarning, match="the reference cannot be converted in float"):
         culprit = maker.localize(loaded, inputs).culprit
     assert culprit is not None

@@ -141,24 +141,15 @@ def test_a_layer_left_in_float_is_named_and_no_error(maker: Edgeq) -> None:
 # What is refused. --------------------------------------------------------------------------------
 
 
-def test_without_a_reference_it_says_what_to_give(maker: Edgeq, build: Build) -> None:
-    """A file alone has nothing to be held against."""
-    loaded = maker.load(build(ResidualNet, STATIC).tflite)
-
+def test_what_cannot_be_localized_is_refused(maker: Edgeq, build: Build) -> None:
+    """A file alone, kernels that overwrite what lies between, and no sample."""
+    made, inputs = build(ResidualNet, PT2E), _evaluation(ResidualNet)
     with pytest.raises(ValueError, match=r"needs a reference: .* edgeq\.load\("):
-        localized(maker, loaded, ResidualNet)
-
-
-def test_kernels_that_keep_nothing_are_refused(maker: Edgeq, build: Build) -> None:
-    """XNNPACK overwrites what lies between."""
+        maker.localize(maker.load(made.tflite), inputs)
     with pytest.raises(ValueError, match="keeps no intermediate tensors; these do: builtin"):
-        maker.localize(build(ResidualNet, PT2E), _evaluation(ResidualNet), runtime="xnnpack")
-
-
-def test_no_sample_is_refused(maker: Edgeq, build: Build) -> None:
-    """Nothing measured is no result."""
+        maker.localize(made, inputs, runtime="xnnpack")
     with pytest.raises(ValueError, match="no sample"):
-        maker.localize(build(ResidualNet, PT2E), [])
+        maker.localize(made, [])
 
 
 class Branching(ResidualNet):
@@ -188,19 +179,14 @@ def test_a_bound_method_and_a_double_precision_model_are_references(
     maker: Edgeq, build: Build
 ) -> None:
     """What is compared with it can be localized with it."""
-
-    class Precise(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = seeded(ResidualNet).double()
-
-        def forward(self, image: torch.Tensor) -> torch.Tensor:
-            logits: torch.Tensor = self.net(image.double()).float()
-            return logits
-
     tflite = build(ResidualNet, STATIC).tflite
     bound = maker.load(tflite, reference=seeded(ResidualNet).forward)
-    precise = maker.load(tflite, reference=Precise().eval())
+    double = net(
+        lambda self, image: self.inner(image.double()).float(),
+        "Precise",
+        inner=seeded(ResidualNet).double(),
+    )
+    precise = maker.load(tflite, reference=double.eval())
     with pytest.warns(UserWarning, match="the converter refuses Precise"):
         errors = localized(maker, precise, ResidualNet)
     for each in (errors, localized(maker, bound, ResidualNet)):
