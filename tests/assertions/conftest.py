@@ -12,12 +12,13 @@ import torch
 from ai_edge_litert import schema_py_generated as schema
 
 from fixtures import digits
-from fixtures.models import DepthwiseSeparable, ResidualNet, SmallModel, samples, seeded
+from fixtures.models import DepthwiseSeparable, ResidualNet, SmallModel, net
 from fixtures.tflite.writer import pack, unpack
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel
 from pytest_edgeq.errors import findings_of
 from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import Finding
+from tests.quantize import making, rules
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -45,13 +46,7 @@ def golden(name: str, check: Callable[[], None]) -> tuple[str, Finding]:
 
 
 def _quantize(model: type[SmallModel], quantizer: Any, **options: Any) -> QuantizedModel:
-    return Edgeq().quantize(
-        seeded(model),
-        model.sample_inputs(),
-        quantizer=quantizer,
-        calibration=samples(model, 4),
-        **options,
-    )
+    return making.quantize(quantizer, model, n=4, **options)
 
 
 def labelled(n: int = digits.HELD_OUT) -> Iterator[tuple[torch.Tensor, int]]:
@@ -71,12 +66,8 @@ def reader() -> QuantizedModel:
 @pytest.fixture(scope="session")
 def doubled() -> QuantizedModel:
     """A float file that gives its input, and the double."""
-
-    class Double(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return x * 1.0, x * 2.0
-
-    return Edgeq().quantize(Double().eval(), (torch.zeros(1, 2),), quantizer=None)
+    double = net(lambda _, x: (x * 1.0, x * 2.0), "Double").eval()
+    return Edgeq().quantize(double, (torch.zeros(1, 2),), quantizer=None)
 
 
 @pytest.fixture(scope="session")
@@ -124,22 +115,7 @@ def weight_only() -> QuantizedModel:
 @pytest.fixture(scope="session")
 def float16() -> QuantizedModel:
     """float16 weights behind a DEQUANTIZE."""
-    weight = {
-        "num_bits": 16,
-        "symmetric": True,
-        "granularity": "TENSORWISE",
-        "dtype": "FLOAT",
-        "block_size": 0,
-    }
-    config = {
-        "weight_tensor_config": weight,
-        "compute_precision": "FLOAT",
-        "explicit_dequantize": True,
-        "skip_checks": False,
-        "min_weight_elements": 0,
-    }
-    entry = {"regex": ".*", "algorithm_key": "float_casting", "op_config": config}
-    return _quantize(ResidualNet, [{**entry, "operation": op} for op in ("CONV_2D",)])
+    return _quantize(ResidualNet, [rules.float16("CONV_2D")])
 
 
 @pytest.fixture(scope="session")

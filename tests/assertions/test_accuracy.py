@@ -17,6 +17,7 @@ from fixtures.models import (
     NestedOutput,
     TwelveOutputs,
     TwoInputs,
+    net,
     samples,
     seeded,
 )
@@ -274,12 +275,8 @@ def test_outputs_are_nested_as_the_model_nests_them(kind: Any) -> None:
 
 def test_classes_have_the_models_dtype() -> None:
     """litert-torch stores int64 as int32; a metric sees the model's own."""
-
-    class Reader(torch.nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.argmax(-1)
-
-    quantized = Edgeq().quantize(Reader().eval(), (torch.zeros(4, 3),), quantizer=None)
+    reader = net(lambda _, x: x.argmax(-1)).eval()
+    quantized = Edgeq().quantize(reader, (torch.zeros(4, 3),), quantizer=None)
     assert quantized.outputs[0].dtype in ("int32", "int64")
     reference, edge = _seen(quantized, torch.eye(4, 3))
     assert reference.dtype == edge.dtype == torch.int64

@@ -19,6 +19,7 @@ from torchmetrics.classification import (
 )
 from torchmetrics.regression import PearsonCorrCoef
 
+from fixtures.models import net
 from pytest_edgeq import Edgeq, QuantizedModel, assert_accuracy_drop
 from pytest_edgeq.check.assertions.scoring import CallableScorer, MetricScorer
 from pytest_edgeq.numerics.paired import SEED, RightWrong
@@ -127,7 +128,8 @@ def test_the_users_metric_is_left_as_it_is(reader: QuantizedModel) -> None:
 
 def test_text_of_a_rise() -> None:
     """The golden text: where less is better the drop is a rise."""
-    model = Edgeq().quantize(Scaled().eval(), (torch.zeros(1, 4),), quantizer=None)
+    scaled = net(lambda _, x: x * 0.75, "Scaled").eval()
+    model = Edgeq().quantize(scaled, (torch.zeros(1, 4),), quantizer=None)
     loaded = Edgeq().load(model.tflite, reference=lambda x: x)
     inputs = [
         (np.full((1, 4), i % 5, np.float32), torch.full((1, 4), i % 5 + 1.0)) for i in range(80)
@@ -139,14 +141,6 @@ class Correlation(PearsonCorrCoef):
     """Says which way is better; its means and variances do not add up."""
 
     higher_is_better = True
-
-
-class Scaled(torch.nn.Module):
-    """Gives three quarters."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Give three quarters."""
-        return x * 0.75
 
 
 @pytest.mark.parametrize(

@@ -106,29 +106,15 @@ def test_a_model_without_inputs_passes_nothing(static: QuantizedModel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "text"),
+    ("expected", "error", "text"),
     [
-        ({"output_1": "int8"}, "no output is named 'output_1' .did you mean output_0"),
-        ({}, "output 'output_0' is left out"),
-        (["int8", "int8"], "expected 2 outputs"),
-    ],
-)
-def test_names_and_numbers_must_match(static: QuantizedModel, expected: Any, text: str) -> None:
-    """An output that is not there, or that nobody looks at, is an error."""
-    with pytest.raises(UnmatchedError, match=text):
-        assert_output_dtypes(static, expected)
-
-
-@pytest.mark.parametrize("expected", [None, [None], {"output_0": None}])
-def test_nothing_expected_is_an_error(static: QuantizedModel, expected: Any) -> None:
-    """None of every output would pass anything."""
-    with pytest.raises(ValueError, match="expects nothing"):
-        assert_output_dtypes(static, expected)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "error", "text"),
-    [
+        # An output that is not there, or that nobody looks at.
+        ({"output_1": "int8"}, UnmatchedError, "no output is named 'output_1' .did you mean outpu"),
+        ({}, UnmatchedError, "output 'output_0' is left out"),
+        (["int8", "int8"], UnmatchedError, "expected 2 outputs"),
+        # None of every output would pass anything.
+        *((each, ValueError, "expects nothing") for each in (None, [None], {"output_0": None})),
+        # With the nearest name, or the plain dtype of a quantized one.
         ("int9", ValueError, "unknown dtype 'int9' .did you mean int8"),
         ("float", ValueError, "did you mean float"),
         (torch.qint8, ValueError, "'qint8'; give 'int8', as which TFLite stores it"),
@@ -137,12 +123,10 @@ def test_nothing_expected_is_an_error(static: QuantizedModel, expected: Any) -> 
         (torch.zeros(1), TypeError, "expected a dtype"),
     ],
 )
-def test_what_is_no_dtype_is_refused(
-    static: QuantizedModel, dtype: Any, error: type[Exception], text: str
-) -> None:
-    """With the nearest name, or the plain dtype of a quantized one."""
+def test_misuse(static: QuantizedModel, expected: Any, error: type[Exception], text: str) -> None:
+    """Outputs that do not match, nothing, and what is no dtype."""
     with pytest.raises(error, match=text):
-        assert_output_dtypes(static, dtype)
+        assert_output_dtypes(static, expected)
 
 
 @pytest.mark.parametrize("dtype", [np.dtype("int64"), "int4"])

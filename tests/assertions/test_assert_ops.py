@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fixtures.models import net
 from pytest_edgeq import (
     Edgeq,
     QuantizedModel,
@@ -74,52 +75,21 @@ def test_scales_along_another_axis_are_not_per_channel(static: QuantizedModel) -
         assert_op_dtypes(patch(static, turned), "CONV_2D", granularity="per_channel")
 
 
-@pytest.mark.parametrize(
-    ("expected", "text"),
-    [
-        ({"weight": "int8"}, "weight: expected int8, got no weight"),
-        ({"bias": "int32"}, "bias: expected int32, got no bias"),
-        ({"granularity": "per_channel"}, "granularity: expected per_channel, got no weight"),
-        ({"input": ("int8",)}, "input: expected int8, got int8, int8"),
-    ],
-)
-def test_what_an_op_lacks_does_not_pass(
-    pt2e: QuantizedModel, expected: dict[str, Any], text: str
-) -> None:
-    """An ADD has no weight: nothing that is expected of it holds."""
-    with pytest.raises(AssertionError, match=text):
-        assert_op_dtypes(pt2e, "ADD", **expected)
-
-
-@pytest.mark.parametrize(
-    ("op", "module", "text"),
-    [
-        ("SOFTMAX", None, "the model has no SOFTMAX; it has 2 ADD, 3 CONV_2D"),
-        ("CUSTOM", None, "the model has no CUSTOM"),
-        (
-            "CONV_2D",
-            "layer2.*",
-            "no CONV_2D matches module='layer2.*' .did you mean layer1.1.conv_a",
-        ),
-    ],
-)
-def test_ops_that_match_nothing(
-    pt2e: QuantizedModel, op: str, module: str | None, text: str
-) -> None:
-    """They are told with the nearest names."""
-    with pytest.raises(UnmatchedError, match=text):
-        assert_op_dtypes(pt2e, op, output="int8", module=module)
-
-
-def test_a_file_alone_knows_no_modules(pt2e: QuantizedModel) -> None:
-    """The way out is to give the torch model."""
-    with pytest.raises(UnmatchedError, match=r"is known\. Load the file with edgeq\.load"):
-        assert_op_dtypes(pt2e.tflite, "CONV_2D", output="int8", module="stem")
+BLOCK = {"output": "int8", "module": "layer2.*"}
 
 
 @pytest.mark.parametrize(
     ("op", "arguments", "error", "text"),
     [
+        # An ADD has no weight: nothing that is expected of it holds.
+        ("ADD", {"weight": "int8"}, AssertionError, "weight: expected int8, got no weight"),
+        ("ADD", {"bias": "int32"}, AssertionError, "bias: expected int32, got no bias"),
+        ("ADD", {"granularity": "per_channel"}, AssertionError, "expected per_channel, got no wei"),
+        ("ADD", {"input": ("int8",)}, AssertionError, "input: expected int8, got int8, int8"),
+        # The nearest names are told.
+        ("SOFTMAX", {"output": "int8"}, UnmatchedError, "model has no SOFTMAX; it has 2 ADD, 3 C"),
+        ("CUSTOM", {"output": "int8"}, UnmatchedError, "the model has no CUSTOM"),
+        ("CONV_2D", BLOCK, UnmatchedError, "no CONV_2D matches .* .did you mean layer1.1.conv_a"),
         ("CONV_2D", {}, ValueError, "expects nothing: give input="),
         ("CONV2D", {"output": "int8"}, ValueError, "no operator 'CONV2D' .did you mean CONV_2D"),
         (None, {"output": "int8"}, TypeError, "op: expected a name"),
@@ -132,12 +102,24 @@ def test_a_file_alone_knows_no_modules(pt2e: QuantizedModel) -> None:
         ("CONV_2D", {"output": "int8", "module": 3}, TypeError, "module: expected a glob"),
     ],
 )
-def test_misuse_of_op_dtypes(
+def test_op_dtypes_that_do_not_pass(
     pt2e: QuantizedModel, op: Any, arguments: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     """A call that expects nothing, or something that there is not, is refused."""
     with pytest.raises(error, match=text):
         assert_op_dtypes(pt2e, op, **arguments)
+
+
+def test_modules_that_do_not_pass(depthwise: QuantizedModel) -> None:
+    """A file alone knows none: the way out is to give the torch model; and one with another op."""
+    with pytest.raises(UnmatchedError, match=r"is known\. Load the file with edgeq\.load"):
+        assert_op_dtypes(depthwise.tflite, "CONV_2D", output="int8", module="stem")
+    with pytest.raises(
+        UnmatchedError,
+        match="no CONV_2D matches module='depthwise', which is DEPTHWISE_CONV_2D in the file; "
+        "there are 'pointwise', 'stem'",
+    ):
+        assert_op_dtypes(depthwise, "CONV_2D", weight="int8", module="depthwise")
 
 
 def test_counts(pt2e: QuantizedModel) -> None:
@@ -185,16 +167,6 @@ def test_no_float_op_in_a_fully_quantized_model(
     assert_no_float_ops(pt2e, allow=(op for op in ("RELU", "TRANSPOSE", "MEAN")))  # type: ignore[arg-type]
 
 
-def test_a_module_that_became_another_op(depthwise: QuantizedModel) -> None:
-    """Its name is right, and the op's is not."""
-    with pytest.raises(
-        UnmatchedError,
-        match="no CONV_2D matches module='depthwise', which is DEPTHWISE_CONV_2D in the file; "
-        "there are 'pointwise', 'stem'",
-    ):
-        assert_op_dtypes(depthwise, "CONV_2D", weight="int8", module="depthwise")
-
-
 def test_float_ops_that_another_tool_left(pt2e: QuantizedModel) -> None:
     """Of a file alone no preset is named."""
     with pytest.raises(
@@ -205,15 +177,9 @@ def test_float_ops_that_another_tool_left(pt2e: QuantizedModel) -> None:
 
 def test_a_float_op_that_no_recipe_quantizes() -> None:
     """A rule of the recipe would not help, and the preset has one for every op."""
-
-    class Floor(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.floor(x) + x
-
-    sample = torch.linspace(-3, 3, 8)[None]
-    quantized = Edgeq().quantize(
-        Floor().eval(), (sample,), quantizer="recipe_static_wi8_ai8", calibration=[(sample,)]
-    )
+    model, sample = net(lambda _, x: torch.floor(x) + x).eval(), torch.linspace(-3, 3, 8)[None]
+    recipe = "recipe_static_wi8_ai8"
+    quantized = Edgeq().quantize(model, (sample,), quantizer=recipe, calibration=[(sample,)])
     with pytest.raises(AssertionError) as caught:
         assert_no_float_ops(quantized)
     text = " ".join(str(caught.value).split())

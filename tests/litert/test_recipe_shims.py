@@ -27,6 +27,7 @@ from pytest_edgeq.litert.libraries import recipe_module
 from pytest_edgeq.names import PRESETS
 from pytest_edgeq.quantize.recipe import scoped_ops
 from pytest_edgeq.runtimes.edge import EdgeFile
+from tests.quantize.rules import dynamic, left
 
 pytestmark = pytest.mark.slow
 
@@ -107,15 +108,14 @@ def _upsampling() -> nn.Module:
 
 @pytest.mark.parametrize("make", [_LayerScale, _upsampling])
 def test_the_recipe_library_still_takes_each_bias_for_one_dimensional(
-    make: Callable[[], nn.Module], tmp_path: Path
+    maker: Edgeq, make: Callable[[], nn.Module]
 ) -> None:
     """ai-edge-quantizer 0.10.0 writes its scales along dimension 0; see `biases_of_any_rank`."""
     model, x = seeded(make), [normal(1, 3, 8, 8, seed=seed) for seed in range(12)]
     with pytest.MonkeyPatch.context() as without:
         without.setattr(recipes, "biases_of_any_rank", contextlib.nullcontext)
         with pytest.raises(RuntimeError, match="num_scales must be 1 for per-layer quantization"):
-            Edgeq(directory=tmp_path).quantize(model, (x[0],), quantizer=STATIC, calibration=x[:8])
-    maker = Edgeq(directory=tmp_path)
+            maker.quantize(model, (x[0],), quantizer=STATIC, calibration=x[:8])
     quantized = maker.quantize(model, (x[0],), quantizer=STATIC, calibration=x[:8])
     graph = quantized.edge.graph
     [bias] = [
@@ -188,20 +188,6 @@ def test_scopes_are_the_librarys(path: Path) -> None:
     assert [op.scope for op in scoped_ops(EdgeFile(path))] == expected
 
 
-def _dynamic(regex: str, operation: str = "*", **weight: Any) -> dict[str, Any]:
-    tensor = {"num_bits": 8, "symmetric": True, "granularity": "CHANNELWISE", "dtype": "INT"}
-    return {
-        "regex": regex,
-        "operation": operation,
-        "algorithm_key": "min_max_uniform_quantize",
-        "op_config": {
-            "weight_tensor_config": tensor | weight,
-            "compute_precision": "INTEGER",
-            "explicit_dequantize": False,
-        },
-    }
-
-
 def _filed(*rules: dict[str, Any]) -> Any:
     manager = recipe_module("recipe_manager").RecipeManager()
     manager.load_quantization_recipe(list(rules))
@@ -211,8 +197,8 @@ def _filed(*rules: dict[str, Any]) -> Any:
 
 def test_a_later_rule_still_stands_where_its_regex_stood_first() -> None:
     """ai-edge-quantizer 0.10.0: the last rule should win, and does not; `_check_precedence`."""
-    off = {"regex": ".*", "operation": "FULLY_CONNECTED", "algorithm_key": "no_quantize"}
-    first, second = _dynamic(".*", "CONV_2D"), _dynamic("head")
+    off = left(".*", "FULLY_CONNECTED")
+    first, second = dynamic(".*", "CONV_2D"), dynamic("head")
 
     assert _filed(first, second, off)[0] == "min_max_uniform_quantize"
     assert _filed(second, off)[0] == "no_quantize"
@@ -220,8 +206,7 @@ def test_a_later_rule_still_stands_where_its_regex_stood_first() -> None:
 
 def test_a_rule_for_all_still_throws_those_of_its_regex_away() -> None:
     """ai-edge-quantizer 0.10.0: also where it does not replace them; see `_check_precedence`."""
-    weights = _dynamic(".*")
-    unsupported = _dynamic(".*") | {"algorithm_key": "float_casting"}
+    weights, unsupported = dynamic(), dynamic(algorithm="float_casting")
 
     assert _filed(weights)[0] == "min_max_uniform_quantize"
     assert _filed(weights, unsupported)[0] == "no_quantize"
@@ -230,10 +215,9 @@ def test_a_rule_for_all_still_throws_those_of_its_regex_away() -> None:
 
 def test_a_slip_still_has_no_effect() -> None:
     """ai-edge-quantizer 0.10.0 takes it for a parameter, and looks at no op left in float."""
-    off = {"regex": ".*", "operation": "CONV2D", "algorithm_key": "no_quantize"}
     for rule, told in (
-        (_dynamic(".*", symetric=False), r"unknown key 'symetric'"),
-        (off, r"unknown operation 'CONV2D'"),
+        (dynamic(symetric=False), r"unknown key 'symetric'"),
+        (left(".*", "CONV2D"), r"unknown operation 'CONV2D'"),
     ):
         recipe_module("recipe_manager").RecipeManager().load_quantization_recipe([rule])
         with pytest.raises(ValueError, match=told):

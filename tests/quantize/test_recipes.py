@@ -36,6 +36,7 @@ from pytest_edgeq.quantize.recipe import scoped_ops
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.ops import QDQ
 from tests.quantize import making
+from tests.quantize.rules import dynamic, float16, left, static, weight_only
 from tests.waiting import SECONDS
 
 Rules = list[dict[str, Any]]
@@ -77,59 +78,6 @@ OPS = {
 }
 
 
-def _rule(
-    weights: str,
-    *,
-    regex: str = ".*",
-    operation: str = "*",
-    bits: int = 8,
-    algorithm: str = "min_max_uniform_quantize",
-    activation: dict[str, Any] | None = None,
-    **options: Any,
-) -> dict[str, Any]:
-    plain = {"num_bits": bits, "symmetric": True, "granularity": "CHANNELWISE", "dtype": "INT"}
-    config = {
-        **({"activation_tensor_config": activation} if activation else {}),
-        "weight_tensor_config": plain | options,
-        "compute_precision": "FLOAT" if weights == "dequantized" else "INTEGER",
-        "explicit_dequantize": weights == "dequantized",
-    }
-    return {
-        "regex": regex,
-        "operation": operation,
-        "algorithm_key": algorithm,
-        "op_config": config,
-    }
-
-
-def dynamic(regex: str = ".*", operation: str = "*", **options: Any) -> dict[str, Any]:
-    """Float activations, integer weights."""
-    return _rule("integer", regex=regex, operation=operation, **options)
-
-
-def weight_only(regex: str = ".*", operation: str = "*", **options: Any) -> dict[str, Any]:
-    """Weights behind an explicit DEQUANTIZE."""
-    return _rule("dequantized", regex=regex, operation=operation, **options)
-
-
-def static(
-    regex: str = ".*", operation: str = "*", *, activation: int = 8, dtype: str = "INT", **more: Any
-) -> dict[str, Any]:
-    """Integer activations and weights."""
-    config = {
-        "num_bits": activation,
-        "symmetric": activation == 16,
-        "granularity": "TENSORWISE",
-        "dtype": dtype,
-    }
-    return _rule("integer", regex=regex, operation=operation, activation=config, **more)
-
-
-def left(regex: str, operation: str = "*") -> dict[str, Any]:
-    """Leave in float."""
-    return {"regex": regex, "operation": operation, "algorithm_key": "no_quantize"}
-
-
 class Promise(NamedTuple):
     """
     What a recipe makes of `Layers`.
@@ -164,10 +112,6 @@ INT4 = {"weight": "int4", "granularity": "per_channel"}
 STATIC = {"scheme": "int8", "input": "int8", "output": "int8", "bias": "int32"}
 STATIC_16 = {"scheme": "int16x8", "input": "int16", "output": "int16", "bias": "int64"}
 LINEAR = ("hidden", "wide", "head")
-
-FLOAT_CASTING = weight_only(
-    bits=16, dtype="FLOAT", granularity="TENSORWISE", algorithm="float_casting"
-)
 
 PROMISES: dict[str, Promise] = {
     "one layer": Promise(
@@ -223,7 +167,7 @@ PROMISES: dict[str, Promise] = {
         sqnr_db=10,
     ),
     "float16": Promise(
-        [FLOAT_CASTING],
+        [float16()],
         _all(scheme="float16", weight="float16"),
         sqnr_db=60,
     ),
@@ -459,7 +403,7 @@ IN_VAIN: dict[str, tuple[Any, tuple[str, ...]]] = {
     "a rule that is thrown away": (
         [
             dynamic(".*", "FULLY_CONNECTED", bits=4),
-            FLOAT_CASTING,
+            float16(),
             dynamic(algorithm="GPTQ"),
         ],
         (

@@ -5,21 +5,13 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 
 from fixtures.tflite import make
 from pytest_edgeq import litert
-
-
-def _float16(operation: str) -> dict[str, Any]:
-    """Return a rule that ai-edge-quantizer has no ready-made list for."""
-    tensor = {"num_bits": 16, "symmetric": True, "granularity": "TENSORWISE", "dtype": "FLOAT"}
-    config = {"weight_tensor_config": tensor, "compute_precision": "FLOAT"}
-    rule = {"regex": ".*", "operation": operation, "algorithm_key": "float_casting"}
-    return rule | {"op_config": config | {"explicit_dequantize": True}}
+from tests.quantize.rules import float16
 
 
 @functools.cache
@@ -30,7 +22,8 @@ def _by_recipe(recipe: str) -> bytes:
     os.environ.setdefault("LITERT_TORCH_SHOW_PROGRESS", "n")
     from ai_edge_quantizer import recipe as recipes
 
-    rules = [_float16(operation) for operation in ("FULLY_CONNECTED", "CONV_2D")]
+    # The library has no ready-made list for float16.
+    rules = [float16(operation) for operation in ("FULLY_CONNECTED", "CONV_2D")]
     if recipe != "float16":
         rules = getattr(recipes, recipe)()
     ids = {"args_0": np.arange(32, dtype=np.int32).reshape(2, 16)}

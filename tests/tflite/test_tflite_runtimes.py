@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from fixtures.models import net
 from fixtures.tflite import make, stacks
 from fixtures.tflite.kinds import free_shapes
 from fixtures.tflite.writer import FileWriter, chain, constant, one_op, pack, unpack
@@ -19,6 +20,7 @@ from pytest_edgeq.errors import UnrunnableError
 from pytest_edgeq.names import RUNTIMES
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.graph import OpGraph
+from tests.tflite.one_op_files import write
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 X = np.array([[1, -2, 3, -4]], np.float32)
@@ -186,13 +188,7 @@ def test_a_quantized_file_runs_from_float_to_float() -> None:
 
 
 def _softmax(scale: float) -> bytes:
-    return one_op(
-        "SOFTMAX",
-        [{"dtype": "int8", "scales": (0.1,)}],
-        [{"dtype": "int8", "scales": (scale,), "zero_points": (-128,)}],
-        "SoftmaxOptions",
-        beta=1.0,
-    )
+    return write("SOFTMAX", ["int8"] * 2, [(0.1, 0), (scale, -128)])
 
 
 @pytest.mark.parametrize("runtime", ["builtin", "compiled"])
@@ -210,21 +206,11 @@ def test_a_softmax_with_another_scale_is_refused_with_the_reason(runtime: str) -
 
 def test_a_kernel_that_hands_codes_on_says_which_scales_differ() -> None:
     """The kernels' own words hold numbers that change from run to run: floats, printed by %d."""
-    edge = EdgeFile(
-        one_op(
-            "REDUCE_MAX",
-            [
-                {"dtype": "int8", "shape": (1, 4), "scales": [0.1]},
-                {"dtype": "int32", "shape": (1,), "data": np.array([1], np.int32)},
-            ],
-            [{"dtype": "int8", "shape": (1,), "scales": [0.2]}],
-            "ReducerOptions",
-        )
-    )
+    edge = EdgeFile(write("REDUCE_MAX", ["int8"] * 2, [(0.1, 0), (0.2, 0)]))
     texts = []
     for runtime in ("builtin", "reference"):
         with pytest.raises(UnrunnableError) as caught:
-            edge.runner(runtime).run({edge.signature.inputs[0].name: np.zeros((1, 4), np.int8)})
+            edge.runner(runtime).run({edge.signature.inputs[0].name: np.zeros((2, 8), np.int8)})
         texts.append(str(caught.value))
         lines = texts[-1].splitlines()
         assert lines[0] == f"the {runtime} runtime cannot run the .tflite file: REDUCE_MAX #0"
@@ -234,15 +220,6 @@ def test_a_kernel_that_hands_codes_on_says_which_scales_differ() -> None:
         assert "SharedQuantizationSpec" in lines[2]
         assert "scale of the input 0.1, of the output 0.2" in lines[3]
     assert texts[0].replace("builtin", "reference") == texts[1]
-
-
-class _Words(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(10, 4)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        return torch.sin(self.words(ids))
 
 
 def test_what_xnnpack_refuses_is_told_by_op(by_recipe: Callable[[str], bytes]) -> None:
@@ -281,9 +258,10 @@ def test_an_op_that_xnnpack_refuses_without_a_word_is_found(
 def test_ops_of_two_subgraphs_with_one_number_are_not_confused() -> None:
     """Kernels number the ops of each subgraph from 0: where two fit, only the number is told."""
     model = unpack(_softmax(1 / 128))
-    root = f"{_Words.__module__}.{_Words.__qualname__}"
+    words = net(lambda self, ids: torch.sin(self.words(ids)), words=nn.Embedding(10, 4))
+    root = f"{type(words).__module__}.{type(words).__qualname__}"
     model.subgraphs[0].tensors[1].name = f"{root}/torch.nn.modules.sparse.Embedding_words;"
-    modules = module_tree(_Words())
+    modules = module_tree(words)
     with pytest.raises(RuntimeError, match=r"file: SOFTMAX #0 \(words\)\n"):
         EdgeFile(pack(model), modules=modules).runner("builtin")
     model.subgraphs.append(model.subgraphs[0])

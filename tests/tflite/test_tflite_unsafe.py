@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -38,10 +36,10 @@ def test_an_output_that_was_zero_in_calibration_is_told_from_a_mask() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["recipe_static_wi8_ai8", "recipe_static_wi8_ai16"])
-def test_an_infinite_mask_under_a_static_recipe_is_refused(tmp_path: Path, recipe: str) -> None:
+def test_an_infinite_mask_under_a_static_recipe_is_refused(maker: Edgeq, recipe: str) -> None:
     """What brings such scales about: ai-edge-quantizer takes the clamped −inf for a range."""
     with pytest.raises(RuntimeError, match=r"(?s)ADD .*an attention mask of -inf"):
-        Edgeq(directory=tmp_path).quantize(
+        maker.quantize(
             seeded(CausalMask),
             CausalMask.sample_inputs(),
             quantizer=recipe,
@@ -137,13 +135,12 @@ def test_such_files_are_refused(runtime: str) -> None:
         EdgeFile(_depthwise(1)).runner(runtime)
 
 
-def test_such_a_file_is_refused_whoever_made_it(tmp_path: Path) -> None:
+def test_such_a_file_is_refused_whoever_made_it(maker: Edgeq) -> None:
     """A file from elsewhere is met by every way to run it."""
-    edgeq = Edgeq(directory=tmp_path)
-    loaded = edgeq.load(_depthwise(1), reference=lambda x: 2 * x)
+    loaded = maker.load(_depthwise(1), reference=lambda x: 2 * x)
     image = np.ones((1, 1, 1, CHANNELS), np.float32)
 
     with pytest.raises(RuntimeError, match="one scale for 64 channels"):
-        edgeq.compare(loaded, [image])
+        maker.compare(loaded, [image])
     with pytest.raises(RuntimeError, match="one scale for 64 channels"):
         loaded.run(image)
