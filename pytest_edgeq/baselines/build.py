@@ -124,7 +124,10 @@ def describe_build(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 def data_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str | None]:
     """Return how weights and calibration samples differ from those of the baseline."""
-    weights, samples = (_is_other(old, new, key) for key in ("weights", "calibration"))
+    weights, samples = (
+        old[key] != new[key] if old.get(key) and new.get(key) else None
+        for key in ("weights", "calibration")
+    )
     found: dict[str, str | None] = {"weights": None, "calibration samples": None}
     if weights is not None:
         found["weights"] = "weights or buffers: changed" if weights else ""
@@ -136,12 +139,6 @@ def data_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, st
     elif not (old.get("calibration") or new.get("calibration")):
         del found["calibration samples"]
     return found
-
-
-def _is_other(old: Mapping[str, Any], new: Mapping[str, Any], key: str) -> bool | None:
-    """Whether a fingerprint differs; None where one is missing."""
-    before, after = old.get(key), new.get(key)
-    return before != after if before and after else None
 
 
 def has_range_of(op: Place, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

@@ -173,7 +173,11 @@ class Comparer:
     def pass_on(self, arrays: Arrays) -> None:
         """Count a sample and add it to the fingerprint, without measuring it."""
         if not self._by_sample:
-            self._digest_sample(arrays)
+            for name, array in zip(self._quantized.input_names, arrays, strict=True):
+                # repr of the names, so that no two lists of inputs read the same.
+                head = repr((self.count, name, array.dtype.str, array.shape))
+                self._digest.update(head.encode())
+                self._digest.update(contiguous(array).data)
         self.count += 1
 
     @property
@@ -218,13 +222,6 @@ class Comparer:
             quantized=quantized,
             **measurement.results(),
         )
-
-    def _digest_sample(self, arrays: Arrays) -> None:
-        for name, array in zip(self._quantized.input_names, arrays, strict=True):
-            # repr of the names, so that no two lists of inputs read the same.
-            head = repr((self.count, name, array.dtype.str, array.shape))
-            self._digest.update(head.encode())
-            self._digest.update(contiguous(array).data)
 
 
 class _CompareRunner:

@@ -136,6 +136,5 @@ class DaskSampleExecutor(SampleExecutor):
 def sample_executor_for(executor: Executor) -> SampleExecutor:
     """Return the engine of an executor."""
     is_dask = type(executor).__module__.startswith("distributed.")
-    if is_dask and hasattr(executor, "_client"):
-        return DaskSampleExecutor(executor)
-    return SampleExecutor(executor)
+    kind = DaskSampleExecutor if is_dask and hasattr(executor, "_client") else SampleExecutor
+    return kind(executor)

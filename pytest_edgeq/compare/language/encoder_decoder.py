@@ -20,7 +20,7 @@ from pytest_edgeq.compare.language.model import SequenceSpec
 from pytest_edgeq.compare.language.runner import Pass, SequenceOutputs
 from pytest_edgeq.compare.language.stepping import attention_mask
 from pytest_edgeq.compare.measurement import float_file_between
-from pytest_edgeq.compare.quantized import QuantizedModel, SignatureReference
+from pytest_edgeq.compare.quantized import QuantizedModel
 from pytest_edgeq.compare.reference import call_reference, in_file_order
 from pytest_edgeq.compare.samples import Sample, SampleSpec
 from pytest_edgeq.names import readable
@@ -184,10 +184,6 @@ class EncoderDecoder(QuantizedModel):
     def simulated(self) -> None:
         """None: the quantized torch graphs are not run."""
 
-    def reference_of(self, key: str) -> SignatureReference:
-        """Return the reference of a signature."""
-        return self._references[key]
-
 
 class EncoderDecoderRunner:
     """A file, its float file and its references with interpreters of their own."""
@@ -224,7 +220,7 @@ class EncoderDecoderRunner:
 
     def _call_reference(self, key: str, inputs: Arrays) -> Arrays:
         """Run the reference of a signature; return its outputs by the file's names."""
-        known = self._model.reference_of(key)
+        known = self._model._references[key]
         assert known.float_model is not None, "unreachable because of() has looked"
         sample = Sample(
             tuple(inputs[each.name] for each in known.spec.args),
@@ -238,8 +234,8 @@ class EncoderDecoderRunner:
         """Encode once, and decode the tokens one after the other, each with the state before."""
         *given, ids = sample.arrays()
         wiring, tokens = self._model.wiring, ids[0]
-        specs = {each.name: each for each in self._model.reference_of(DECODE).spec.inputs}
-        inputs_of_encode = self._model.reference_of(ENCODE).spec.inputs
+        specs = {each.name: each for each in self._model._references[DECODE].spec.inputs}
+        inputs_of_encode = self._model._references[ENCODE].spec.inputs
         encoded = call(ENCODE, {e.name: a for e, a in zip(inputs_of_encode, given, strict=True)})
         state = {name: np.zeros(specs[name].shape, specs[name].dtype) for name in wiring.state}
         inputs = {**state, **{to: encoded[name] for to, name in wiring.encoded.items()}}
