@@ -271,7 +271,10 @@ class SnapshotSession:
             return
         if earlier.written:
             try:
-                store.restore(claim.path, earlier.before)
+                if earlier.before is None:
+                    store.delete(claim.path)
+                else:
+                    store.write(claim.path, earlier.before)
             except OSError as error:
                 raise OSError(_unwritable(self.layout.shown(claim.path), error)) from error
             earlier.written = False

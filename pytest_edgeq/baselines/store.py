@@ -111,14 +111,6 @@ def sweep(folder: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
-def restore(path: Path, before: bytes | None) -> None:
-    """Restore the content from before a write."""
-    if before is None:
-        delete(path)
-    else:
-        write(path, before)
-
-
 def delete(path: Path) -> None:
     """Delete a file, and its folder with it when that was the last."""
     path.unlink(missing_ok=True)
