@@ -21,7 +21,6 @@ from pytest_edgeq.baselines.build import (
 )
 from pytest_edgeq.baselines.paired_limits import floor_db, narrowed, on_other_kernels
 from pytest_edgeq.baselines.shape import ShapeCheck, is_number, shape_problem
-from pytest_edgeq.numerics.confidence import BY_SAMPLE
 from pytest_edgeq.numerics.findings import (
     BUILD_CHANGED,
     ERRORS_REGRESSED,
@@ -36,7 +35,7 @@ from pytest_edgeq.numerics.findings import (
     counted,
     first_of,
 )
-from pytest_edgeq.numerics.metric_table import LOWER_BOUNDED, METRICS
+from pytest_edgeq.numerics.metric_table import BY_SAMPLE, LOWER_BOUNDED, METRICS
 
 _SHOWN_ROWS: Final = 4  # the others are metrics of the same loss
 

@@ -15,8 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from pytest_edgeq.numerics.confidence import student
-from pytest_edgeq.numerics.metric_table import LOWER_BOUNDED, METRICS
+from pytest_edgeq.numerics.metric_table import LOWER_BOUNDED, METRICS, student
 
 # How many samples must bear the error, by Kish's count (Σx)²/Σx²: one flipped code is one sample of
 # however many, and shows no spread.

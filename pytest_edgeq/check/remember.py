@@ -18,7 +18,6 @@ from pytest_edgeq.errors import failure
 from pytest_edgeq.numerics.bootstrap import CHOICE_METRICS, RESAMPLES, SEED, limits
 from pytest_edgeq.numerics.budget import Budget, loosened
 from pytest_edgeq.numerics.comparison import Comparison
-from pytest_edgeq.numerics.confidence import LEVEL
 from pytest_edgeq.numerics.findings import (
     NONFINITE,
     NOT_STORED,
@@ -29,7 +28,7 @@ from pytest_edgeq.numerics.findings import (
     counted,
     text_of,
 )
-from pytest_edgeq.numerics.metric_table import METRICS, OF_TOKENS, UPPER_BOUNDED
+from pytest_edgeq.numerics.metric_table import LEVEL, METRICS, OF_TOKENS, UPPER_BOUNDED
 from pytest_edgeq.numerics.metrics import json_number
 from pytest_edgeq.numerics.results import OutputErrors, is_below_a_step, wiped
 from pytest_edgeq.numerics.token_errors import WORST

@@ -27,8 +27,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from .confidence import LEVEL, student
-from .metric_table import LOWER_BOUNDED, UPPER_BOUNDED
+from .metric_table import LEVEL, LOWER_BOUNDED, UPPER_BOUNDED, student
 from .metrics import Array
 from .results import OutputErrors, SampleErrors
 

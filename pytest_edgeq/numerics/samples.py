@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from .confidence import BY_SAMPLE
 from .findings import CALIBRATION_OVERLAP, CALIBRATION_REPEATED, SAMPLES, Finding
+from .metric_table import BY_SAMPLE
 from .metrics import Array
 
 _FEW_NUMBERS = 8  # samples of up to so many whole numbers, as of a user and an article, recur
