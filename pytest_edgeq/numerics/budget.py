@@ -15,7 +15,7 @@ from pytest_edgeq.names import nearest
 from .arrays import kind_of, short_repr
 from .findings import NONFINITE, OVER_BUDGET, ZERO_OUTPUT, Finding, Place
 from .metric_table import LOWER_BOUNDED, METRICS, OF_TOKENS, UPPER_BOUNDED
-from .results import ElementError, OutputErrors, StageErrors
+from .results import OutputErrors, StageErrors
 from .token_errors import LOGITS, PositionErrors
 
 _KINDS = {"nonfinite": NONFINITE, "degenerate": ZERO_OUTPUT}
@@ -176,7 +176,7 @@ class Budget:
     def _violations(
         self, output: OutputErrors, stage: str, positions: PositionErrors | None
     ) -> list[Finding]:
-        at = _describe(output.max_abs_index)
+        at = str(output.max_abs_index)
         if output.nonfinite:
             note = (
                 f"{output.nonfinite_actual} in actual and {output.nonfinite_reference} in the "
@@ -217,15 +217,6 @@ def _violation(
         got=got,
         symptom=f"{stage}, {says}",
         headline=f"{stage}, {place}: {says}{f' ({note})' if note else ''}",
-    )
-
-
-def _describe(element: ElementError | None) -> str:
-    if element is None:
-        return "an unknown element"
-    return (
-        f"sample {element.sample}, index {element.index}: "
-        f"expected {element.reference:.6g}, got {element.actual:.6g}"
     )
 
 

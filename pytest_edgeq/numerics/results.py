@@ -22,6 +22,10 @@ class ElementError:
     reference: float
     actual: float
 
+    def __str__(self) -> str:
+        at = f"sample {self.sample}, index {self.index}"
+        return f"{at}: expected {self.reference:.6g}, got {self.actual:.6g}"
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain, JSON-able data with sorted keys."""
         numbers = {
