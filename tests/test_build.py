@@ -6,7 +6,7 @@ import numpy as np
 
 from fixtures.models import ResidualNet, seeded
 from fixtures.tflite.writer import one_op
-from pytest_edgeq.compare.build_facts import build_of
+from pytest_edgeq.compare.file_health import build_of
 from pytest_edgeq.numerics.samples import SampleLedger
 from pytest_edgeq.runtimes.edge import EdgeFile
 

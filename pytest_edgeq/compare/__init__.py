@@ -7,6 +7,6 @@ Compare a file with its references on samples.
 - `comparer`: one pass over the samples. `measurement` runs a sample and accumulates errors, health
   and counts of samples; `parallel` spreads samples over cores.
 - `executors`: the same in other processes. `language`: the same for language models.
-- `file_health`: findings that need no run of the file. `build_facts`: metadata of the quantization
-  for baselines. `failed_samples`: samples for the bundle of a failed test.
+- `file_health`: findings that need no run of the file, and metadata of its quantization for
+  baselines. `failed_samples`: samples for the bundle of a failed test.
 """

@@ -8,9 +8,8 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_edgeq.compare.build_facts import build_of
 from pytest_edgeq.compare.executors.remote import Reading
-from pytest_edgeq.compare.file_health import runtime_findings, static_findings
+from pytest_edgeq.compare.file_health import build_of, runtime_findings, static_findings
 from pytest_edgeq.compare.language.encoder_decoder import EncoderDecoder, EncoderDecoderRunner
 from pytest_edgeq.compare.language.model import LanguageModel
 from pytest_edgeq.compare.language.runner import LanguageMeasurement, LanguageRunner
