@@ -101,7 +101,7 @@ def decode_graph(parts: Mapping[str, bytes]) -> torch.fx.GraphModule:
             target = _decode_target(target)
         args, kwargs = _decode(each["args"], nodes), _decode(each["kwargs"], nodes)
         node = graph.create_node(each["op"], target, args, kwargs, name=each["name"])
-        node.meta.update(_decode_metadata(each["meta"]))
+        node.meta |= {name: _decode(value, {}) for name, value in each["meta"].items()}
         nodes[each["name"]] = node
     in_spec, out_spec = map(torch.utils._pytree.treespec_loads, content["specs"])
     info = torch.fx.graph._PyTreeInfo(content["names"], in_spec, out_spec)
@@ -244,31 +244,13 @@ class _StackKeys(dict[str, str]):
 
 def _encode_metadata(meta: Mapping[str, Any], keys: _StackKeys) -> dict[str, Any]:
     """Return the metadata that the converter and `localize` read."""
-    encoded: dict[str, Any] = {}
+    read: dict[str, Any] = {name: bool(meta[name]) for name in NODE_METADATA if name in meta}
     if "nn_module_stack" in meta:
-        encoded["nn_module_stack"] = [
-            [keys[key], path, name_of(kind)]
-            for key, (path, kind) in meta["nn_module_stack"].items()
-        ]
+        stack = meta["nn_module_stack"].items()
+        read["nn_module_stack"] = {keys[key]: (path, name_of(kind)) for key, (path, kind) in stack}
     if "source_fn_stack" in meta:
-        stack = meta["source_fn_stack"]
-        encoded["source_fn_stack"] = [[name, name_of(source)] for name, source in stack]
+        calls = meta["source_fn_stack"]
+        read["source_fn_stack"] = [(name, name_of(source)) for name, source in calls]
     if "torch_fn" in meta:
-        encoded["torch_fn"] = list(meta["torch_fn"])
-    encoded |= {name: bool(meta[name]) for name in NODE_METADATA if name in meta}
-    return encoded
-
-
-def _decode_metadata(encoded: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata that `_encode_metadata` has written."""
-    meta: dict[str, Any] = {}
-    if "nn_module_stack" in encoded:
-        meta["nn_module_stack"] = {
-            key: (path, kind) for key, path, kind in encoded["nn_module_stack"]
-        }
-    if "source_fn_stack" in encoded:
-        meta["source_fn_stack"] = [tuple(each) for each in encoded["source_fn_stack"]]
-    if "torch_fn" in encoded:
-        meta["torch_fn"] = tuple(encoded["torch_fn"])
-    meta |= {name: encoded[name] for name in NODE_METADATA if name in encoded}
-    return meta
+        read["torch_fn"] = tuple(meta["torch_fn"])
+    return {name: _encode(value) for name, value in read.items()}
