@@ -67,7 +67,7 @@ class Rule:
     def matches(self, op: ScopedOp) -> bool:
         """Return whether an op is of the rule's kind and within its scope."""
         wanted = self.content["operation"]
-        return (wanted in (_ALL, _library_name(op.name))) and bool(
+        return (wanted in (_ALL, _library_names().get(op.name))) and bool(
             re.search(self.content["regex"], op.scope)
         )
 
@@ -78,9 +78,9 @@ def _library_names() -> dict[str, str]:
     from ai_edge_litert.schema_py_generated import BuiltinOperator
 
     known = recipe_module("utils.tfl_flatbuffer_utils").TFL_OP_CODE_TO_NAME
-    return {
-        schema: known[code].value for schema, code in vars(BuiltinOperator).items() if code in known
-    }
+    ops = vars(BuiltinOperator).items()
+    names = {schema: known[code].value for schema, code in ops if code in known}
+    return names | {"INPUT": "INPUT", "OUTPUT": "OUTPUT"}
 
 
 @functools.cache
@@ -89,12 +89,6 @@ def static_recipe_ops() -> frozenset[str]:
     policy = json.loads(recipe_module("default_policy").DEFAULT_JSON_POLICY)
     known = policy["ops_per_config"]["static_wi8_ai8"]
     return frozenset(schema for schema, name in _library_names().items() if name in known)
-
-
-def _library_name(schema_name: str) -> str | None:
-    if schema_name in ("INPUT", "OUTPUT"):
-        return schema_name
-    return _library_names().get(schema_name)
 
 
 def check_rules(recipe: Sequence[Mapping[str, Any]], where: str) -> list[Rule]:
@@ -198,7 +192,7 @@ def match_rules(rules: Sequence[Rule], ops: Sequence[ScopedOp]) -> list[int | No
         for index, rule in enumerate(rules):
             if rule.matches(op):
                 matched[index].append(op)
-                if not rule.quantizes or _library_name(op.name) in _operations(rule.json):
+                if not rule.quantizes or _library_names().get(op.name) in _operations(rule.json):
                     supported[index] = True
                     winner = index
         winners.append(winner)
@@ -213,7 +207,7 @@ def match_rules(rules: Sequence[Rule], ops: Sequence[ScopedOp]) -> list[int | No
 
 def is_supported(rule: Mapping[str, Any], op: str) -> bool:
     """Return whether the library supports a valid rule's config for an op of TFLite."""
-    return _library_name(op) in _operations(json.dumps(rule))
+    return _library_names().get(op) in _operations(json.dumps(rule))
 
 
 def _unsupported(rule: Rule, what: str) -> ValueError:
@@ -266,7 +260,7 @@ def _check_precedence(
         manager.load_quantization_recipe([rule.content for rule in rules])
     read = qtyping.OpQuantizationConfig.from_dict
     for op, winner in zip(ops, winners, strict=True):
-        name = _library_name(op.name)
+        name = _library_names().get(op.name)
         if name is None:
             continue
         actual = manager.get_quantization_configs(qtyping.TFLOperationName(name), op.scope)
@@ -295,7 +289,7 @@ def _check_precedence(
 def _no_match(rule: Rule, ops: Sequence[ScopedOp]) -> ValueError:
     regex, operation = rule.content["regex"], rule.content["operation"]
     scoped = [op for op in ops if re.search(regex, op.scope)]
-    named = [op for op in ops if operation in (_ALL, _library_name(op.name))]
+    named = [op for op in ops if operation in (_ALL, _library_names().get(op.name))]
     if not named:
         return rule.refused(f"matches no op: there is no {operation} among {_counted(ops)}")
     why = f"matches no op: its regex is found in the scope of no {operation}"
