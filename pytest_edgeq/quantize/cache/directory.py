@@ -55,14 +55,7 @@ class _DamagedError(Exception):
     """The file of an entry has other content; the text has the reason."""
 
 
-class _Held(threading.local):
-    """The lock files that the running thread holds."""
-
-    def __init__(self) -> None:
-        self.paths: set[str] = set()
-
-
-_HELD: Final = _Held()
+_THREAD: Final = threading.local()
 
 
 class Store:
@@ -142,12 +135,13 @@ class Store:
         """
         path = self.directory / "locks" / f"{kind}-{key}.lock"
         lock, name = None, ""
+        held: set[str] = vars(_THREAD).setdefault("held", set())  # lock files of this thread
         try:
             self._make_folder(path.parent)
             name = os.path.realpath(path)
-            if name not in _HELD.paths:
+            if name not in held:
                 lock = _acquired(path)
-                _HELD.paths.add(name)
+                held.add(name)
         except (*_REFUSALS, NotImplementedError) as error:
             self.report(
                 f"{path} cannot be locked ({error}); two processes may convert the same model"
@@ -164,7 +158,7 @@ class Store:
                         f"{path} cannot be unlocked ({error}); others may wait for this process"
                     )
                 else:
-                    _HELD.paths.discard(name)
+                    held.discard(name)
 
     def report_damage(self, kind: str, key: str, why: str) -> None:
         """Report that the content of an entry is damaged."""
