@@ -154,18 +154,16 @@ def is_constant(node: Any) -> bool:
 
 def _normalized(spec: Any, constructors: dict[Any, Any]) -> Any:
     """Return a spec that torchao can use; equal ones stay equal, for sharing."""
-    FixedQParamsFakeQuantize = pt2e_module("fake_quantize").FixedQParamsFakeQuantize
-    FixedQParamsQuantizationSpec = pt2e_module("quantizer").FixedQParamsQuantizationSpec
-    QuantizationSpec = pt2e_module("quantizer").QuantizationSpec
-    if not isinstance(spec, QuantizationSpec):
+    specs = pt2e_module("quantizer")
+    if not isinstance(spec, specs.QuantizationSpec):
         return spec
     constructor = spec.observer_or_fake_quant_ctr
     if constructor not in constructors:
         constructors[constructor] = _torchao_constructor(constructor)
     own = constructors[constructor]
-    if _parts(own)[0] is FixedQParamsFakeQuantize:
+    if _parts(own)[0] is pt2e_module("fake_quantize").FixedQParamsFakeQuantize:
         fixed = own().activation_post_process
-        return FixedQParamsQuantizationSpec(
+        return specs.FixedQParamsQuantizationSpec(
             dtype=spec.dtype,
             scale=float(fixed.scale),
             zero_point=int(fixed.zero_point),
@@ -226,7 +224,6 @@ def _torchao_constructor(constructor: Any) -> Any:
 
 def _check(node: Any, tensor: Any, spec: Any) -> None:
     """Refuse a spec that neither the converter nor any kernel supports."""
-    PlaceholderObserver = pt2e_module("observer").PlaceholderObserver
     dtype = getattr(spec, "dtype", None)
     if dtype is None:
         return
@@ -241,7 +238,8 @@ def _check(node: Any, tensor: Any, spec: Any) -> None:
             )
         return
     constructor = _parts(getattr(spec, "observer_or_fake_quant_ctr", None))[0]
-    if isinstance(constructor, type) and issubclass(constructor, PlaceholderObserver):
+    placeholder = pt2e_module("observer").PlaceholderObserver
+    if isinstance(constructor, type) and issubclass(constructor, placeholder):
         raise RefusedError(
             f"{where}: PlaceholderObserver looks at no values, so that a static {dtype} spec finds "
             "no range: use one that does (MinMaxObserver, HistogramObserver), or is_dynamic=True"

@@ -336,14 +336,12 @@ class _Matcher:
             )
 
     def _activation(self, node: Any, params: _Params) -> Any:
-        FixedQParamsQuantizationSpec = pt2e_module("quantizer").FixedQParamsQuantizationSpec
-
         if params.axis is not None:
             raise RefusedError(
                 f"quantizer_from_fx: {node} has parameters by channel; .tflite has them for "
                 "weights only"
             )
-        return FixedQParamsQuantizationSpec(
+        return pt2e_module("quantizer").FixedQParamsQuantizationSpec(
             dtype=torch.int8,
             scale=params.scales[0],
             zero_point=params.zero_points[0],
@@ -353,8 +351,6 @@ class _Matcher:
         )
 
     def _weight(self, node: Any, params: _Params) -> Any:
-        QuantizationSpec = pt2e_module("quantizer").QuantizationSpec
-
         if any(params.zero_points):
             raise RefusedError(
                 f"quantizer_from_fx: the weight {node.target} has zero points other than 0; "
@@ -362,7 +358,7 @@ class _Matcher:
                 "per_channel_symmetric weight observer"
             )
         per_channel = params.axis is not None
-        return QuantizationSpec(
+        return pt2e_module("quantizer").QuantizationSpec(
             dtype=torch.int8,
             quant_min=-127,
             quant_max=127,
@@ -399,9 +395,8 @@ def _arguments(node: Any) -> Sequence[Any]:
 
 
 def _annotation(node: Any) -> Any:
-    QuantizationAnnotation = pt2e_module("quantizer").QuantizationAnnotation
-
-    return node.meta.setdefault("quantization_annotation", QuantizationAnnotation(_annotated=True))
+    empty = pt2e_module("quantizer").QuantizationAnnotation(_annotated=True)
+    return node.meta.setdefault("quantization_annotation", empty)
 
 
 def _name(node: Any) -> str:

@@ -68,9 +68,7 @@ def is_pt2e_quantizer(candidate: object) -> bool:
     """Return whether it is a torchao PT2E `Quantizer`; avoids imports where possible."""
     if not any(hasattr(candidate, name) for name in ("annotate", "transform_for_annotation")):
         return False
-    Quantizer = pt2e_module("quantizer").Quantizer
-
-    return isinstance(candidate, Quantizer)
+    return isinstance(candidate, pt2e_module("quantizer").Quantizer)
 
 
 def prepare_pt2e(
@@ -193,13 +191,12 @@ def _is_conv(node: Any) -> bool:
 
 
 def _observers(prepared: torch.nn.Module) -> list[tuple[str, Any]]:
-    FakeQuantizeBase = pt2e_module("fake_quantize").FakeQuantizeBase
-    ObserverBase = pt2e_module("observer").ObserverBase
+    kinds = pt2e_module("observer").ObserverBase, pt2e_module("fake_quantize").FakeQuantizeBase
     return [
         (name, module)
         # Tensors that share parameters have one observer under several names.
         for name, module in prepared.named_modules(remove_duplicate=False)
-        if isinstance(module, (ObserverBase, FakeQuantizeBase))
+        if isinstance(module, kinds)
     ]
 
 
@@ -223,9 +220,8 @@ def _graphs(model: torch.nn.Module) -> list[torch.fx.GraphModule]:
 
 def needs_data(prepared: torch.fx.GraphModule) -> bool:
     """Return whether any parameters of a prepared graph depend on data."""
-    FixedQParamsFakeQuantize = pt2e_module("fake_quantize").FixedQParamsFakeQuantize
-    FixedQParamsObserver = pt2e_module("observer").FixedQParamsObserver
-    fixed = (FixedQParamsObserver, FixedQParamsFakeQuantize)
+    observers, fakes = pt2e_module("observer"), pt2e_module("fake_quantize")
+    fixed = (observers.FixedQParamsObserver, fakes.FixedQParamsFakeQuantize)
     return any(not isinstance(observer, fixed) for _, observer in _static_activations(prepared))
 
 

@@ -68,12 +68,9 @@ def _refuse_shared_weights(exported: torch.fx.GraphModule) -> None:
 
 def trains_quantization(prepared: torch.fx.GraphModule) -> bool:
     """Return whether any fake quantizer's parameters come from training."""
-    FakeQuantizeBase = pt2e_module("fake_quantize").FakeQuantizeBase
-    FixedQParamsFakeQuantize = pt2e_module("fake_quantize").FixedQParamsFakeQuantize
-    return any(
-        isinstance(each, FakeQuantizeBase) and not isinstance(each, FixedQParamsFakeQuantize)
-        for _, each in _observers(prepared)
-    )
+    fakes = pt2e_module("fake_quantize")
+    trained = [each for _, each in _observers(prepared) if isinstance(each, fakes.FakeQuantizeBase)]
+    return any(not isinstance(each, fakes.FixedQParamsFakeQuantize) for each in trained)
 
 
 def not_finite(prepared: torch.fx.GraphModule) -> list[str]:
