@@ -35,14 +35,9 @@ class Simulation:
 def write_simulation(simulation: Simulation) -> dict[str, bytes]:
     """Encode a quantized graph, or raise an UnhashableError."""
     parts = encode_graph(simulation.graph())
-    facts = {
-        "static": simulation.static,
-        "weights_alone": simulation.weights_alone,
-        "annotated": sorted(simulation.annotated),
-        "strict_refusal": simulation.strict_refusal,
-        "warned": simulation.warned,
-        "digest": digest_of(parts["graph"], parts["tensors"]),
-    }
+    facts = {**vars(simulation), "annotated": sorted(simulation.annotated)}
+    del facts["graph"]
+    facts["digest"] = digest_of(parts["graph"], parts["tensors"])
     return {**parts, "facts": json.dumps(facts).encode()}
 
 
@@ -57,15 +52,9 @@ def read_simulation(parts: Mapping[str, bytes]) -> Simulation:
     def graph() -> torch.fx.GraphModule:
         return decode_graph(parts)
 
-    return Simulation(
-        graph,
-        facts["static"],
-        facts["weights_alone"],
-        frozenset((module, op) for module, op in facts["annotated"]),
-        facts["strict_refusal"],
-        tuple(Warned(*each) for each in facts["warned"]),
-        facts["digest"],
-    )
+    facts["annotated"] = frozenset((module, op) for module, op in facts["annotated"])
+    facts["warned"] = tuple(Warned(*each) for each in facts["warned"])
+    return Simulation(graph, **facts)
 
 
 def write_ranges(ranges: Mapping[str, Mapping[str, Any]]) -> dict[str, bytes]:
