@@ -259,11 +259,6 @@ class Distribution(NamedTuple):
     # the values of qmin and qmax; empty for an output that is not quantized
     limits: tuple[float, ...]
 
-    @property
-    def highest(self) -> int:
-        """The greatest count."""
-        return max(int(counts.max()) for counts in self.counts.values())
-
 
 def distribution(
     points: Points, limits: tuple[float, float] | None, scale: float | None

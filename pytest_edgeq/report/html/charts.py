@@ -245,7 +245,8 @@ def histogram(found: Distribution) -> Chart:
     marks = [float(found.edges[0]), float(found.edges[-1]), *found.limits]
     # Beside qmin and qmax there is room for their names, on a phone, too.
     margin = (max(marks) - min(marks)) * (0.25 if found.limits else 0.04)
-    top = found.highest * 1.1
+    highest = max(int(counts.max()) for counts in found.counts.values())
+    top = highest * 1.1
     values = Range1d(min(marks) - margin, max(marks) + margin)
     chart = _figure(320, x_range=values, y_range=Range1d(0, top))
     bins = ColumnDataSource(
@@ -270,7 +271,7 @@ def histogram(found: Distribution) -> Chart:
         found.limits, ("qmin", "qmax"), ("right", "left"), (-5, 5), strict=False
     ):
         chart.add_layout(_vertical(place, _NEUTRAL, "solid"))
-        end = ColumnDataSource({"x": [place], "y": [found.highest * 1.04], "text": [name]})
+        end = ColumnDataSource({"x": [place], "y": [highest * 1.04], "text": [name]})
         _text(chart, "x", "y", "text", end, _NEUTRAL, text_align=align, x_offset=offset)
     tooltips = [("values", "@from to @to"), *((side, f"@{side}") for side in found.counts)]
     hover = HoverTool(renderers=[strips], tooltips=tooltips, point_policy="follow_mouse")
