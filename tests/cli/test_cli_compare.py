@@ -253,9 +253,9 @@ def test_inputs_of_language_models_that_do_not_fit(
     says = "float_tflite: expected a file of a language model"
     refused("compare", CONVERTED / "nested.float.tflite", file, "--inputs", path, says=says)
     unknown = exported("linear_attention")
-    refused = run("compare", unknown, unknown, "--inputs", path).stderr
-    assert "input 'kv_cache_c_0' of signature 'decode' is not known" in refused
-    assert "or compare one signature: --signature decode" in refused
+    told = run("compare", unknown, unknown, "--inputs", path).stderr
+    assert "input 'kv_cache_c_0' of signature 'decode' is not known" in told
+    assert "or compare one signature: --signature decode" in told
 
 
 def test_files_and_budgets_that_do_not_fit(saved: Callable[..., Path], refused: Refused) -> None:

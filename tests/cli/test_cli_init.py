@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from pytest_edgeq.plugin.options.values import CI_VARIABLES
 from tests.cli.conftest import Refused, Run, module, without_torch
+from tests.projects import Project
 from tests.shared_cache import shared_cache
 
-ROOT = Path(__file__).parents[2]
 FACTORIES = """
 import torch
 from torch import nn
@@ -62,46 +59,21 @@ class Twice(nn.Module):
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def here(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Work in a folder with a module of factories, and forget the module afterwards."""
     before = set(sys.modules)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_factories.py").write_text(FACTORIES)
-    (tmp_path / "fails.py").write_text("import no_such_package")
-    yield tmp_path
+    pytester.makepyfile(my_factories=FACTORIES, fails="import no_such_package")
+    yield pytester.path
     for name in set(sys.modules) - before:
         if name in ("my_factories", "fails"):
             del sys.modules[name]
 
 
-def run_pytest(*arguments: str) -> str:
-    """Run pytest in a process of its own, and return the last line that it prints."""
-    # Other people's plugins make it slow.
-    options = ["-p", "pytest_edgeq.plugin", "-p", "no:unraisableexception", *arguments]
-    # It finds the conversion that `init` has made.
-    if (cache := shared_cache()) is not None:
-        options.append(f"--edgeq-cache-dir={cache}")
-    # It must be able to write baselines.
-    variables = {name: each for name, each in os.environ.items() if name not in CI_VARIABLES}
-    paths = [str(ROOT), variables.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *options],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=variables
-        | {
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        },
-        timeout=100,
-    )
-    return done.stdout.splitlines()[-1]
-
-
 @pytest.mark.slow
-def test_the_test_passes_and_fails_on_a_defect(here: Path, run: Run) -> None:
+def test_the_test_passes_and_fails_on_a_defect(
+    here: Path, run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first run stores the baselines; weights that are quantized per tensor are found."""
     done = run("init", "my_factories:residual")
 
@@ -110,14 +82,17 @@ def test_the_test_passes_and_fails_on_a_defect(here: Path, run: Run) -> None:
         "test_model_quant.py: written\n"
         "next: replace the random data in it, then: pytest test_model_quant.py --edgeq-update\n"
     )
-    assert run_pytest("--edgeq-update").startswith("3 passed in")
-    assert run_pytest().startswith("3 passed in")
+    cache = shared_cache()  # which has the conversion that `init` has made
+    options = [] if cache is None else [f"--edgeq-cache-dir={cache}"]
+    project = Project(pytester, monkeypatch, *options)
+    project.run("--edgeq-update", process=True, passed=3)
+    project.run(process=True, passed=3)
     test = here / "test_model_quant.py"
     sound = test.read_text()
     spoiled = sound.replace('"pt2e_static_int8"', '"pt2e_static_int8_per_tensor"')
     assert spoiled != sound
     test.write_text(spoiled)
-    assert run_pytest("-k", "accepted").startswith("1 failed, 2 deselected in")
+    project.run("-k", "accepted", process=True, failed=1, deselected=2)
 
 
 def test_an_existing_file_is_kept(here: Path, run: Run) -> None:
