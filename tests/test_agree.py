@@ -17,7 +17,7 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter
 
 from fixtures.models import ResidualNet, SelfAttention, SmallModel, samples
-from fixtures.tflite.writer import FileWriter, one_op
+from fixtures.tflite.writer import chain, constant, one_op
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.check.agreement import (
     SAMPLES,
@@ -201,19 +201,16 @@ def test_kernels_that_quantize_nan_are_not_compared() -> None:
     """Each makes codes of its own of it, on every sample the same: no runtime is to blame."""
     generator = np.random.default_rng(0)
     codes = generator.integers(-127, 128, (8, 16)).astype(np.int8)
-    file = FileWriter()
-    graph = file.graph()
-    x, log, y = (graph.tensor("float32", (1, size), name=f"t{size}") for size in (16, 16, 8))
-    weights = graph.tensor("int8", codes.shape, data=codes, scales=[1 / 128])
-    graph.op("LOG", [x], [log])
-    graph.op("FULLY_CONNECTED", [log, weights, -1], [y], "FullyConnectedOptions")
-    graph.borders([x], [y])
+    row, weights = {"shape": (1, 16)}, constant(codes, "int8", scales=[1 / 128])
+    dense = ("FULLY_CONNECTED", "log weights -", "y", "FullyConnectedOptions")
+    tensors = {"x": row, "log": row, "weights": weights, "y": {"shape": (1, 8)}}
+    content = chain(("LOG", "x", "log"), dense, inputs="x", outputs="y", **tensors)
 
     def reference(x: Any) -> Any:
         with np.errstate(invalid="ignore"):
             return np.log(x) @ (codes.T * np.float32(1 / 128))
 
-    quantized = Edgeq().load(file.content(), reference=reference)
+    quantized = Edgeq().load(content, reference=reference)
     inputs = generator.normal(size=(4, 1, 16)).astype(np.float32)
 
     found = _agreement(quantized, list(inputs))
@@ -231,17 +228,19 @@ def test_kernels_that_quantize_nan_are_not_compared() -> None:
 
 def test_scalars_that_a_reshape_makes_are_compared() -> None:
     """Its shape is a constant without elements, which interpreters have no memory for."""
-    file = FileWriter()
-    graph = file.graph()
-    x, y = (graph.tensor("int8", (64, 6), scales=[scale]) for scale in (1 / 32, 1 / 64))
-    share = graph.tensor("int8", (1,), data=np.array([64], np.int8), scales=[1 / 128])
-    scalar = graph.tensor("int8", (), scales=[1 / 128])
-    empty = graph.tensor("int32", (0,), data=np.zeros(0, np.int32))
-    graph.op("RESHAPE", [share, empty], [scalar], "ReshapeOptions", newShape=[])
-    graph.op("MUL", [x, scalar], [y], "MulOptions")
-    graph.borders([x], [y])
-    file.signature("halve", [("x", x)], [("y", y)])
-    model = Edgeq().load(file.content(), reference=lambda x: x * np.float32(0.5))
+    content = chain(
+        ("RESHAPE", "share empty", "scalar", "ReshapeOptions", {"newShape": []}),
+        ("MUL", "x scalar", "y", "MulOptions"),
+        inputs="x",
+        outputs="y",
+        key="halve",
+        x={"dtype": "int8", "shape": (64, 6), "scales": [1 / 32]},
+        y={"dtype": "int8", "shape": (64, 6), "scales": [1 / 64]},
+        share=constant([64], "int8", scales=[1 / 128]),
+        scalar={"dtype": "int8", "shape": (), "scales": [1 / 128]},
+        empty=constant([], "int32"),
+    )
+    model = Edgeq().load(content, reference=lambda x: x * np.float32(0.5))
     inputs = list(np.random.default_rng(0).normal(size=(4, 64, 6)).astype(np.float32))
 
     assert _agreement(model, inputs).differences == ()
@@ -313,13 +312,10 @@ def test_a_runtime_that_lacks_an_op_is_told_not_blamed(monkeypatch: pytest.Monke
 
 def test_infinity_is_where_float32_ends(tmp_path: Path) -> None:
     """A mask of -inf: XNNPACK adds it, the builtin kernels clamp to the least float."""
-    file = FileWriter()
-    graph = file.graph()
     mask = np.array([[0, -np.inf, 0, -np.inf]], np.float32)
-    x, y = (graph.tensor("float32", (1, 4)) for _ in "xy")
-    graph.op("ADD", [x, graph.tensor("float32", (1, 4), data=mask)], [y], "AddOptions")
-    graph.borders([x], [y])
-    quantized = Edgeq(directory=tmp_path).load(file.content(), reference=lambda x: x + mask)
+    add = ("ADD", "x mask", "y", "AddOptions")
+    content = chain(add, inputs="x", outputs="y", mask=constant(mask))
+    quantized = Edgeq(directory=tmp_path).load(content, reference=lambda x: x + mask)
     inputs = [np.array([[1, -2, 3, -4]], np.float32)]
 
     infinite = [

@@ -15,7 +15,7 @@ from ai_edge_litert import schema_py_generated
 from torch import nn
 
 from fixtures.models import ConvBnRelu, net, normal, samples, seeded
-from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
+from fixtures.tflite.writer import chain, one_op, pack, unpack
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.check.verdict import Verdict
 from pytest_edgeq.compare.samples import Sample
@@ -522,14 +522,9 @@ def test_bad_samples_are_refused(heads: QuantizedModel, inputs: Any) -> None:
 def test_an_output_that_is_nearly_constant_is_noted(level: float) -> None:
     """Its SQNR of 58 dB is that of the constant; without one it is that of the variation."""
     step = (level + 5) / 127
-    file = FileWriter()
-    graph = file.graph()
-    taken = graph.tensor("float32", (1, 4), name="taken")
-    given = graph.tensor("int8", (1, 4), scales=[step], name="given")
-    graph.op("QUANTIZE", [taken], [given])
-    graph.borders([taken], [given])
-    file.signature("run", [("taken", taken)], [("given", given)])
-    loaded = Edgeq().load(file.content(), reference=lambda x: x, name="level")
+    given, quantize = {"dtype": "int8", "scales": [step]}, ("QUANTIZE", "taken", "given")
+    content = chain(quantize, inputs="taken", outputs="given", key="run", given=given)
+    loaded = Edgeq().load(content, reference=lambda x: x, name="level")
     drawn = np.random.default_rng(0)
     inputs = [(level + drawn.normal(size=(1, 4))).astype(np.float32) for _ in range(16)]
     noted = "output 'given' varies between the samples by 0."
@@ -568,16 +563,13 @@ def test_ops_are_measured_again_where_the_noise_is_twice_as_great(
 
 def _sums(count: int, width: int) -> QuantizedModel:
     """Some additions of two inputs, on a runtime that gives codes one too high."""
-    file = FileWriter()
-    graph = file.graph()
-    x, y = (graph.tensor("int8", (1, width), scales=[1 / 16], zero_points=[0]) for _ in "xy")
-    made = [graph.tensor("int8", (1, width), scales=[1 / 8], zero_points=[0]) for _ in range(count)]
-    for each in made:
-        graph.op("ADD", [x, y], [each], "AddOptions")
-    graph.borders([x, y], made)
-    file.signature("add", [("x", x), ("y", y)], [(f"z{i}", each) for i, each in enumerate(made)])
+    row = {"dtype": "int8", "shape": (1, width), "scales": [1 / 16], "zero_points": [0]}
+    made = [f"z{i}" for i in range(count)]
+    tensors = {"x": row, "y": row} | dict.fromkeys(made, row | {"scales": [1 / 8]})
+    ops = [("ADD", "x y", each, "AddOptions") for each in made]
+    content = chain(*ops, inputs="x y", outputs=" ".join(made), key="add", **tensors)
     edgeq = Edgeq(runtimes={"board": _one_off})
-    return edgeq.load(file.content(), reference=lambda x, y: [x + y] * count)
+    return edgeq.load(content, reference=lambda x, y: [x + y] * count)
 
 
 def test_codes_of_small_ops_are_counted_together() -> None:

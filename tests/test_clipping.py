@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fixtures.models import net, seeded
-from fixtures.tflite.writer import FileWriter
+from fixtures.tflite.writer import chain, constant
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.mistakes import BIT_DB
 from pytest_edgeq.runtimes.edge import EdgeFile
@@ -117,22 +117,18 @@ def _vectors(n: int, seed: int) -> list[Array]:
 
 def _content() -> bytes:
     """Write the layers in int8, each RELU as an op of its own, with the ranges of some samples."""
-    file = FileWriter()
-    graph = file.graph()
     value = np.concatenate(_vectors(64, 5))
-    last = first = graph.tensor("int8", (8, 16), scales=[1 / 127], name="x")
+    x = {"dtype": "int8", "shape": (8, 16), "scales": [1 / 127]}
+    last, ops, tensors = "x", list[Any](), {"x": x}
     for number, codes in enumerate(_LAYERS):
-        stored = graph.tensor("int8", (16, 16), data=codes, scales=[_STEP])
         value = np.maximum(value @ (codes.T * np.float32(_STEP)), 0)
         peak = (8 if number == len(_LAYERS) - 1 else 1.1) * float(np.abs(value).max())
-        made, last_made = (
-            graph.tensor("int8", (8, 16), scales=[peak / 255], zero_points=[-128]) for _ in "ab"
-        )
-        graph.op("FULLY_CONNECTED", [last, stored, -1], [made], "FullyConnectedOptions")
-        graph.op("RELU", [made], [last_made])
-        last = last_made
-    graph.borders([first], [last])
-    return file.content()
+        stored, made, clamped = (f"{name}{number}" for name in ("stored", "made", "clamped"))
+        tensors[stored] = constant(codes, "int8", scales=[_STEP])
+        tensors[made] = tensors[clamped] = x | {"scales": [peak / 255], "zero_points": [-128]}
+        ops.append(("FULLY_CONNECTED", f"{last} {stored} -", made, "FullyConnectedOptions"))
+        ops.append(("RELU", made, last := clamped))
+    return chain(*ops, inputs="x", outputs=last, **tensors)
 
 
 def test_codes_of_a_relus_zeros_are_not_clipped() -> None:
@@ -143,14 +139,9 @@ def test_codes_of_a_relus_zeros_are_not_clipped() -> None:
 
 def test_tensors_are_clamped() -> None:
     """Also one that is an output, and one that two ops take."""
-    file = FileWriter()
-    graph = file.graph()
-    x, y, z = (graph.tensor("float32", (1, 4), name=name) for name in "xyz")
-    graph.op("NEG", [x], [y], "NegOptions")
-    graph.op("ADD", [y, y], [z], "AddOptions")
-    graph.borders([x], [y, z])
-    whole = EdgeFile(file.content())
-    content = write_clamped(whole.graph, 0, {y: (-1.0, 2.0), z: (-1.5, 3.0)})
+    ops = ("NEG", "x", "y", "NegOptions"), ("ADD", "y y", "z", "AddOptions")
+    whole = EdgeFile(chain(*ops, inputs="x", outputs="y z"))
+    content = write_clamped(whole.graph, 0, {1: (-1.0, 2.0), 2: (-1.5, 3.0)})
     values = np.array([[-3.0, -1.0, 0.5, 3.0]], np.float32)
     first, second = EdgeFile(content).run(["x"], [values], "builtin")
     np.testing.assert_array_equal(first, [[2.0, 1.0, -0.5, -1.0]])

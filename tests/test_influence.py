@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fixtures.tflite.writer import FileWriter, GraphWriter
+from fixtures.tflite.writer import chain, constant
 from pytest_edgeq import Edgeq, QuantizedModel
 from tests.checked import checked
 
@@ -42,39 +42,39 @@ def _model(large: float, share: float = 0.3) -> Callable[..., Array]:
     return model
 
 
-def _int8(graph: GraphWriter, shape: tuple[int, ...], peak: float, name: str) -> int:
-    return graph.tensor("int8", shape, scales=[peak / 127], name=name)
+def _int8(width: int, peak: float) -> dict[str, Any]:
+    return {"dtype": "int8", "shape": (1, width), "scales": [peak / 127]}
 
 
-def _constant(graph: GraphWriter, values: Array) -> int:
+def _constant(values: Array) -> dict[str, Any]:
     """Weights with a scale for each output channel."""
     scales = (np.abs(values).max(axis=1) / 127).astype(np.float32)
-    codes = np.round(values / scales[:, None]).astype(np.int8)
-    return graph.tensor("int8", values.shape, data=codes, scales=scales.tolist())
+    return constant(np.round(values / scales[:, None]), "int8", scales=scales.tolist())
+
+
+def _dense(taken: str, weights: str, given: str) -> tuple[str, str, str, str]:
+    return "FULLY_CONNECTED", f"{taken} {weights} -", given, "FullyConnectedOptions"
 
 
 def _content(large: float, share: float = 0.3, *, extra: str | None = None) -> bytes:
     """Write the quantized model: FULLY_CONNECTED, FULLY_CONNECTED, ADD of the state."""
     encode, read = _weights(large)
-    file = FileWriter()
-    graph = file.graph()
-    inputs = {"source": _int8(graph, (1, 16), 4.0, "source")}
-    inputs["state"] = _int8(graph, (1, 8), 4.0, "state")
-    if extra is not None:
-        inputs["extra"] = graph.tensor(extra, (1, 4), name="extra")
     value = np.stack([source[0] for source, _ in _samples(64, seed=5)])
-    last = inputs["source"]
-    for weights in (encode, share * read):
+    tensors = {"source": _int8(16, 4.0), "state": _int8(8, 4.0), "extra": {"dtype": extra}}
+    for name, weights in (("code", encode), ("made", share * read)):
         value = value @ weights.T
-        made = _int8(graph, (1, len(weights)), float(np.abs(value).max()), f"made_{len(weights)}")
-        stored = _constant(graph, weights)
-        graph.op("FULLY_CONNECTED", [last, stored, -1], [made], "FullyConnectedOptions")
-        last = made
-    result = _int8(graph, (1, 8), 4.0 + float(np.abs(value).max()), "result")
-    graph.op("ADD", [last, inputs["state"]], [result], "AddOptions")
-    graph.borders(list(inputs.values()), [result])
-    file.signature("encode", list(inputs.items()), [("result", result)])
-    return file.content()
+        peak = float(np.abs(value).max())
+        tensors |= {name: _int8(len(weights), peak), f"{name}_weights": _constant(weights)}
+    return chain(
+        _dense("source", "code_weights", "code"),
+        _dense("code", "made_weights", "made"),
+        ("ADD", "made state", "result", "AddOptions"),
+        inputs="source state" + " extra" * (extra is not None),
+        outputs="result",
+        key="encode",
+        result=_int8(8, 4.0 + peak),
+        **tensors,
+    )
 
 
 def _samples(n: int, seed: int = 1) -> list[tuple[Array, ...]]:
@@ -109,33 +109,27 @@ def _joined() -> QuantizedModel:
     """Load a file in which small values of one input share the scale of a TANH."""
     small = (_ENCODE / 1000).astype(np.float32)
     read = np.concatenate([1000 * _READ, _READ[:, :8]], axis=1)
-    file = FileWriter()
-    graph = file.graph()
-    inputs = [_int8(graph, (1, 16), 4.0, "source"), _int8(graph, (1, 8), 4.0, "state")]
-    made = [graph.tensor("int8", (1, n), scales=[1 / 128], name=f"made_{n}") for n in (32, 8, 40)]
-    graph.op(
-        "FULLY_CONNECTED",
-        [inputs[0], _constant(graph, small), -1],
-        made[:1],
-        "FullyConnectedOptions",
+    content = chain(
+        _dense("source", "small", "code"),
+        ("TANH", "state", "bent"),
+        ("CONCATENATION", "code bent", "joined", "ConcatenationOptions", {"axis": 1}),
+        _dense("joined", "read", "out"),
+        inputs="source state",
+        outputs="out",
+        key="encode",
+        source=_int8(16, 4.0),
+        state=_int8(8, 4.0),
+        small=_constant(small),
+        read=_constant(read),
+        out=_int8(8, 8.0),
+        **{name: _int8(n, 127 / 128) for name, n in (("code", 32), ("bent", 8), ("joined", 40))},
     )
-    graph.op("TANH", [inputs[1]], made[1:2])
-    graph.op("CONCATENATION", made[:2], made[2:], "ConcatenationOptions", axis=1)
-    result = _int8(graph, (1, 8), 8.0, "result")
-    graph.op(
-        "FULLY_CONNECTED",
-        [made[2], _constant(graph, read), -1],
-        [result],
-        "FullyConnectedOptions",
-    )
-    graph.borders(inputs, [result])
-    file.signature("encode", list(zip(["source", "state"], inputs, strict=True)), [("out", result)])
 
     def model(source: Any, state: Any) -> Array:
         joined = np.concatenate([np.asarray(source) @ small.T, np.tanh(np.asarray(state))], axis=1)
         return np.asarray(joined @ read.T, np.float32)
 
-    return Edgeq().load(file.content(), reference=model, name="joined")
+    return Edgeq().load(content, reference=model, name="joined")
 
 
 def test_a_scale_that_a_concatenation_shares_is_named() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fixtures.tflite.writer import FileWriter
+from fixtures.tflite.writer import chain
 from pytest_edgeq import Edgeq, assert_conforms
 from pytest_edgeq.errors import UnmatchedError
 from tests.assertions.conftest import golden
@@ -18,17 +18,18 @@ CONVERTED = Path("fixtures/tflite/converted")
 
 def three_ops(scale: float = 0.5, zero_point: int = 0) -> bytes:
     """Write a RESHAPE, a SQUEEZE and a LOGISTIC; only the last one rescales."""
-    file = FileWriter()
-    graph = file.graph()
-    x = graph.tensor("int8", (1, 4), scales=[0.5], name="x")
-    a = graph.tensor("int8", (1, 4), scales=[scale], zero_points=[zero_point])
-    b = graph.tensor("int8", (4,), scales=[0.5])
-    y = graph.tensor("int8", (4,), scales=[1 / 256], zero_points=[-128], name="y")
-    graph.op("RESHAPE", [x], [a], "ReshapeOptions", newShape=[1, 4])
-    graph.op("SQUEEZE", [a], [b], "SqueezeOptions", squeezeDims=[0])
-    graph.op("LOGISTIC", [b], [y])
-    graph.borders([x], [y])
-    return file.content()
+    x = {"dtype": "int8", "scales": [0.5]}
+    return chain(
+        ("RESHAPE", "x", "a", "ReshapeOptions", {"newShape": [1, 4]}),
+        ("SQUEEZE", "a", "b", "SqueezeOptions", {"squeezeDims": [0]}),
+        ("LOGISTIC", "b", "y"),
+        inputs="x",
+        outputs="y",
+        x=x,
+        a=x | {"scales": [scale], "zero_points": [zero_point]},
+        b=x | {"shape": (4,)},
+        y=x | {"shape": (4,), "scales": [1 / 256], "zero_points": [-128]},
+    )
 
 
 def test_sound_files_pass(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fixtures.tflite.writer import FileWriter
+from fixtures.tflite.writer import chain
 from pytest_edgeq.baselines.precision import coarser_ops, explains_errors
 from pytest_edgeq.numerics.findings import LOSSY_OP, WRONG_OP, Finding, Place
 from pytest_edgeq.runtimes.edge import EdgeFile
@@ -18,15 +18,8 @@ Data = dict[str, Any]
 @pytest.fixture
 def edge() -> EdgeFile:
     """A file of three ops: two in a row make the output `left`, the third makes `right`."""
-    file = FileWriter()
-    graph = file.graph()
-    taken, between, left, right = (graph.tensor("float32") for _ in range(4))
-    graph.op("RELU", [taken], [between])
-    graph.op("RELU", [between], [left])
-    graph.op("RELU", [taken], [right])
-    graph.borders([taken], [left, right])
-    file.signature("serving_default", [("x", taken)], [("left", left), ("right", right)])
-    return EdgeFile(file.content())
+    ops = [("RELU", "x", "between"), ("RELU", "between", "left"), ("RELU", "x", "right")]
+    return EdgeFile(chain(*ops, inputs="x", outputs="left right", key="serving_default"))
 
 
 def ops_map(*schemes: str, output: str = "int8") -> Data:

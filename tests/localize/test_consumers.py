@@ -12,7 +12,7 @@ from ai_edge_litert import schema_py_generated as schema
 from torch import nn
 
 from fixtures.models import SmallModel, SqueezeExcite, normal, samples, seeded, small_model
-from fixtures.tflite.writer import FileWriter
+from fixtures.tflite.writer import chain, constant
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.localize.rows import LOWERING, QUANTIZATION
 from tests.localize.builds import PT2E, STATIC, Build, localized
@@ -136,22 +136,22 @@ def _observed_before_relu6(reach: float) -> QuantizedModel:
     weights = normal(8, 16, seed=3).numpy().astype(np.float32)
     weights[5] *= 60
     scales = np.abs(weights).max(axis=1) / 127
-    file = FileWriter()
-    graph = file.graph()
-    taken = graph.tensor("int8", (1, 16), scales=[4 / 127], name="taken")
-    codes = np.round(weights / scales[:, None]).astype(np.int8)
-    stored = graph.tensor("int8", (8, 16), data=codes, scales=scales.tolist())
-    given = graph.tensor("int8", (1, 8), scales=[reach / 127], name="given")
-    options = {"fusedActivationFunction": schema.ActivationFunctionType.RELU6}
-    graph.op("FULLY_CONNECTED", [taken, stored, -1], [given], "FullyConnectedOptions", **options)
-    graph.borders([taken], [given])
-    file.signature("run", [("taken", taken)], [("given", given)])
+    relu6 = {"fusedActivationFunction": schema.ActivationFunctionType.RELU6}
+    content = chain(
+        ("FULLY_CONNECTED", "taken stored -", "given", "FullyConnectedOptions", relu6),
+        inputs="taken",
+        outputs="given",
+        key="run",
+        taken={"dtype": "int8", "shape": (1, 16), "scales": [4 / 127]},
+        stored=constant(np.round(weights / scales[:, None]), "int8", scales=scales.tolist()),
+        given={"dtype": "int8", "shape": (1, 8), "scales": [reach / 127]},
+    )
 
     def model(x: object) -> np.ndarray:
         clamped: np.ndarray = np.clip(np.asarray(x, np.float32) @ weights.T, 0, 6)
         return clamped
 
-    return Edgeq().load(file.content(), reference=model, name="clamped")
+    return Edgeq().load(content, reference=model, name="clamped")
 
 
 def test_a_range_that_was_observed_before_a_fused_activation_is_named() -> None:

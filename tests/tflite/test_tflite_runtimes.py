@@ -160,10 +160,7 @@ def test_the_first_signature_is_run_wherever_its_subgraph_stands(runtime: str) -
     """The interpreter numbers tensors by subgraph: those of another must not be fed."""
     file = FileWriter()
     for op in ("NEG", "ABS"):
-        graph = file.graph(op)
-        x, y = graph.tensor("float32"), graph.tensor("float32")
-        graph.op(op, [x], [y])
-        graph.borders([x], [y])
+        file.graph(op).fill((op, "x", "y"), inputs="x", outputs="y")
     file.signature("abs", [("x", 0)], [("y", 1)], subgraph=1)
     file.signature("neg", [("x", 0)], [("y", 1)], subgraph=0)
     whole = EdgeFile(file.content())

@@ -13,7 +13,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from numpy.random import Generator
 
 from fixtures.tflite.single import FLOATS, HYBRID, QUANTIZED, FloatSingle, Single
-from fixtures.tflite.writer import FileWriter, one_op, pack, unpack
+from fixtures.tflite.writer import chain, constant, one_op, pack, unpack
 from pytest_edgeq.runtimes.bounds import (
     HybridInput,
     float_bound,
@@ -272,27 +272,23 @@ def test_weights_alone_leave_the_kernel_in_floats(dtype: str) -> None:
     """DEQUANTIZE of the weights, then a float kernel: nothing is rounded but them."""
     rng = np.random.default_rng(0)
     x = rng.normal(0, 1, (4, 64)).astype(np.float32)
-    file = FileWriter()
-    graph_of = file.graph()
-    taken = graph_of.tensor("float32", x.shape)
     if dtype == "float16":
         held = rng.normal(0, 0.1, (8, 64)).astype(np.float16)
-        w = held.astype(np.float64)
-        stored = graph_of.tensor("float16", held.shape, data=held)
+        w, stored = held.astype(np.float64), constant(held, dtype)
     else:
         codes = rng.integers(-127, 128, (8, 64)).astype(np.int8)
         scales = np.linspace(1e-3, 2e-3, 8, dtype=np.float32)
         w = codes * scales.astype(np.float64)[:, None]
-        stored = graph_of.tensor("int8", codes.shape, data=codes, scales=scales.tolist())
-    weights = graph_of.tensor("float32", (8, 64))
-    made = graph_of.tensor("float32", (4, 8))
-    graph_of.op("DEQUANTIZE", [stored], [weights])
-    graph_of.op("FULLY_CONNECTED", [taken, weights, -1], [made], "FullyConnectedOptions")
-    graph_of.borders([taken], [made])
-    graph = OpGraph.read(file.content())
+        stored = constant(codes, dtype, scales=scales.tolist())
+    dense = ("FULLY_CONNECTED", "x weights -", "y", "FullyConnectedOptions")
+    shapes = {"x": (4, 64), "weights": (8, 64), "y": (4, 8)}
+    tensors = {name: {"shape": shape} for name, shape in shapes.items()} | {"stored": stored}
+    dequantize = ("DEQUANTIZE", "stored", "weights")
+    content = chain(dequantize, dense, inputs="x", outputs="y", **tensors)
+    graph = OpGraph.read(content)
     op = graph.ops[1]
     assert hybrid_position(graph, op) is None
-    single = FloatSingle(file.content(), [x], lambda seen: seen.astype(np.float64) @ w.T)
+    single = FloatSingle(content, [x], lambda seen: seen.astype(np.float64) @ w.T)
     bound = float_bound(graph, op)
     assert _relative(single, _run(single.content, [x]), x) <= bound
     sums = float(np.abs(w).sum(axis=1).max())

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fixtures.tflite import writer
 from fixtures.tflite.make import CONVERTED
 from fixtures.tflite.writer import FileWriter
 from pytest_edgeq import Edgeq
@@ -27,17 +28,10 @@ NONE = "RELU_0_TO_1"
 REASON = f"Not supported op {NONE}"
 
 
-def graph(*ops: Any, inputs: str = "x", outputs: str, **tensors: Any) -> bytes:
-    """Write a file of float ops."""
-    file = FileWriter()
-    file.graph().fill(*ops, inputs=inputs, outputs=outputs, key="main", **tensors)
-    return file.content()
-
-
 def chain(names: str) -> bytes:
     """Write a chain of ops of one operand."""
     ops = [(name, f"t{at}", f"t{at + 1}") for at, name in enumerate(names.split())]
-    return graph(*ops, inputs="t0", outputs=f"t{len(ops)}")
+    return writer.chain(*ops, inputs="t0", outputs=f"t{len(ops)}", key="main")
 
 
 def states(content: bytes) -> list[str]:
@@ -139,19 +133,20 @@ def test_ops_that_cannot_be_isolated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether an op of constants is meant is not known, so no group is."""
     half = {"dtype": "float16", "data": np.ones((1, 4), np.float16)}
     ops = [("DEQUANTIZE", "h", "hf"), ("ADD", "hf x", "a", "AddOptions"), ("NEG", "a", "y")]
-    content = graph(*ops, outputs="y", h=half)
+    content = writer.chain(*ops, inputs="x", outputs="y", key="main", h=half)
     use_words(monkeypatch, printed("DEQUANTIZE: ", split(2, 1)), {})
     assert states(content) == ["unknown"] * 3
 
 
 def test_two_branches_are_one_group() -> None:
     """TFLite groups ops that need nothing of the other kind between, connected or not."""
-    content = graph(
+    content = writer.chain(
         ("NEG", "x", "a"),
         (NONE, "a", "b"),
         ("ABS", "a", "c"),
         ("NEG", "c", "d"),
         ("ADD", "b d", "y", "AddOptions"),
+        inputs="x",
         outputs="y",
     )
     [subgraph] = OpGraph.read(content).subgraphs

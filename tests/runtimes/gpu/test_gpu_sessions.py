@@ -99,11 +99,7 @@ def test_several_signatures(runtimes: Runtimes) -> None:
     """Each is run by its position in the file."""
     file = FileWriter()
     for key in ("NEG", "FLOOR"):
-        graph = file.graph(key)
-        x, y = graph.tensor("float32"), graph.tensor("float32")
-        graph.op(key, [x], [y])
-        graph.borders([x], [y])
-        file.signature(key, [("x", x)], [("y", y)], len(file.model.subgraphs) - 1)
+        file.graph(key).fill((key, "x", "y"), inputs="x", outputs="y", key=key)
     edge = EdgeFile(file.content(), runtimes=runtimes)
     inputs = {"x": np.full((1, 4), -2.5, np.float32)}
     for key, expected in (("NEG", 2.5), ("FLOOR", -3.0)):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fixtures.tflite.writer import FileWriter, one_op
+from fixtures.tflite.writer import FileWriter, chain, constant, one_op
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -81,21 +81,13 @@ class EndingSession:
         self.runtime.end_at("close")
 
 
-def _chain(shape: tuple[int, ...], *ops: tuple[Any, ...], **fields: Any) -> bytes:
-    """Write a file of ops of one input; the fields are options of the last."""
-    file = FileWriter()
-    graph = file.graph()
-    x, *made = tensors = [graph.tensor("float32", shape) for _ in range(len(ops) + 1)]
-    for (name, *options), taken, result in zip(ops, tensors, made, strict=False):
-        graph.op(name, [taken], [result], *options, **(fields if options else {}))
-    graph.borders([x], [made[-1]])
-    file.signature("serving_default", [("x", x)], [("y", made[-1])])
-    return file.content()
+_BORDERS = {"inputs": "x", "outputs": "y", "key": "serving_default"}
 
 
 def negation(width: int = 4) -> bytes:
     """Write a sound file of one op."""
-    return _chain((1, width), ("NEG",))
+    row = {"shape": (1, width)}
+    return chain(("NEG", "x", "y"), **_BORDERS, x=row, y=row)
 
 
 def segfault_at_run() -> bytes:
@@ -105,9 +97,11 @@ def segfault_at_run() -> bytes:
     They sum squares of `radius` channels to either side, and read before the tensor where it is
     negative (LOCAL_RESPONSE_NORMALIZATION, ai-edge-litert 2.3.0).
     """
-    normalize = ("LOCAL_RESPONSE_NORMALIZATION", "LocalResponseNormalizationOptions")
     fields = {"radius": -5, "bias": 1.0, "alpha": 1.0, "beta": 0.5}
-    return _chain((1, 4, 4, 4), ("NEG",), normalize, **fields)
+    options = "LocalResponseNormalizationOptions", fields
+    ops = ("NEG", "x", "a"), ("LOCAL_RESPONSE_NORMALIZATION", "a", "y", *options)
+    image = {"shape": (1, 4, 4, 4)}
+    return chain(*ops, **_BORDERS, x=image, a=image, y=image)
 
 
 def abort_on_reference() -> bytes:
@@ -124,31 +118,17 @@ def abort_on_reference() -> bytes:
 
 def endless() -> bytes:
     """Write a whole file whose only op repeats for ever: WHILE x == x."""
-    file = FileWriter()
-    graph = file.graph()
-    x, y = (graph.tensor("int32", (1,)) for _ in range(2))
-    graph.op("WHILE", [x], [y], "WhileOptions", condSubgraphIndex=1, bodySubgraphIndex=2)
-    graph.borders([x], [y])
-    condition = file.graph("condition")
-    here, is_equal = condition.tensor("int32", (1,)), condition.tensor("bool", (1,))
-    condition.op("EQUAL", [here, here], [is_equal], "EqualOptions")
-    condition.borders([here], [is_equal])
-    body = file.graph("body")
-    before, after = (body.tensor("int32", (1,)) for _ in range(2))
-    body.op("ADD", [before, before], [after], "AddOptions")
-    body.borders([before], [after])
-    file.signature("serving_default", [("x", x)], [("y", y)])
+    file, one = FileWriter(), {"dtype": "int32", "shape": (1,)}
+    parts = {"condSubgraphIndex": 1, "bodySubgraphIndex": 2}
+    file.graph().fill(("WHILE", "x", "y", "WhileOptions", parts), **_BORDERS, x=one, y=one)
+    equal, add = ("EQUAL", "x x", "y", "EqualOptions"), ("ADD", "x x", "y", "AddOptions")
+    truth = one | {"dtype": "bool"}
+    file.graph("condition").fill(equal, inputs="x", outputs="y", x=one, y=truth)
+    file.graph("body").fill(add, inputs="x", outputs="y", x=one, y=one)
     return file.content()
 
 
 def unbounded() -> bytes:
     """Write a whole file whose output is as large as its input says."""
-    file = FileWriter()
-    graph = file.graph()
-    shape = graph.tensor("int32", (2,))
-    value = graph.tensor("float32", (), data=np.array(1, np.float32))
-    y = graph.tensor("float32", (1, 1), signature=(-1, -1))
-    graph.op("FILL", [shape, value], [y], "FillOptions")
-    graph.borders([shape], [y])
-    file.signature("serving_default", [("shape", shape)], [("y", y)])
-    return file.content()
+    x, y = {"dtype": "int32", "shape": (2,)}, {"shape": (1, 1), "signature": (-1, -1)}
+    return chain(("FILL", "x one", "y", "FillOptions"), **_BORDERS, x=x, y=y, one=constant(1))
