@@ -13,13 +13,10 @@ from tests.projects import Project
 
 _TEST = """
 import torch
-from torch import nn
+from fixtures.models import net
 from pytest_edgeq import Budget, assert_within_budget
 
-
-class Sum(nn.Module):
-    def forward(self, x, y):
-        return {value}
+SUM = net(lambda self, x, y: {value}, "Sum").eval()
 
 
 def samples(n, seed):
@@ -28,7 +25,7 @@ def samples(n, seed):
 
 
 def test_it(edgeq):
-    model = edgeq.load("model.tflite", reference=Sum().eval())
+    model = edgeq.load("model.tflite", reference=SUM)
     {call}
 """
 # As if it were not installed: each run would import it, which takes seconds.
@@ -134,7 +131,7 @@ def test_in_a_fixture_it_says_that_nothing_is_remembered(gate: Gate) -> None:
     """All else is checked there, too."""
     fixture = (
         "import pytest\n\n@pytest.fixture\ndef gated(edgeq):\n"
-        '    import test_x\n    model = edgeq.load("model.tflite", reference=test_x.Sum().eval())\n'
+        '    import test_x\n    model = edgeq.load("model.tflite", reference=test_x.SUM)\n'
         "    edgeq.check(model, test_x.samples(4, seed=0))\n"
     )
     gate.project.write({"conftest": _WITHOUT_TENSORFLOW + fixture})

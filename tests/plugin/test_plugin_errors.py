@@ -13,12 +13,7 @@ TEST = """
 import os
 import pytest
 import torch
-from torch import nn
-
-
-class Sum(nn.Module):
-    def forward(self, x, y):
-        return (x + y) * float(os.environ["FACTOR"])
+from fixtures.models import net
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +21,8 @@ def comparison(edgeq):
     generator = torch.Generator().manual_seed(0)
     samples = [tuple(4 * torch.rand(1, 64, generator=generator) for _ in "xy") for _ in range(33)]
     start = int(os.environ.get("START", "0"))
-    model = edgeq.load("model.tflite", reference=Sum().eval())
+    summed = net(lambda self, x, y: (x + y) * float(os.environ["FACTOR"]), "Sum")
+    model = edgeq.load("model.tflite", reference=summed.eval())
     count = int(os.environ.get("COUNT", "32"))
     return edgeq.compare(model, samples[start : start + count])
 

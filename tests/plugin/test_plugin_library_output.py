@@ -17,21 +17,16 @@ import sys
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from fixtures.models import net
 
 FILE = {file!r}
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x):
-        if not torch.compiler.is_compiling():
-            print("forward prints")
-            print("forward warns", file=sys.stderr)
-        return self.linear(x)
+def forward(self, x):
+    if not torch.compiler.is_compiling():
+        print("forward prints")
+        print("forward warns", file=sys.stderr)
+    return self.linear(x)
 
 
 @pytest.mark.parametrize("runtime", ["xnnpack", "builtin", "compiled"])
@@ -44,7 +39,8 @@ def test_runs(edgeq, runtime):
 
 def test_quantizes(edgeq):
     samples = [(torch.randn(1, 4),) for _ in range(4)]
-    model = edgeq.quantize(Net().eval(), samples[0], calibration=samples)
+    model = net(forward, linear=torch.nn.Linear(4, 4)).eval()
+    model = edgeq.quantize(model, samples[0], calibration=samples)
     edgeq.compare(model, samples[:1])
     assert not "a model was quantized"
 """
