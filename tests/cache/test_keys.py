@@ -21,6 +21,7 @@ from pytest_edgeq.litert import Traced
 from pytest_edgeq.quantize.cache import environment
 from pytest_edgeq.quantize.cache.conversions import ConversionCache
 from pytest_edgeq.quantize.cache.directory import Store
+from tests.quantize.quantizers import converters, per_channel, per_tensor
 
 INPUT = (normal(1, 4, 8, 8, seed=0),)
 PRESET = "pt2e_static_int8"
@@ -275,22 +276,19 @@ def _prepared_key(quantizer: Any, said: list[str] | None = None) -> str | None:
     )
 
 
-def _quantizer(**config: Any) -> Any:
-    module = litert.converter_module("quantize.pt2e_quantizer")
-    return module.PT2EQuantizer().set_global(module.get_symmetric_quantization_config(**config))
+def _quantizer(config: Any = None) -> Any:
+    return converters().set_global(per_tensor() if config is None else config)
 
 
 def _subclass(annotate: Callable[[Any, Any], Any]) -> Any:
-    base = type(_quantizer())
-    made = type("PT2EQuantizer", (base,), {"annotate": annotate})()
-    module = litert.converter_module("quantize.pt2e_quantizer")
-    return made.set_global(module.get_symmetric_quantization_config())
+    made = type("PT2EQuantizer", (type(converters()),), {"annotate": annotate})()
+    return made.set_global(per_tensor())
 
 
 @pytest.mark.slow
 def test_what_a_quantizer_annotates_counts_and_its_class_does_not() -> None:
     """Code of a subclass shows in the annotations; equal ones are one key."""
-    base = type(_quantizer())
+    base = type(converters())
 
     def drops_one(self: Any, model: Any) -> Any:
         annotated = base.annotate(self, model)
@@ -304,23 +302,19 @@ def test_what_a_quantizer_annotates_counts_and_its_class_does_not() -> None:
     assert key == _prepared_key(_quantizer())
     assert key == _prepared_key(_subclass(base.annotate))
     assert key != _prepared_key(_subclass(drops_one))
-    assert key != _prepared_key(_quantizer(is_per_channel=True))
-    assert key != _prepared_key(_quantizer(is_dynamic=True))
+    assert key != _prepared_key(_quantizer(per_channel()))
+    assert key != _prepared_key(_quantizer(per_tensor(is_dynamic=True)))
 
 
 def test_an_observer_of_the_users_own_makes_the_key_unknown() -> None:
     """Its code decides on ranges, and nothing identifies it."""
-    base = type(_quantizer())
-
-    def observes(self: Any, model: Any) -> Any:
-        return base.annotate(self, model)
 
     def own_observers(self: Any, model: Any, observers: Any) -> None:
         for observer in filter(None, observers.values()):
             kind = type(observer)
             observer.__class__ = type("Own", (kind,), {"__module__": "conftest"})
 
-    quantizer = _subclass(observes)
+    quantizer = _subclass(type(converters()).annotate)
     type(quantizer).prepare_obs_or_fq_callback = own_observers
     said: list[str] = []
     assert _prepared_key(quantizer, said) is None

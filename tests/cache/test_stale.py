@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from fixtures.models import NonStrictOnly, normal, samples, seeded
-from pytest_edgeq import Edgeq, QuantizedModel, litert
+from pytest_edgeq import Edgeq, QuantizedModel
+from tests.quantize.quantizers import converters, per_channel
 
 pytestmark = pytest.mark.slow
 
@@ -137,17 +138,11 @@ def test_a_failure_of_the_machine_is_no_refusal_of_the_model(
     assert made.tflite == _built(Edgeq(), _Net(), _data(1)).tflite
 
 
-def _quantizer() -> Any:
-    module = litert.converter_module("quantize.pt2e_quantizer")
-    config = module.get_symmetric_quantization_config(is_per_channel=True)
-    return module.PT2EQuantizer().set_global(config)
-
-
 def test_a_hook_of_an_observer_makes_the_key_unknown(tmp_path: Path) -> None:
     """A quantizer of one's own may hang code on each observer."""
 
     def build(folder: Path | None, gain: float) -> tuple[bytes, list[str]]:
-        quantizer = _quantizer()
+        quantizer = converters().set_global(per_channel())
 
         def hooked(_: Any, model: Any, observers: Any) -> None:
             for observer in filter(None, observers.values()):

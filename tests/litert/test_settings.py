@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_edgeq.litert import load_recipe, settings_of
+from pytest_edgeq.litert import settings_of
+from tests.quantize.quantizers import converters, per_channel
+from tests.quantize.rules import dynamic
 
 
-def _pt2e(*, per_channel: bool = True, stem: bool = True) -> Any:
-    from litert_torch.quantize import pt2e_quantizer
-
-    config = pt2e_quantizer.get_symmetric_quantization_config(is_per_channel=per_channel)
-    quantizer = pt2e_quantizer.PT2EQuantizer().set_global(config)
+def _pt2e(*, stem: bool = True, **options: Any) -> Any:
+    config = per_channel(**options)
+    quantizer = converters().set_global(config)
     quantizer.set_module_type(torch.nn.Linear, config)
     quantizer.module_name_config["stem"] = config if stem else None
     return quantizer
@@ -27,15 +27,13 @@ def _torchao(*, size: int = 32) -> Any:
 
 
 def _recipe(*, bits: int = 8) -> Any:
-    recipe = load_recipe("recipe_dynamic_wi8_afp32")
-    recipe[0]["op_config"]["weight_tensor_config"]["num_bits"] = bits
-    return recipe
+    return [dynamic(bits=bits)]
 
 
 @pytest.mark.parametrize(
     ("make", "option", "path"),
     [
-        (_pt2e, {"per_channel": False}, "global_config.weight.qscheme"),
+        (_pt2e, {"is_per_channel": False}, "global_config.weight.qscheme"),
         (_pt2e, {"stem": False}, "module_name_config.stem"),
         (_torchao, {"size": 64}, "granularity.group_size"),
         (_recipe, {"bits": 4}, "[0].op_config.weight_tensor_config.num_bits"),

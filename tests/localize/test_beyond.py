@@ -16,6 +16,7 @@ from pytest_edgeq.localize.constant_checks import check_stored_weight, cover_all
 from pytest_edgeq.tflite.constants import Constant, read_constant
 from pytest_edgeq.tflite.roles import roles_of
 from tests.localize.builds import DYNAMIC, PT2E, STATIC, Build, blamed, rounded
+from tests.quantize.rules import weight_only
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -74,20 +75,13 @@ def test_values_beyond_their_scale_are_told(maker: Edgeq, build: Build, flow: st
     assert now.local_sqnr_db < before.local_sqnr_db - 1
 
 
-def _four_bits(algorithm: str) -> list[dict[str, Any]]:
-    weights = {"num_bits": 4, "symmetric": True, "granularity": "CHANNELWISE", "dtype": "INT"}
-    floats = {"compute_precision": "FLOAT", "explicit_dequantize": True, "min_weight_elements": 0}
-    config = {"weight_tensor_config": weights, **floats}
-    rule = {"regex": ".*", "operation": "FULLY_CONNECTED", "algorithm_key": algorithm}
-    return [{**rule, "op_config": config}]
-
-
 def test_what_a_quantizer_cuts_off_on_purpose_is_sound(maker: Edgeq) -> None:
     """One that minimises an error leaves the largest weights beyond its scales."""
     model = seeded(Tabled)
     with torch.no_grad():
         model.head.weight[:, ::96] *= 6
-    quantized = maker.quantize(model, Tabled.sample_inputs(), quantizer=_four_bits("OCTAV"))
+    rules = [weight_only(".*", "FULLY_CONNECTED", bits=4, algorithm="OCTAV")]
+    quantized = maker.quantize(model, Tabled.sample_inputs(), quantizer=rules)
     op = [op for op in quantized.graph.ops if op.name == "FULLY_CONNECTED"][-1]
     (stored,) = roles_of(quantized.graph, op).weights
     scales = read_constant(quantized.graph, op, stored).scales

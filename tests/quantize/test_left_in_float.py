@@ -11,6 +11,7 @@ from torch import nn
 from fixtures.models import net, normal, seeded
 from pytest_edgeq import Edgeq, assert_input_dtypes, assert_no_float_ops, litert
 from tests.quantize import making
+from tests.quantize.rules import left
 
 
 def _ends() -> nn.Module:
@@ -29,8 +30,7 @@ def _by_pt2e() -> Any:
 
 
 def _by_recipe() -> Any:
-    rules = litert.load_recipe("recipe_static_wi8_ai8")
-    return [*rules, {**rules[0], "regex": ".*Conv2d_stem.*", "algorithm_key": "no_quantize"}]
+    return [*litert.load_recipe("recipe_static_wi8_ai8"), left(".*Conv2d_stem.*")]
 
 
 def _text(quantizer: Any, **allow: Any) -> list[str]:

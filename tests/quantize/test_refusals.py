@@ -279,55 +279,43 @@ def test_refused_with_what_helps(case: Refused) -> None:
         assert making.sqnr_db(made, other, *case.shapes) > (100 if quantizer is None else 3)
 
 
-class _Linear(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
+def _branch(self: Any, x: Tensor) -> Any:
+    y = self.linear(x)
+    if y.sum() > 0:  # here
+        y = -y
+    return y
 
 
-class _Branch(_Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.linear(x)
-        if y.sum() > 0:  # here
-            y = -y
-        return y
+def _item(self: Any, x: Tensor) -> Any:
+    return self.linear(x)[: int(x.abs().sum())]  # here
 
 
-class _Item(_Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.linear(x)[: int(x.abs().sum())]  # here
-        return y
+def _numpy(self: Any, x: Tensor) -> Any:
+    return self.linear(torch.from_numpy(np.tanh(x.numpy())))  # here
 
 
-class _Numpy(_Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.linear(torch.from_numpy(np.tanh(x.numpy())))  # here
-        return y
+def _only_eager(self: Any, x: Tensor) -> Any:
+    """Behave otherwise in a trace, as masks of transformers do."""
+    mask: Any = None if torch.compiler.is_exporting() else x
+    return self.linear(x) * mask.shape[0]  # here
 
 
-class _OnlyEager(_Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        """Behave otherwise in a trace, as masks of transformers do."""
-        mask = None if torch.compiler.is_exporting() else x
-        y: Tensor = self.linear(x) * mask.shape[0]  # type: ignore[union-attr] # here
-        return y
+def _dtype(self: Any, x: Tensor) -> Any:
+    """Measure whole numbers in a trace, which have no norm."""
+    dtype = torch.int32 if torch.compiler.is_exporting() else torch.float32
+    return self.linear(x) * torch.linalg.vector_norm(x.to(dtype))  # here
 
 
-class _Dtype(_Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        """Measure whole numbers in a trace, which have no norm."""
-        dtype = torch.int32 if torch.compiler.is_exporting() else torch.float32
-        y: Tensor = self.linear(x) * torch.linalg.vector_norm(x.to(dtype))  # here
-        return y
+def _made(forward: Callable[..., Any]) -> nn.Module:
+    return net(forward, linear=nn.Linear(4, 4))
 
 
-def _line(model: type[nn.Module]) -> str:
+def _line(forward: Any) -> str:
     """The line of a forward that is marked."""
-    code = model.forward.__code__
-    numbers = {line for *_, line in code.co_lines() if line is not None}
+    numbers = {line for *_, line in forward.__code__.co_lines() if line is not None}
     lines = {n: linecache.getline(__file__, n).strip() for n in numbers}
     ((number, source),) = ((n, s) for n, s in lines.items() if s.endswith("# here"))
-    return f"at {__file__}:{number}, in forward: {source}"
+    return f"at {__file__}:{number}, in {forward.__name__}: {source}"
 
 
 def _refused(make: Callable[[], nn.Module], quantizer: str | None, **more: Any) -> str:
@@ -342,35 +330,35 @@ ELSEWHERE = "runs on the sample inputs, and fails while torch traces it"
 
 
 @pytest.mark.parametrize(
-    ("model", "quantizer", "hint"),
+    ("forward", "quantizer", "hint"),
     [
-        (_Branch, None, "must be traceable: no Python branch on a tensor's values"),
-        (_Branch, PT2E, "must be traceable: no Python branch on a tensor's values"),
-        (_OnlyEager, PT2E, ELSEWHERE),
+        (_branch, None, "must be traceable: no Python branch on a tensor's values"),
+        (_branch, PT2E, "must be traceable: no Python branch on a tensor's values"),
+        (_only_eager, PT2E, ELSEWHERE),
         # What non-strict export alone refuses.
-        (_Item, None, "no sizes or indices"),
-        (_Numpy, None, "it computes in numpy"),
-        (_Dtype, None, ELSEWHERE),
+        (_item, None, "no sizes or indices"),
+        (_numpy, None, "it computes in numpy"),
+        (_dtype, None, ELSEWHERE),
     ],
 )
 def test_what_is_refused_while_it_is_traced(
-    model: type[nn.Module], quantizer: str | None, hint: str
+    forward: Callable[..., Any], quantizer: str | None, hint: str
 ) -> None:
     """By torch.export, whatever the class of the error, at the innermost line of the model."""
-    first, place, *rest = _refused(model, quantizer).splitlines()
+    first, place, *rest = _refused(lambda: _made(forward), quantizer).splitlines()
 
-    assert first.startswith(f"torch.export refuses {model.__name__}: ")
+    assert first.startswith("torch.export refuses Net: ")
     assert hint in first
-    assert place == _line(model)
+    assert place == _line(forward)
     assert len("".join(rest)) < 1000
 
 
 def test_that_export_was_not_strict_is_named() -> None:
     """Where torch.export takes a model strictly alone, and not where something else fails."""
-    text = _refused(_Numpy, PT2E, strict_export=False)
+    text = _refused(lambda: _made(_numpy), PT2E, strict_export=False)
 
     assert text.splitlines()[-1].startswith("strict_export=False was given: the default, True, ")
-    ill_fed = _refused(_Numpy, PT2E, x=(torch.ones(2, 3),), strict_export=False)
+    ill_fed = _refused(lambda: _made(_numpy), PT2E, x=(torch.ones(2, 3),), strict_export=False)
     assert "its forward fails on the sample inputs" in ill_fed
     assert "strict_export" not in ill_fed
 

@@ -14,6 +14,7 @@ from pytest_edgeq import Edgeq, QuantizedModel, litert
 from pytest_edgeq.quantize.mixed import engine
 from pytest_edgeq.quantize.mixed.results import Sensitivity
 from tests.quantize.mixed import nets
+from tests.quantize.rules import left
 
 
 def _truth(maker: Edgeq, quantizer: Any, make: Any, samples: Any, layers: list[str]) -> list[float]:
@@ -25,8 +26,7 @@ def _truth(maker: Edgeq, quantizer: Any, make: Any, samples: Any, layers: list[s
             other: Any = litert.pt2e_preset(quantizer).set_module_name(layer, None)
         else:
             regex = "^serving_default" if layer == "fc" else f"Conv2d_{layer};"
-            rule = {"regex": regex, "operation": "*", "algorithm_key": "no_quantize"}
-            other = [*litert.load_recipe(quantizer), rule]
+            other = [*litert.load_recipe(quantizer), left(regex)]
         found.append(maker.compare(make(maker, other), samples).total.sqnr_db - before)
     return found
 
@@ -213,7 +213,6 @@ def test_layers_are_also_measured_together(maker: Edgeq, quantizer: Any, groups:
     if quantizer == nets.PT2E:
         other: Any = litert.pt2e_preset(quantizer).set_module_name("head", None)
     else:
-        rule = {"regex": "Sequential_head", "operation": "*", "algorithm_key": "no_quantize"}
-        other = [*litert.load_recipe(quantizer), rule]
+        other = [*litert.load_recipe(quantizer), left("Sequential_head")]
     file = maker.compare(nets.quantized_chain(maker, other, model), samples)
     assert together.in_float_db == pytest.approx(file.total.sqnr_db, abs=0.1)
