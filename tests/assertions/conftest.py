@@ -45,10 +45,6 @@ def golden(name: str, check: Callable[[], None]) -> tuple[str, Finding]:
     return text, first
 
 
-def _quantize(model: type[SmallModel], quantizer: Any, **options: Any) -> QuantizedModel:
-    return making.quantize(quantizer, model, n=4, **options)
-
-
 def labelled(n: int = digits.HELD_OUT) -> Iterator[tuple[torch.Tensor, int]]:
     """Held-out digits, one at a time."""
     held_out = digits.held_out()
@@ -70,58 +66,34 @@ def doubled() -> QuantizedModel:
     return Edgeq().quantize(double, (torch.zeros(1, 2),), quantizer=None)
 
 
-@pytest.fixture(scope="session")
-def static() -> QuantizedModel:
-    """int8 throughout by a recipe: no op is left in float."""
-    return _quantize(ResidualNet, "recipe_static_wi8_ai8")
+def _made(quantizer: Any, model: type[SmallModel] = ResidualNet, **options: Any) -> Any:
+    """Return the fixture of a model that is quantized once a session."""
+
+    @pytest.fixture(scope="session")
+    def quantized() -> QuantizedModel:
+        return making.quantize(quantizer, model, n=4, **options)
+
+    return quantized
 
 
-@pytest.fixture(scope="session")
-def pt2e() -> QuantizedModel:
-    """int8 by PT2E, per channel; RELU, TRANSPOSE and MEAN stay in float."""
-    return _quantize(ResidualNet, "pt2e_static_int8")
-
-
-@pytest.fixture(scope="session")
-def non_strict() -> QuantizedModel:
-    """The same, exported non-strictly: both ADD stay in float, too."""
-    return _quantize(ResidualNet, "pt2e_static_int8", strict_export=False)
-
-
-@pytest.fixture(scope="session")
-def per_tensor() -> QuantizedModel:
-    """A depthwise network whose weights have one scale each."""
-    return _quantize(DepthwiseSeparable, "pt2e_static_int8_per_tensor")
-
-
-@pytest.fixture(scope="session")
-def depthwise() -> QuantizedModel:
-    """The same per channel; xnnpack and builtin differ on it by 1 LSB."""
-    return _quantize(DepthwiseSeparable, "recipe_static_wi8_ai8")
-
-
-@pytest.fixture(scope="session")
-def dynamic() -> QuantizedModel:
-    """Integer weights, float activations."""
-    return _quantize(ResidualNet, "recipe_dynamic_wi8_afp32")
-
-
-@pytest.fixture(scope="session")
-def weight_only() -> QuantizedModel:
-    """Integer weights behind a DEQUANTIZE."""
-    return _quantize(ResidualNet, "recipe_weight_only_wi8_afp32")
-
-
-@pytest.fixture(scope="session")
-def float16() -> QuantizedModel:
-    """float16 weights behind a DEQUANTIZE."""
-    return _quantize(ResidualNet, [rules.float16("CONV_2D")])
-
-
-@pytest.fixture(scope="session")
-def plain() -> QuantizedModel:
-    """No quantizer: a float model."""
-    return _quantize(ResidualNet, None)
+static = _made("recipe_static_wi8_ai8")
+"""int8 throughout by a recipe: no op is left in float."""
+pt2e = _made("pt2e_static_int8")
+"""int8 by PT2E, per channel; RELU, TRANSPOSE and MEAN stay in float."""
+non_strict = _made("pt2e_static_int8", strict_export=False)
+"""The same, exported non-strictly: both ADD stay in float, too."""
+per_tensor = _made("pt2e_static_int8_per_tensor", DepthwiseSeparable)
+"""A depthwise network whose weights have one scale each."""
+depthwise = _made("recipe_static_wi8_ai8", DepthwiseSeparable)
+"""The same per channel; xnnpack and builtin differ on it by 1 LSB."""
+dynamic = _made("recipe_dynamic_wi8_afp32")
+"""Integer weights, float activations."""
+weight_only = _made("recipe_weight_only_wi8_afp32")
+"""Integer weights behind a DEQUANTIZE."""
+float16 = _made([rules.float16("CONV_2D")])
+"""float16 weights behind a DEQUANTIZE."""
+plain = _made(None)
+"""No quantizer: a float model."""
 
 
 def patch(model: QuantizedModel, change: Callable[[Any], None]) -> bytes:

@@ -128,39 +128,38 @@ def test_nan_in_a_stage_that_was_not_asked_for_fails() -> None:
         assert_within_budget(measured, lowering=Budget(max_abs_error=1))
 
 
+RMSE, LSB = Budget(rmse=1), Budget(max_lsb_error=9)
+
+
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("budget", "stages", "error", "text"),
     [
-        ({"conversion": Budget(rmse=1)}, "pt2e flow of net has no stage 'conversion', .* total"),
-        ({"total": {"score": Budget(rmse=1), "boxes": None}}, "'score' .did you mean scores"),
-        ({"total": {"scores": Budget(rmse=1)}}, "output 'boxes' is left out"),
-        ({"total": Budget(max_lsb_error=9)}, "max_lsb_error: output 'boxes' has no scale"),
+        (None, {}, ValueError, "was given no budget"),
+        (RMSE, {"total": RMSE}, ValueError, "is given twice"),
+        ({}, {}, ValueError, "bounds no output"),
+        (0.5, {}, TypeError, "expected a Budget"),
+        ({"scores": 0.5, "boxes": None}, {}, TypeError, "output 'scores': expected a Budget"),
         (
-            {"total": {"scores": None, "boxes": Budget(max_lsb_error=9)}},
+            None,
+            {"conversion": RMSE},
+            UnmatchedError,
+            "pt2e flow of net has no stage 'conversion', .* total",
+        ),
+        ({"score": RMSE, "boxes": None}, {}, UnmatchedError, "'score' .did you mean scores"),
+        ({"scores": RMSE}, {}, UnmatchedError, "output 'boxes' is left out"),
+        (LSB, {}, UnmatchedError, "max_lsb_error: output 'boxes' has no scale"),
+        (
+            {"scores": None, "boxes": LSB},
+            {},
+            UnmatchedError,
             "max_lsb_error: output 'boxes' .*bound max_abs_error instead",
         ),
     ],
 )
-def test_what_the_comparison_lacks(arguments: dict[str, Any], text: str) -> None:
-    """A stage, an output or a metric that is not there is an error, never a success."""
-    with pytest.raises(UnmatchedError, match=text):
-        assert_within_budget(comparison(), **arguments)
-
-
-@pytest.mark.parametrize(
-    ("budgets", "arguments", "error", "text"),
-    [
-        ((), {}, ValueError, "was given no budget"),
-        ((Budget(rmse=1),), {"total": Budget(rmse=1)}, ValueError, "is given twice"),
-        (({},), {}, ValueError, "bounds no output"),
-        ((0.5,), {}, TypeError, "expected a Budget"),
-        (({"scores": 0.5, "boxes": None},), {}, TypeError, "output 'scores': expected a Budget"),
-    ],
-)
-def test_misuse(budgets: Any, arguments: Any, error: type[Exception], text: str) -> None:
-    """No budget, two, or something else."""
+def test_misuse(budget: Any, stages: Any, error: type[Exception], text: str) -> None:
+    """No budget, two, or something else; a stage, an output or a metric that is not there."""
     with pytest.raises(error, match=text):
-        assert_within_budget(comparison(), *budgets, **arguments)
+        assert_within_budget(comparison(), *([] if budget is None else [budget]), **stages)
 
 
 def test_swapped_arguments() -> None:

@@ -11,6 +11,7 @@ import pytest
 from pytest_edgeq import QuantizedModel
 from pytest_edgeq.tflite.flatbuffer import enum_names
 from pytest_edgeq.tflite.ops import nearest_op
+from tests.projects import Project
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -40,15 +41,11 @@ def test_size():
 
 
 def test_a_failing_test_shows_the_users_line(
-    pytester: pytest.Pytester, static: QuantizedModel
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, static: QuantizedModel
 ) -> None:
     """Each failure points to the call, and to no line of this package."""
-    pytester.makepyfile(FAILING.format(path=str(static.path)))
-
-    result = pytester.runpytest("-p", "no:randomly")
-
-    result.assert_outcomes(failed=6)
-    output = result.stdout.str()
+    files = FAILING.format(path=str(static.path))
+    output = Project(pytester, monkeypatch).run(files=files, failed=6).stdout.str()
     assert output.count("# the user's line") == 6
     assert "pytest_edgeq/" not in output
 

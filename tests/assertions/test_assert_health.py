@@ -56,14 +56,10 @@ def test_a_fix_is_told_once() -> None:
     assert "output 'masks'" in str(caught.value)
 
 
-def test_an_entry_that_matches_nothing_is_an_error() -> None:
-    """It would hide the next finding; the nearest kind is named."""
+def test_misuse() -> None:
+    """An entry that matches nothing would hide the next finding; the nearest kind is named."""
     with pytest.raises(UnmatchedError, match=r"allow='clipped_input' matches no finding.*clipped"):
         assert_healthy(comparison(health=(CLIPPED,)), allow=["clipped_input"])
-
-
-def test_what_is_no_comparison_is_refused() -> None:
-    """Nor is a text a sequence of kinds."""
     with pytest.raises(TypeError, match=r"expected the result of edgeq\.compare"):
         assert_healthy("a.tflite")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="allow: expected a sequence"):

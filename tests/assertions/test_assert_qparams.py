@@ -74,8 +74,12 @@ def test_shared_parameters(pt2e: QuantizedModel) -> None:
         one, two = adds(content)
         one.scale, one.zeroPoint, two.scale, two.zeroPoint = [0.5], [3], [0.25], [3]
 
-    spoiled = pt2e.with_tflite(patch(pt2e, apart))
+    def shared(content: Any) -> None:
+        one, two = adds(content)
+        two.scale, two.zeroPoint = one.scale, one.zeroPoint
 
+    same, spoiled = (pt2e.with_tflite(patch(pt2e, change)) for change in (shared, apart))
+    assert_qparams(same, "ADD", "layer1.0", "output", shared_with="layer1.1")
     golden(
         "qparams_shared",
         lambda: assert_qparams(spoiled, "ADD", "layer1.0", "output", shared_with="layer1.1"),
@@ -84,22 +88,18 @@ def test_shared_parameters(pt2e: QuantizedModel) -> None:
         assert_qparams(spoiled, "ADD", "layer1.0", "output", shared_with="layer1.0")
 
 
-def test_shared_parameters_pass_where_they_are(pt2e: QuantizedModel) -> None:
-    """The same scale and zero point, written into both."""
-
-    def shared(content: Any) -> None:
-        one, two = adds(content)
-        two.scale, two.zeroPoint = one.scale, one.zeroPoint
-
-    same = pt2e.with_tflite(patch(pt2e, shared))
-
-    assert_qparams(same, "ADD", "layer1.0", "output", shared_with="layer1.1")
+def blockwise(scales: int, zero_points: int, size: int) -> Any:
+    """Make parameters whose scales and zero points are tensors, -1 for none."""
+    details = schema.BlockwiseQuantizationT()
+    details.scales, details.zeroPoints, details.blockSize = scales, zero_points, size
+    quantization = schema.QuantizationParametersT()
+    quantization.detailsType = schema.QuantizationDetails.BlockwiseQuantization
+    quantization.details = details
+    return quantization
 
 
 def blocks(content: Any, zero_points: list[int] | None) -> None:
     """Make the scales of the linear layer's weight blocks of 4."""
-    from ai_edge_litert import schema_py_generated as schema
-
     graph = content.subgraphs[0]
 
     def add(array: np.ndarray[Any, Any], dtype: int) -> int:
@@ -112,16 +112,11 @@ def blocks(content: Any, zero_points: list[int] | None) -> None:
         graph.tensors.append(tensor)
         return len(graph.tensors) - 1
 
-    details = schema.BlockwiseQuantizationT()
-    details.blockSize = 4
-    details.scales = add(np.linspace(0.5, 1, 20, dtype=np.float16).reshape(10, 2), 1)
-    details.zeroPoints = (
-        -1 if zero_points is None else add(np.resize(np.array(zero_points, np.int32), (10, 2)), 2)
-    )
-    quantization = schema.QuantizationParametersT()
-    quantization.detailsType = schema.QuantizationDetails.BlockwiseQuantization
-    quantization.details = details
-    operand(content, "FULLY_CONNECTED", 1).quantization = quantization
+    scales = add(np.linspace(0.5, 1, 20, dtype=np.float16).reshape(10, 2), 1)
+    points = -1
+    if zero_points is not None:
+        points = add(np.resize(np.array(zero_points, np.int32), (10, 2)), 2)
+    operand(content, "FULLY_CONNECTED", 1).quantization = blockwise(scales, points, 4)
 
 
 def test_blocks(static: QuantizedModel) -> None:
@@ -205,12 +200,8 @@ def test_zero_points_of_blocks_that_cannot_be_read_are_refused(
         [{"dtype": "float32", "shape": (1, 1)}],
     )
     model = unpack(content)
-    details = schema.BlockwiseQuantizationT()
-    details.scales, details.zeroPoints, details.blockSize = 2, 3, 0
-    details.blockShape = np.array([1, 32], np.int32)
-    quantization = schema.QuantizationParametersT()
-    quantization.details = details
-    quantization.detailsType = schema.QuantizationDetails.BlockwiseQuantization
+    quantization = blockwise(2, 3, 0)
+    quantization.details.blockShape = np.array([1, 32], np.int32)
     model.subgraphs[0].tensors[1].quantization = quantization
     path = tmp_path / "blocks.tflite"
     path.write_bytes(pack(model))

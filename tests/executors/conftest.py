@@ -10,28 +10,22 @@ from typing import Any
 import pytest
 import torch
 
-from fixtures.models import ResidualNet, samples, seeded
-from pytest_edgeq import Comparison, Edgeq, QuantizedModel
+from fixtures.models import ResidualNet, samples
+from pytest_edgeq import Comparison, QuantizedModel
 from pytest_edgeq.compare.executors import pickled, worker
+from tests.quantize import making
 
 
 @pytest.fixture(scope="session")
 def quantized() -> QuantizedModel:
     """A network with a quantized torch graph between torch and the file."""
-    return Edgeq().quantize(
-        seeded(ResidualNet), ResidualNet.sample_inputs(), calibration=samples(ResidualNet, 8)
-    )
+    return making.quantize("pt2e_static_int8")
 
 
 @pytest.fixture(scope="session")
 def recipe() -> QuantizedModel:
     """The same one with a float file between torch and the file."""
-    return Edgeq().quantize(
-        seeded(ResidualNet),
-        ResidualNet.sample_inputs(),
-        quantizer="recipe_static_wi8_ai8",
-        calibration=samples(ResidualNet, 8),
-    )
+    return making.quantize("recipe_static_wi8_ai8")
 
 
 @pytest.fixture(scope="session")

@@ -25,13 +25,12 @@ from pytest_edgeq.runtimes.workers.link import LOCAL_NAME
 from pytest_edgeq.runtimes.workers.local_worker import close_workers
 from tests.executors.conftest import Near, figures
 from tests.processes import left_after
+from tests.projects import ROOT, Project
 from tests.shared_cache import VARIABLE
 from tests.waiting import SECONDS, running
 
 # A scheduler and workers are started, each of which imports torch.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 def _dask() -> str:
@@ -154,10 +153,11 @@ def test_processes_with_a_worker_killed_in_mid_run(
     assert figures(found) == alone
 
 
-def test_a_session_on_two_processes(pytester: pytest.Pytester) -> None:
+def test_a_session_on_two_processes(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the option: the figures are those of one process, and the record names the machine."""
-    pytester.makepyfile(
-        """
+    test = """
         import pytest
 
         from fixtures.models import ResidualNet, samples, seeded
@@ -173,16 +173,13 @@ def test_a_session_on_two_processes(pytester: pytest.Pytester) -> None:
             elsewhere, alone = edgeq.compare(quantized, given), Edgeq().compare(quantized, given)
             there, here = elsewhere.total, alone.total
             assert there.sqnr_db == pytest.approx(here.sqnr_db, rel=1e-12)
-        """
-    )
+    """
     cache = [f"--edgeq-cache-dir={os.environ[VARIABLE]}"] if VARIABLE in os.environ else []
-    result = pytester.runpytest_subprocess(
-        *("-o", f"pythonpath={ROOT}", "-p", "no:randomly", *cache),
-        *("--edgeq-executor=processes:2", "--edgeq-json=run.json"),
-    )
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["edgeq: *executor=processes:2*"])
-    record = json.loads((pytester.path / "run.json").read_text())
+    project = Project(pytester, monkeypatch, *cache)
+    options = ("--edgeq-executor=processes:2", "--edgeq-json=run.json")
+    shows = "edgeq: *executor=processes:2*"
+    project.run(*options, files=test, process=True, passed=1, shows=shows)
+    record = json.loads((project.path / "run.json").read_text())
     events = [each for each in record["tests"][0]["events"] if each["event"] == "compare"]
     (machine,) = events[0]["comparison"]["machines"]
     assert torch.backends.cpu.get_cpu_capability() in machine
