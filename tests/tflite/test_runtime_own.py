@@ -132,6 +132,22 @@ def test_runtimes_that_agree_are_opened_once(
     assert session.threads == {threading.get_ident()}
 
 
+def test_nan_on_one_runtime_is_no_agreement() -> None:
+    """Of an output that is dequantized; NaN at the same place on both runtimes agrees."""
+
+    def broken(path: Path, signature: str | None) -> RuntimeSession:
+        return lambda inputs: {"t1": np.full((2, 4), np.nan, np.float32)}
+
+    codes = {"dtype": "int8", "shape": (2, 4), "scales": [0.5], "zero_points": [0]}
+    file = one_op("DEQUANTIZE", [codes], [{"dtype": "float32", "shape": (2, 4)}])
+    model = Edgeq(runtimes={"broken": broken, "alike": broken}).load(file)
+    sample = [np.ones((2, 4), np.float32)]
+    with pytest.raises(AssertionError, match="got inf") as caught:
+        assert_runtimes_agree(model, sample, 1e9, runtimes=("xnnpack", "broken"))
+    assert "no bound accepts other shapes, NaN or infinity" in str(caught.value)
+    assert_runtimes_agree(model, sample, 0, runtimes=("alike", "broken"))
+
+
 def test_a_file_in_memory_has_a_path(bench: type[Bench], tmp_path: Path) -> None:
     """A file in memory is written down for it, and taken away with the session."""
     maker = Edgeq(directory=tmp_path, runtimes={"bench": bench})

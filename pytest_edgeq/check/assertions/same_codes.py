@@ -141,8 +141,10 @@ class _CodePair:
         if self.tensor is not self.io_tensor.tensor:
             one, two = (np.rint(each / float(self.tensor.scales[0])) for each in (one, two))
         # A difference in float64 does not wrap; it may round to 0 although codes differ.
-        steps = np.abs(one.astype(np.float64) - two.astype(np.float64))
-        steps = np.where(one != two, np.maximum(steps, 1.0), 0.0)
+        a, b = one.astype(np.float64), two.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            steps = np.nan_to_num(np.maximum(np.abs(a - b), 1.0), nan=math.inf, posinf=math.inf)
+        steps = np.where((one != two) & ~(np.isnan(a) & np.isnan(b)), steps, 0.0)
         self.n_differ += int(np.count_nonzero(steps))
         most = float(steps.max(initial=0.0))
         if most > self.worst:
@@ -167,7 +169,7 @@ def _runtimes_differ(
         "that is a kernel that computes something else."
     ]
     if math.inf in (pair.worst for pair in wrong):
-        causes.append("no bound accepts other shapes: one of the runtimes is wrong")
+        causes.append("no bound accepts other shapes, NaN or infinity: one runtime is wrong")
     elif len(scaled) < len(wrong):
         causes.append("a class or an index has no tolerance: its scores are nearly tied")
     else:
