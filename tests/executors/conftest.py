@@ -15,6 +15,8 @@ from pytest_edgeq import Comparison, QuantizedModel
 from pytest_edgeq.compare.executors import pickled, worker
 from tests.quantize import making
 
+Threads = Callable[[int], Executor]
+
 
 @pytest.fixture(scope="session")
 def quantized() -> QuantizedModel:
@@ -44,7 +46,7 @@ def _forget() -> Iterator[None]:
 
 
 @pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Executor]]:
+def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Threads]:
     """Make executors of threads."""
     # Of a class that it reads by value in the process that wrote it, cloudpickle replaces the
     # methods by copies without a source file, and later failures have no `source:` line.

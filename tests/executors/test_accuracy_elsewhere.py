@@ -17,9 +17,7 @@ from pytest_edgeq import Edgeq, QuantizedModel, assert_accuracy_drop
 from pytest_edgeq.check.assertions import scoring
 from pytest_edgeq.compare.executors import stream
 from pytest_edgeq.compare.failed_samples import attached_samples
-from tests.executors.conftest import AtOnce
-
-Threads = Callable[[int], Executor]
+from tests.executors.conftest import AtOnce, Threads
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,7 @@ from pytest_edgeq.compare.executors import stream
 from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
 from pytest_edgeq.progress import Progress, Step
 from pytest_edgeq.report.journal import Journal
-from tests.executors.conftest import AtOnce, Near, figures
-
-Threads = Callable[[int], Executor]
+from tests.executors.conftest import AtOnce, Near, Threads, figures
 
 
 def _with_points(model: QuantizedModel, inputs: Any, executor: Executor | None) -> Comparison:

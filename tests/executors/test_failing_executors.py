@@ -6,8 +6,7 @@ import dataclasses
 import errno
 import os
 import types
-from collections.abc import Callable
-from concurrent.futures import CancelledError, Executor, Future
+from concurrent.futures import CancelledError, Future
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 from unittest.mock import MagicMock
@@ -19,8 +18,6 @@ from pytest_edgeq.compare.comparer import compare
 from pytest_edgeq.compare.executors import sample_executor
 from pytest_edgeq.compare.executors.local_pool import WorkerDiedError
 from tests.executors.conftest import AtOnce, Near, figures
-
-Threads = Callable[[int], Executor]
 
 
 def test_what_is_no_executor_is_refused(quantized: QuantizedModel, given: list[Any]) -> None:

@@ -19,9 +19,7 @@ from pytest_edgeq.compare.executors import stream
 from pytest_edgeq.progress import Progress
 from tests.bench.detection.edits import edited, ops_of
 from tests.bench.detection.flatfile import FlatFile
-from tests.executors.conftest import AtOnce, Near, figures
-
-Threads = Callable[[int], Executor]
+from tests.executors.conftest import AtOnce, Near, Threads, figures
 
 
 def _damaged(quantized: QuantizedModel) -> QuantizedModel:

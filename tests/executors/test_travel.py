@@ -7,7 +7,6 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,7 @@ from fixtures.models import ResidualNet, seeded
 from fixtures.tflite import make, stacks
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.compare.executors.pickled import _installations, _is_users, pickled
-from tests.executors.conftest import AtOnce, Near, figures
-
-Threads = Callable[[int], Executor]
+from tests.executors.conftest import AtOnce, Near, Threads, figures
 
 
 @pytest.mark.parametrize("folder", ["site-packages", "src"])
