@@ -21,7 +21,7 @@ from pytest_edgeq.runtimes.workers.settings import available_cores
 from pytest_edgeq.versions import loaded_torch
 from tests.shared_cache import VARIABLE
 
-pytest_plugins = ["pytester", "tests.roots"]
+pytest_plugins = ["pytester", "tests.roots", "tests.warm"]
 
 # The examples run without the libraries that only tests need.
 if importlib.util.find_spec("hypothesis") is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from pytest_edgeq.plugin.options.values import CI_VARIABLES
 from tests.docs.blocks import FILES, Block
 from tests.shared_cache import shared_cache
+from tests.waiting import output_of, running
 
 # Plugins of our own tests, which a reader does not have, take half of the time of pytest's start.
 # What comes with the converter's own dependencies warns when pytest loads it; and pytest's own
@@ -27,7 +28,7 @@ _CLOCK = re.compile(r"(?<=\ds) \(\d+:\d\d:\d\d\)")
 _RULE = re.compile(r"([_=\-─])\1+")
 
 
-def environment() -> dict[str, str]:
+def environment(*folders: str) -> dict[str, str]:
     """Return the variables of a reader's shell: no CI, nothing of the pytest around it."""
     left_out = (*CI_VARIABLES, "PYTEST_ADDOPTS")
     kept = {
@@ -40,7 +41,7 @@ def environment() -> dict[str, str]:
         options.append(f"--edgeq-cache-dir={directory}")
     return {
         **kept,
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PATH": os.pathsep.join([*folders, str(Path(sys.executable).parent), os.environ["PATH"]]),
         "PYTEST_ADDOPTS": " ".join(options),
         "COLUMNS": "100",
         # A reader commits, and has told git the name.
@@ -97,7 +98,7 @@ class Session:
     def _run(self, block: Block, where: str) -> None:
         assert block.commands, f"{where}: no line begins with '$ '"
         for number, command in enumerate(block.commands, 1):
-            done = subprocess.run(
+            with running(
                 ["bash", "-c", command],
                 cwd=self._folder,
                 env=self._variables,
@@ -105,14 +106,12 @@ class Session:
                 stderr=subprocess.STDOUT,
                 text=True,
                 encoding="utf-8",
-                check=False,
-                timeout=600,
-            )
-            self._output = done.stdout
+            ) as process:
+                self._output = output_of(process, 600)
             fails = block.note == "fails" and number == len(block.commands)
-            assert (done.returncode != 0) == fails, (
+            assert (process.returncode != 0) == fails, (
                 f"{where}: {command}: expected {'a failure' if fails else 'exit status 0'}, got "
-                f"{done.returncode}\n{done.stdout}"
+                f"{process.returncode}\n{self._output}"
             )
 
 

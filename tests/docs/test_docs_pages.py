@@ -15,7 +15,7 @@ from tests.docs.blocks import FILES, PAGES, README, ROOT, Block, blocks, command
 from tests.docs.session import Session, environment
 from tests.docs.workflows import workflow_installs
 
-# A page runs suites and commands, one after the other: 36 s of CPU time the tutorial.
+# A page runs suites and commands, one after the other: 13 s of CPU time the tutorial.
 pytestmark = pytest.mark.timeout(900)
 
 ALL = [README, *sorted(PAGES.rglob("*.md"))]
@@ -31,12 +31,12 @@ def _id(page: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", RUN, ids=_id)
 def test_a_page_does_what_it_says(
-    page: Path, tmp_path: Path, request: pytest.FixtureRequest
+    page: Path, tmp_path: Path, request: pytest.FixtureRequest, warm: str
 ) -> None:
     """From README's files on, each block is done in its turn."""
     if page.stem == "the-phones-gpu":
         tmp_path.joinpath("gpu").symlink_to(request.getfixturevalue("gpu_root"))
-    session = Session(tmp_path, environment())
+    session = Session(tmp_path, environment(warm))
     if page != README:
         for block in blocks(README):
             if block.file is not None:
