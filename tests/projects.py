@@ -60,7 +60,7 @@ class Project:
         shows: str | Sequence[str] = (),
         hides: str | Sequence[str] = (),
         ret: int | None = None,
-        process: bool = False,
+        process: bool | str = False,
         **outcomes: int,
     ) -> pytest.RunResult:
         """
@@ -73,12 +73,15 @@ class Project:
                 stderr; `[` is written `[[]`.
             hides: Patterns of lines that are not printed.
             ret: The exit status.
-            process: Whether pytest runs in a process of its own.
+            process: Whether pytest runs in a process of its own; the folder of `warm` makes that,
+                and its workers, forks.
             **outcomes: As `RunResult.assert_outcomes` takes them.
         """
         if files is not None:
             self.write(files)
-        if process:
+        if isinstance(process, str):
+            result = self._pytester.run(f"{process}/pytest", "--basetemp=basetemp", *options)
+        elif process:
             result = self._pytester.runpytest_subprocess(*options)
         else:
             # Warnings are errors in this run.

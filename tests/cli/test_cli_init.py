@@ -72,7 +72,7 @@ def here(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 @pytest.mark.slow
 def test_the_test_passes_and_fails_on_a_defect(
-    here: Path, run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    here: Path, run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, warm: str
 ) -> None:
     """The first run stores the baselines; weights that are quantized per tensor are found."""
     done = run("init", "my_factories:residual")
@@ -85,14 +85,14 @@ def test_the_test_passes_and_fails_on_a_defect(
     cache = shared_cache()  # which has the conversion that `init` has made
     options = [] if cache is None else [f"--edgeq-cache-dir={cache}"]
     project = Project(pytester, monkeypatch, *options)
-    project.run("--edgeq-update", process=True, passed=3)
-    project.run(process=True, passed=3)
+    project.run("--edgeq-update", process=warm, passed=3)
+    project.run(process=warm, passed=3)
     test = here / "test_model_quant.py"
     sound = test.read_text()
     spoiled = sound.replace('"pt2e_static_int8"', '"pt2e_static_int8_per_tensor"')
     assert spoiled != sound
     test.write_text(spoiled)
-    project.run("-k", "accepted", process=True, failed=1, deselected=2)
+    project.run("-k", "accepted", process=warm, failed=1, deselected=2)
 
 
 def test_an_existing_file_is_kept(here: Path, run: Run) -> None:

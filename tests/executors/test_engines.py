@@ -154,7 +154,7 @@ def test_processes_with_a_worker_killed_in_mid_run(
 
 
 def test_a_session_on_two_processes(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, warm: str
 ) -> None:
     """By the option: the figures are those of one process, and the record names the machine."""
     test = """
@@ -178,7 +178,7 @@ def test_a_session_on_two_processes(
     project = Project(pytester, monkeypatch, *cache)
     options = ("--edgeq-executor=processes:2", "--edgeq-json=run.json")
     shows = "edgeq: *executor=processes:2*"
-    project.run(*options, files=test, process=True, passed=1, shows=shows)
+    project.run(*options, files=test, process=warm, passed=1, shows=shows)
     record = json.loads((project.path / "run.json").read_text())
     events = [each for each in record["tests"][0]["events"] if each["event"] == "compare"]
     (machine,) = events[0]["comparison"]["machines"]

@@ -289,10 +289,10 @@ def test_failures_of_set_up_and_teardown(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_workers_write_their_bundles(project: Project) -> None:
+def test_workers_write_their_bundles(project: Project, warm: str) -> None:
     """Those of pytest-xdist write into one folder at once, and the record names each bundle."""
     options = ("--edgeq-artifacts=out", "--edgeq-json=run.json", "-k", "test_n or dtypes")
-    result = project.run("-n", "2", *options, process=True, passed=1, failed=6)
+    result = project.run("-n", "2", *options, process=warm, passed=1, failed=6)
     named = LINE.findall(result.stdout.str())
     assert len(named) == len(set(named)) == 6
     assert {path.name for path in Path("out").iterdir()} == {Path(name).name for name in named}

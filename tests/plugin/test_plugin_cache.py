@@ -125,7 +125,9 @@ def _remembered(project: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_suite_gives_the_same_records_with_and_without_the_cache(suite: Project) -> None:
+def test_a_suite_gives_the_same_records_with_and_without_the_cache(
+    suite: Project, warm: str
+) -> None:
     """Baselines, figures and rows are equal to the last bit; conversions are shared."""
     runs = []
     for options, conversions in (
@@ -137,7 +139,8 @@ def test_a_suite_gives_the_same_records_with_and_without_the_cache(suite: Projec
         (["-n", "2"], 0),
     ):
         update = ("--edgeq-update=new", *options)
-        suite.run(*update, files={"test_net": GATED}, process="-n" in options, passed=3)
+        process = warm if "-n" in options else False
+        suite.run(*update, files={"test_net": GATED}, process=process, passed=3)
         assert _conversions(suite.path) == conversions, options
         runs.append((_remembered(suite.path), _told(suite.path)))
     assert all(run == runs[0] for run in runs[1:])
@@ -169,7 +172,9 @@ def test_the_header_tells_where_and_how_much(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_wrong_with_an_entry_and_why_there_is_none_is_told(suite: Project) -> None:
+def test_what_is_wrong_with_an_entry_and_why_there_is_none_is_told(
+    suite: Project, warm: str
+) -> None:
     """It fails nothing, also where warnings are errors; why nothing is kept is told with -v."""
     options = ("-k", "dynamic and 12")
     suite.run("--edgeq-update", *options, passed=1, deselected=5)
@@ -192,4 +197,4 @@ def test_what_is_wrong_with_an_entry_and_why_there_is_none_is_told(suite: Projec
     """
     line = "Info: Net: not kept in the conversion cache: train= may do something else each time"
     suite.run("test_x.py", files=test, passed=1, hides=f"{line}*")
-    suite.run("test_x.py", "-v", "-n", "1", process=True, shows=line)
+    suite.run("test_x.py", "-v", "-n", "1", process=warm, shows=line)

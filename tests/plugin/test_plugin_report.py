@@ -215,22 +215,22 @@ def test_quiet_runs_and_runs_without_a_model(project: Project) -> None:
     assert validated(project.path / "run.json").tests == []
 
 
-# Three runs in processes of their own, two of them with workers, which import torch each.
+# Three runs in processes of their own, two of them with workers.
 @pytest.mark.timeout(400)
 @pytest.mark.slow
 def test_workers_give_the_same_record_and_a_crash_loses_its_own_test_alone(
-    project: Project,
+    project: Project, warm: str
 ) -> None:
     """Apart from times, and from who made the model; a crash is a failure of its test."""
     found = []
     options = ("--dist=loadfile", "--edgeq-json=run.json", "-k", "not crash")
     for number in ("0", "2"):
-        project.run("-n", number, *options, files=PROJECT, process=True)
+        project.run("-n", number, *options, files=PROJECT, process=warm)
         record = validated(project.path / "run.json")
         found.append((events(record), record.models))
     assert found[0] == found[1]
     crash = ("-n", "1", "--max-worker-restart=0", "--edgeq-json=run.json", "-k", "compare or crash")
-    project.run(*crash, process=True)
+    project.run(*crash, process=warm)
     record = validated(project.path / "run.json")
     assert events(record)["test_compare"] == ["quantize", "compare"]
     crashed = [test["test"] for test in record.tests if test["failure"] is not None]
