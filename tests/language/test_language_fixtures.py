@@ -62,7 +62,8 @@ def test_the_file_with_a_bool_mask_is_wrong() -> None:
     assert measured("llama_bool", models.exported("llama_bool", "float")) < 25
 
 
-@pytest.mark.sweep(0, slow=2)
+@pytest.mark.slow
+@pytest.mark.full  # exports in processes of their own; the libraries are pinned
 @pytest.mark.timeout(900)  # up to two exports of 60 s
 @pytest.mark.parametrize("name", [*make.EXPORTS, "encoder_decoder"])
 def test_the_installed_converter_writes_the_same(name: str, tmp_path: Path) -> None:
