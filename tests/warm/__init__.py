@@ -27,7 +27,7 @@ def warm() -> Iterator[str]:
     # Not below pytest's own folder: the name of a socket has at most 107 characters.
     with tempfile.TemporaryDirectory() as folder:
         client = f"#!{sys.executable} -IS\n{HERE.joinpath('client.py').read_text('utf-8')}"
-        for name in ("edgeq", "litert-torch", "pytest", "python"):
+        for name in ("edgeq", "pytest", "python"):
             Path(folder, name).write_text(client, "utf-8")
             Path(folder, name).chmod(0o755)
         command = [sys.executable, str(HERE / "server.py"), folder]
