@@ -21,6 +21,15 @@ Files = str | Path | Mapping[str, str | bytes]
 _PLUGINS = ("-p edgeq", "-p xdist", "-p no:unraisableexception")
 
 
+def environment() -> dict[str, str]:
+    """Return the variables of a shell that is no CI, without the pytest around it."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in CI_VARIABLES and not name.startswith(("PYTEST_", "COV_"))
+    }
+
+
 class Project:
     """
     A folder that pytest is run on, by default in this process, which spares the import of torch.

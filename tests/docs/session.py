@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from pytest_edgeq.plugin.options.values import CI_VARIABLES
+from tests import projects
 from tests.docs.blocks import FILES, Block
 from tests.shared_cache import shared_cache
 from tests.waiting import output_of, running
@@ -30,17 +30,11 @@ _RULE = re.compile(r"([_=\-─])\1+")
 
 def environment(*folders: str) -> dict[str, str]:
     """Return the variables of a reader's shell: no CI, nothing of the pytest around it."""
-    left_out = (*CI_VARIABLES, "PYTEST_ADDOPTS")
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in left_out and not name.startswith(("PYTEST_XDIST", "PYTEST_CURRENT"))
-    }
     options = [f"-p no:{plugin}" for plugin in _WITHOUT]
     if directory := shared_cache():
         options.append(f"--edgeq-cache-dir={directory}")
     return {
-        **kept,
+        **projects.environment(),
         "PATH": os.pathsep.join([*folders, str(Path(sys.executable).parent), os.environ["PATH"]]),
         "PYTEST_ADDOPTS": " ".join(options),
         "COLUMNS": "100",

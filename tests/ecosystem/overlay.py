@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import site
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import pytest_edgeq
-from pytest_edgeq.plugin.options.values import CI_VARIABLES
+from tests.projects import environment
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = ROOT / "pyproject.toml"
@@ -75,18 +74,13 @@ class Overlay:
             imports: Stands in front of all packages. By default the folder from which the tests
                 import pytest_edgeq, which may be another one than the installed.
         """
-        # Neither what this run of pytest sets nor what tells of a CI, where nothing is written.
-        environment = {
-            name: value
-            for name, value in os.environ.items()
-            if name not in CI_VARIABLES and not name.startswith(("PYTEST_", "COV_"))
-        }
         package = Path(pytest_edgeq.__file__).parents[1]
-        environment["PYTHONPATH"] = str(package if imports is None else imports)
+        paths = str(package if imports is None else imports)
         return subprocess.run(
             [self.python, *arguments],
             cwd=cwd,
-            env=environment,
+            # On a CI nothing would be written.
+            env=environment() | {"PYTHONPATH": paths},
             capture_output=True,
             text=True,
             check=False,

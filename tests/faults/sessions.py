@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_edgeq.baselines import store
-from pytest_edgeq.plugin.options.values import CI_VARIABLES
+from tests import projects
 from tests.waiting import output_of, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -124,13 +123,8 @@ class Project:
 
 def environment(**variables: str) -> dict[str, str]:
     """Return the variables of a shell that is no CI, without the pytest around it."""
-    kept = [
-        name
-        for name in os.environ
-        if name not in CI_VARIABLES and not name.startswith(("PYTEST_", "COV_"))
-    ]
     return {
-        **{name: os.environ[name] for name in kept},
+        **projects.environment(),
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTHONPATH": str(ROOT),
         **EXTRA,

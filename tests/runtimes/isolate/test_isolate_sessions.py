@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pytest_edgeq.plugin.options.values import CI_VARIABLES
 from tests.processes import left_after, let_sigint_through
+from tests.projects import environment
 from tests.waiting import output_of, wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -103,16 +103,14 @@ def project(tmp_path: Path) -> Path:
 
 def _start(project: Path, tests: str, *options: str) -> subprocess.Popen[str]:
     (project / "test_it.py").write_text(tests, "utf-8")
-    environment = {k: v for k, v in os.environ.items() if k not in CI_VARIABLES}
-    environment.pop("PYTEST_ADDOPTS", None)
     # Other people's plugins take a quarter of the time of a session.
-    environment |= {"LITERT_TORCH_SHOW_PROGRESS": "n", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    variables = {"LITERT_TORCH_SHOW_PROGRESS": "n", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     let_sigint_through()
     plugins = ["-pedgeq", "-pxdist", "-pno:unraisableexception"]
     return subprocess.Popen(
         [sys.executable, "-m", "pytest", *plugins, f"-opythonpath={ROOT}", *options],
         cwd=project,
-        env=environment,
+        env=environment() | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

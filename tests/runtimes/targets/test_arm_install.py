@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from pytest_edgeq.plugin.options.values import CI_VARIABLES
 from tests.ecosystem.overlay import ROOT, fetch
 from tests.ecosystem.test_without_torch import TESTS
+from tests.projects import environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -45,11 +44,10 @@ def test_the_wheel_checks_files_on_arm(
     )
     (tmp_path / "test_files.py").write_text(TESTS, "utf-8")
     # On CI the first run would refuse to write its baselines.
-    environment = {name: value for name, value in os.environ.items() if name not in CI_VARIABLES}
     run = subprocess.run(
         [*arm64_command, "-c", RUNS.format(site=str(tmp_path / "site"), options=OPTIONS)],
         cwd=tmp_path,
-        env=environment,
+        env=environment(),
         capture_output=True,
         text=True,
         check=False,
