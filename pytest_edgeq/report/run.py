@@ -210,7 +210,7 @@ class RunRecorder:
 
     @property
     def log(self) -> RunLog:
-        """What the baselines need to know of the tests."""
+        """The log of the tests, by which baselines are judged."""
         return RunLog(self._tests.values())
 
     def run(

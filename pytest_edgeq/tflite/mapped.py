@@ -9,7 +9,7 @@ from typing import TypeAlias
 Buffer: TypeAlias = "bytes | MappedFile"
 
 Source: TypeAlias = Path | bytes
-"""What opens a buffer anew: the path of a mapped file, or the content itself."""
+"""The path of a mapped file, or the content of one in memory."""
 
 
 class MappedFile(mmap.mmap):

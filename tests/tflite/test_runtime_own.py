@@ -133,7 +133,7 @@ def test_runtimes_that_agree_are_opened_once(
 
 
 def test_nan_on_one_runtime_is_no_agreement() -> None:
-    """Of an output that is dequantized; NaN at the same place on both runtimes agrees."""
+    """A dequantized output that is NaN differs; NaN at the same place on both runtimes agrees."""
 
     def broken(path: Path, signature: str | None) -> RuntimeSession:
         return lambda inputs: {"t1": np.full((2, 4), np.nan, np.float32)}

@@ -64,7 +64,7 @@ def main(folder: str) -> None:
 
 
 def watch(process: int, client: socket.socket) -> NoReturn:
-    """Tell the client how the process ends; where it or the tests end before, end the group."""
+    """Send the exit code to the client; kill the group where the client or the tests end first."""
     end = os.pidfd_open(process)
     if end not in select.select([end, client, sys.stdin], [], [])[0]:
         os.killpg(0, signal.SIGKILL)
