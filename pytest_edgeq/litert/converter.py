@@ -234,20 +234,38 @@ def jax_functions_kept() -> AbstractContextManager[None]:
     Lower each function by JAX once in a process.
 
     litert-torch 0.10.0 (`backend/jax_bridge/_wrap.py`) lowers each op and shape by JAX, and
-    translates the text, once in a conversion: 12 % of the time of a second conversion.
+    translates the text, once in a conversion: 12 % of the time of a second conversion. In its keys
+    6 equals 6.0, so that `arange(6)` would get the floats of an `arange(6.0)` before it.
     """
     bridge = converter_module("backend.jax_bridge._wrap")
     lower, translate = bridge._lower_to_ir_text, bridge._stablehlo_to_vhlo
+    fingerprint_of = bridge.get_cache_fingerprint
+
+    def fingerprint(*args: Any, **kwargs: Any) -> Hashable:
+        found = fingerprint_of(*args, **kwargs)
+        return found and _typed(found)
 
     def lowered(*call: Any, ir_input_names: Any = None) -> Any:
         text, inputs = lower(*call, ir_input_names=ir_input_names)
-        key = bridge.get_cache_fingerprint((*call, ir_input_names))
+        key = fingerprint(*call, ir_input_names)
         return functools.partial(_kept, ("text", key), text) if key else text, inputs
 
     def translated(text: str) -> Any:
         return _kept(("bytecode", text), functools.partial(translate, text))
 
-    return replaced(bridge, _lower_to_ir_text=lowered, _stablehlo_to_vhlo=translated)
+    return replaced(
+        bridge,
+        get_cache_fingerprint=fingerprint,
+        _lower_to_ir_text=lowered,
+        _stablehlo_to_vhlo=translated,
+    )
+
+
+def _typed(item: Any) -> Hashable:
+    """Return a key in which 1, 1.0 and True differ, and 0.0 and -0.0."""
+    if isinstance(item, tuple):
+        return tuple(map(_typed, item))
+    return type(item), item.hex() if isinstance(item, float) else item
 
 
 _lowered_by_jax: dict[Hashable, Any] = {}

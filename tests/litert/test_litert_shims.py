@@ -28,6 +28,7 @@ from fixtures.models import (
     IntScalar,
     SqueezeExcite,
     TwoInputs,
+    integers,
     net,
     normal,
     samples,
@@ -610,6 +611,29 @@ def test_jax_lowers_a_function_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first == both > 0
     monkeypatch.setattr(litert.converter, "jax_functions_kept", contextlib.nullcontext)
     assert conversions() == [first, 2 * first]
+
+
+def test_equal_numbers_of_other_types_are_lowered_anew(
+    maker: Edgeq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Indices `arange(6)` behind a model that adds `arange(6.0)`, whose arguments are equal."""
+    fingerprint = litert.libraries.converter_module(
+        "backend.jax_bridge._wrap"
+    ).get_cache_fingerprint
+    assert fingerprint(6) == fingerprint(6.0)
+    monkeypatch.setattr(litert.converter, "_lowered_by_jax", {})
+    tokens, places, head = nn.Embedding(17, 8), nn.Embedding(6, 8), nn.Linear(8, 3)
+
+    def embed(self: Any, ids: torch.Tensor) -> Any:
+        return self.head(self.tokens(ids) + self.places(torch.arange(6)))
+
+    model = net(embed, tokens=tokens, places=places, head=head).eval()
+    ids = (integers(1, 6, below=17, seed=0),)
+    alone = maker.quantize(model, ids, calibration=[ids]).tflite
+    litert.converter._lowered_by_jax.clear()
+    added = net(lambda self, x: x + torch.arange(6.0)).eval()
+    maker.quantize(added, (torch.ones(6),), quantizer=None)
+    assert maker.quantize(model, ids, calibration=[ids]).tflite == alone
 
 
 def test_the_composite_ops_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
