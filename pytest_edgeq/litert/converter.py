@@ -160,18 +160,30 @@ def graphs_compiled_on_call() -> AbstractContextManager[None]:
 @contextlib.contextmanager
 def composite_ops_listed_once() -> Iterator[None]:
     """
-    Make torch list its composite ops once in a conversion.
+    Make torch list its composite ops once, and again only after others were registered.
 
     torch 2.13 walks all registered ops for each of the three `run_decompositions` of a conversion,
     and for two of their decomposition tables: 290 of the 1,700 ms in which a small network is
-    quantized. Ops that are registered meanwhile are not in a graph that was exported before.
+    quantized.
     """
-    users = torch.export.exported_program, torch.export.decomp_utils
-    listed = functools.cache(torch._export.utils._collect_all_valid_cia_ops)
-    with contextlib.ExitStack() as stack:
-        for module in users:
-            stack.enter_context(replaced(module, _collect_all_valid_cia_ops=listed))
+
+    def listed() -> set[Any]:
+        registered = torch._C._dispatch_get_registrations_for_dispatch_key(
+            "CompositeImplicitAutograd"
+        )
+        return _composite_ops(tuple(registered))
+
+    with (
+        replaced(torch.export.exported_program, _collect_all_valid_cia_ops=listed),
+        replaced(torch.export.decomp_utils, _collect_all_valid_cia_ops=listed),
+    ):
         yield
+
+
+@functools.lru_cache(maxsize=1)
+def _composite_ops(registered: tuple[str, ...]) -> set[Any]:
+    listed: set[Any] = torch._export.utils._collect_all_valid_cia_ops()
+    return listed
 
 
 def kernels_registered_plainly() -> AbstractContextManager[None]:

@@ -637,7 +637,7 @@ def test_equal_numbers_of_other_types_are_lowered_anew(
 
 
 def test_the_composite_ops_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch 2.13 lists them for each decomposition."""
+    """Torch 2.13 lists them for each decomposition; here another registration lists them again."""
     composite_ops = torch._export.utils._collect_all_valid_cia_ops
     listings: list[None] = []
 
@@ -657,8 +657,16 @@ def test_the_composite_ops_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> N
         return len(listings)
 
     assert decompose() == 2
+    litert.converter._composite_ops.cache_clear()
     with composite_ops_listed_once():
         assert decompose() == 1
+        assert decompose() == 0
+        with torch.library._scoped_library("edgeq_test", "FRAGMENT") as library:
+            library.define("twice(Tensor x) -> Tensor")
+            library.impl("twice", lambda x: x + x, "CompositeImplicitAutograd")
+            assert decompose() == 1
+            of_tables = vars(torch.export.decomp_utils)["_collect_all_valid_cia_ops"]
+            assert torch.ops.edgeq_test.twice.default in of_tables()
 
 
 def test_a_kernel_is_registered_by_a_function_without_annotations() -> None:
