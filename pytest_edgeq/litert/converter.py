@@ -101,7 +101,7 @@ def convert(
             kept_layouts(),
             graphs_compiled_on_call(),
             composite_ops_listed_once(),
-            kernels_registered_plainly(),
+            kernels_for_present_devices(),
             _exported_before(exported),
             histories_shared(),
             jax_functions_kept(),
@@ -186,30 +186,24 @@ def _composite_ops(registered: tuple[str, ...]) -> set[Any]:
     return listed
 
 
-def kernels_registered_plainly() -> AbstractContextManager[None]:
+def kernels_for_present_devices() -> AbstractContextManager[None]:
     """
-    Make torch register a Python kernel without a function whose annotations it evaluates.
+    Make torch replace the kernels of composite ops for the devices of this machine alone.
 
-    torch 2.13 replaces the kernels of all composite ops in each of the three `run_decompositions`
-    of a conversion, 34,000 in all. For each, `OperatorBase.py_impl` defines a function with
-    annotations such as `Callable[_P, _T]`: 15 % of the time in which a small network is quantized.
+    torch 2.13 does so for 9 backends, and for the autograd of 12, in each of the three
+    `run_decompositions` of a conversion: 34,000 kernels in all, for each of which
+    `OperatorBase.py_impl` evaluates annotations, a fifth of the time in which a small network is
+    quantized.
     """
-    operator = torch._ops.OperatorBase
-    original = operator.py_impl
-
-    def py_impl(self: Any, key: Any) -> Any:
-        is_plain = isinstance(key, torch._C.DispatchKey) and key != torch._C.DispatchKey.Python
-        if not is_plain or key in self.py_kernels:
-            return original(self, key)
-
-        def register(kernel):  # type: ignore[no-untyped-def] # see above
-            self.py_kernels[key] = kernel
-            self._dispatch_cache.clear()
-            return kernel
-
-        return register
-
-    return replaced(operator, py_impl=py_impl)
+    program = torch.export.exported_program
+    accelerator = torch.accelerator.current_accelerator()
+    devices = {"CPU", "Meta"} | ({accelerator.type.upper()} if accelerator is not None else set())
+    keys = {
+        name: [key for key in everywhere if key.name.removeprefix("Autograd") in devices]
+        for name, everywhere in vars(program).items()
+        if name.endswith("_KEYS_TO_OVERRIDE")
+    }
+    return replaced(program, **keys)
 
 
 def guards_as_written() -> AbstractContextManager[None]:

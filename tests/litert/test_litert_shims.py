@@ -39,7 +39,7 @@ from pytest_edgeq.litert.converter import (
     composite_ops_listed_once,
     graphs_compiled_on_call,
     histories_shared,
-    kernels_registered_plainly,
+    kernels_for_present_devices,
 )
 from pytest_edgeq.litert.exported import number_paddings
 from pytest_edgeq.tflite.graph import OpGraph
@@ -669,26 +669,33 @@ def test_the_composite_ops_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> N
             assert torch.ops.edgeq_test.twice.default in of_tables()
 
 
-def test_a_kernel_is_registered_by_a_function_without_annotations() -> None:
-    """Torch 2.13 evaluates them for each kernel; what it refuses is still refused."""
-    op = torch.ops.aten.relu.default
-    cpu, python = torch._C.DispatchKey.CPU, torch._C.DispatchKey.Python
+def test_kernels_are_replaced_for_present_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.13 replaces them for 21 devices; those of an accelerator are replaced, too."""
+    register = torch._ops.OperatorBase.py_impl
+    devices: set[str] = set()
 
-    assert op.py_impl(cpu).__annotations__
-    with kernels_registered_plainly():
-        assert not op.py_impl(cpu).__annotations__
-        kernels = op.py_kernels.copy()
-        try:
-            assert op.py_impl(cpu)(len) is len
-            assert op.py_kernels[cpu] is len
-            with pytest.raises(RuntimeError, match="Trying to override"):
-                op.py_impl(cpu)(len)
-            with pytest.raises(AssertionError, match="register a mode"):
-                op.py_impl(python)(len)
-        finally:
-            op.py_kernels.clear()
-            op.py_kernels.update(kernels)
-            op._dispatch_cache.clear()
+    def py_impl(self: Any, key: Any) -> Any:
+        devices.add(key.name)
+        return register(self, key)
+
+    monkeypatch.setattr(torch._ops.OperatorBase, "py_impl", py_impl)
+    program = torch.export.export(nn.ReLU(), (torch.ones(2),))
+
+    def decompose() -> set[str]:
+        devices.clear()
+        with litert.quiet():
+            program.run_decompositions()
+        return devices - {"CompositeImplicitAutograd"}
+
+    everywhere = decompose().copy()
+    assert len(everywhere) > 12
+    present = {"CPU", "Meta", "AutogradCPU", "AutogradMeta"}
+    with kernels_for_present_devices():
+        assert decompose() == present
+    cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: cuda)
+    with kernels_for_present_devices():
+        assert decompose() == present | {"CUDA", "AutogradCUDA"} <= everywhere
 
 
 def test_a_strict_export_does_not_rewrite_its_guards(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -722,7 +729,7 @@ def test_a_strict_export_does_not_rewrite_its_guards(monkeypatch: pytest.MonkeyP
     [
         "graphs_compiled_on_call",
         "composite_ops_listed_once",
-        "kernels_registered_plainly",
+        "kernels_for_present_devices",
         "guards_as_written",
         "histories_shared",
         "jax_functions_kept",
