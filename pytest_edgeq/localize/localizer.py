@@ -44,7 +44,7 @@ from pytest_edgeq.localize.origin import left_in_float, origin_findings
 from pytest_edgeq.localize.rows import Diagnostics, LayerError, LayerErrors
 from pytest_edgeq.localize.source_lines import source_line
 from pytest_edgeq.localize.structure import Structure, by_name
-from pytest_edgeq.numerics.findings import NO_HARM, Finding, Harm
+from pytest_edgeq.numerics.findings import NO_HARM, WRONG_QPARAMS, Finding, Harm
 from pytest_edgeq.numerics.health import more_than_chance
 from pytest_edgeq.numerics.static_health import UNKNOWN, Calibration, Reason, keeps_nothing
 from pytest_edgeq.runtimes.bounds import float_bound, float_reach, rounding_bound
@@ -428,7 +428,14 @@ class Localizer:
             structure = Structure(edge, self.against_torch.aligned)
         covers_all = quantized.flow == "pt2e"
         parts += structure.constant_findings(observed, rounded, covers_all=covers_all, wider=wider)
-        parts += rule_findings(edge.graph, self.subgraph.index, structure.biased)
+        changed = {} if quantized.origin is None else origin_findings(edge, quantized.origin)
+        rules = rule_findings(edge.graph, self.subgraph.index, structure.biased)
+        # A consumer of a scale that was changed violates a rule, and is not at fault.
+        parts += [
+            each
+            for each in rules
+            if not changed or each.place.op in changed or each.kind != WRONG_QPARAMS
+        ]
         parts += self._divergence_finding()
         masked = [[op.index for op in ops if op.index in self._masks] for ops in self._masking]
         parts += [self._masks[first] for first in {ops[0] for ops in masked if ops}]
@@ -436,10 +443,8 @@ class Localizer:
         for each in parts:
             number = each.place.op or 0
             found[number] = (*found.get(number, ()), each)
-        if quantized.origin is not None:
-            found = origin_findings(edge, quantized.origin) | found
-            found |= left_in_float(edge, quantized.origin)
-        return found
+        floats = {} if quantized.origin is None else left_in_float(edge, quantized.origin)
+        return changed | found | floats
 
     def _wider(self) -> dict[int, float]:
         """Return width of values over width of range, for ranges of almost nothing."""

@@ -119,3 +119,20 @@ def test_an_op_that_was_left_in_float_is_told(
     assert culprit(errors).findings == (
         "its output is float32, and int8 in the flow's own file: left in float",
     )
+
+
+def test_the_op_whose_scale_was_changed_is_blamed(built: QuantizedModel, maker: Edgeq) -> None:
+    """And not the TRANSPOSE behind it, whose own output still has the scale of the flow's file."""
+    file = FlatFile(built.tflite)
+    transpose = next(i for i in range(len(file.operators)) if file.name(i) == "TRANSPOSE" and i)
+    operand = int(file.operators[transpose].inputs[0])
+    quantization = file.tensor(operand).quantization
+    quantization.scale = np.asarray(quantization.scale, np.float32) * np.float32(1.02)
+    evaluation = list(samples(ResidualNet, 3, seed=2))
+
+    errors = maker.localize(built.with_tflite(file.content()), evaluation)
+
+    assert operand in file.operators[culprit(errors).index].outputs
+    # Without the flow's file nothing tells which of the two scales was changed.
+    loaded = maker.load(file.content(), reference=built.float_model)
+    assert culprit(maker.localize(loaded, evaluation)).index == transpose
