@@ -50,7 +50,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Threads]:
     """Make executors of threads."""
     # Of a class that it reads by value in the process that wrote it, cloudpickle replaces the
     # methods by copies without a source file, and later failures have no `source:` line.
-    monkeypatch.setattr(pickled, "_is_users", lambda name, path: False)
+    monkeypatch.setattr(pickled, "_is_users", lambda module: False)
     made: list[Executor] = []
 
     def make(count: int) -> Executor:

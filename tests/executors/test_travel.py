@@ -17,7 +17,7 @@ from torch import nn
 from fixtures.models import ResidualNet, seeded
 from fixtures.tflite import make, stacks
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.compare.executors.pickled import _installations, _is_users, pickled
+from pytest_edgeq.compare.executors.pickled import _installations, pickled
 from tests.executors.conftest import AtOnce, Near, Threads, figures
 
 
@@ -30,7 +30,6 @@ def test_what_another_environment_installs_travels_by_name(
     (tmp_path / folder / "below_this.py").write_text("def double(x):\n    return 2 * x\n")
     monkeypatch.syspath_prepend(tmp_path / folder)
     _installations.cache_clear()
-    _is_users.cache_clear()
     double = importlib.import_module("below_this").double
     received = pickle.loads(pickled(double, "it", "none"))
     assert received(2) == 4

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -41,19 +40,10 @@ def open_file(
 
 
 def sent(runner: Any) -> bytes:
-    """Return a runner as the child can read it: by value where that could not import it."""
-    import cloudpickle
+    """Return a runner as the child can read it."""
+    from pytest_edgeq.runtimes.workers.by_value import pickled
 
-    module = sys.modules.get(getattr(runner, "__module__", None) or type(runner).__module__)
-    by_value = module is not None and module.__name__ != "__main__" and not _is_found(module)
-    if by_value:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        content: bytes = cloudpickle.dumps(runner)
-        return content
-    finally:
-        if by_value:
-            cloudpickle.unregister_pickle_by_value(module)
+    return pickled(runner, _is_lacking)
 
 
 def source_file(runner: Any) -> str:
@@ -65,11 +55,13 @@ def source_file(runner: Any) -> str:
     return found or ""
 
 
-def _is_found(module: ModuleType) -> bool:
-    if type(module.__loader__).__module__.startswith("_pytest."):
-        return False  # importing it would bring pytest, and fixtures that are run by nobody
+def _is_lacking(module: ModuleType) -> bool:
+    """Return whether the child cannot import a module, or would import pytest with it."""
+    if type(getattr(module, "__loader__", None)).__module__.startswith("_pytest."):
+        return True  # with fixtures that are run by nobody
     try:
         spec = importlib.util.find_spec(module.__name__)
     except (ImportError, ValueError):
-        return False
-    return spec is not None and spec.origin == getattr(module, "__file__", None)
+        return True
+    # Modules of the interpreter itself have no file.
+    return spec is None or (spec.has_location and spec.origin != getattr(module, "__file__", None))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -207,11 +209,24 @@ def test_a_runner_that_cannot_be_sent() -> None:
         assert (model("auto").run(SAMPLE, runtime="mine")["y"] == -SAMPLE).all()
         assert notes == [
             "runtime 'mine' was not tried in a child process first: "
-            "TypeError: cannot pickle '_io.BufferedReader' object"
+            f"TypeError: an open file, {__file__!r}"
         ]
         with pytest.raises(RuntimeError, match="cannot run in a child process") as caught:
             model("on").run(SAMPLE, runtime="mine")
     assert "fix: make the runner a function or a class of an importable module" in str(caught.value)
+
+
+def _without_pytest(path: Path, signature: str | None, sign: int) -> Callable[[Arrays], Arrays]:
+    if "pytest" in sys.modules:  # not by `assert`, which pytest rewrites to functions of its own
+        raise OSError("this module was imported")
+    return lambda inputs: {"y": sign * inputs["x"]}
+
+
+def test_a_partial_of_a_function_of_a_test_module_is_sent_by_value() -> None:
+    """The child cannot import a module that pytest imported from a file, as `conftest.py` is."""
+    runner = functools.partial(_without_pytest, sign=-1)
+    maker = Edgeq(runtimes={"mine": runner}, isolate="on", cache_dir=None)
+    assert (maker.load(runners.negation()).run(SAMPLE, runtime="mine")["y"] == -SAMPLE).all()
 
 
 def test_an_error_of_a_runner_is_that_of_this_process() -> None:
