@@ -17,29 +17,12 @@ from fixtures.tflite import make
 from fixtures.tflite.stateful import counter
 from fixtures.tflite.writer import chain, constant, one_op, pack, unpack
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.tflite.boundary import code_range, numpy_dtype
+from pytest_edgeq.tflite.boundary import numpy_dtype
+from tests.bench.speed.kernels_of_arm import drawn
 
 FILES = sorted(make.CONVERTED.glob("*.tflite"))
 X = np.array([[1, -2, 3, -4]], np.float32)
 Arrays = list[npt.NDArray[Any]]
-
-
-def _inputs(edge: EdgeFile, seed: int = 0, length: int = 3) -> dict[str, npt.NDArray[Any]]:
-    """Give codes over an input's whole range; rows 0 and 1 of whatever integers index."""
-    generator = np.random.default_rng(seed)
-    inputs = {}
-    for border in edge.signature.inputs:
-        tensor = border.tensor
-        shape = [length if n < 0 else n for n in tensor.shape_signature]
-        if tensor.is_quantized:
-            low, high = code_range(tensor.dtype)
-            values: npt.NDArray[Any] = generator.integers(low, high + 1, shape)
-        elif tensor.is_floating_point:
-            values = generator.normal(size=shape) * 3
-        else:
-            values = generator.integers(0, 2, shape)
-        inputs[border.name] = values.astype(numpy_dtype(tensor.dtype))
-    return inputs
 
 
 def _assert_same(left: Arrays, right: Arrays) -> None:
@@ -52,7 +35,7 @@ def test_the_same_bits_as_xnnpack(path: Path) -> None:
     """Every converted file, sample after sample, on one thread and on two."""
     edge, wide = EdgeFile(path), EdgeFile(path, threads=2)
     for seed, length in enumerate((3, 1, 1, 4)):
-        inputs = _inputs(edge, seed, length)
+        inputs = drawn(edge, seed, length)
         expected = edge.runner("xnnpack").run(inputs)
         _assert_same(edge.runner("compiled").run(inputs), expected)
         _assert_same(wide.runner("compiled").run(inputs), expected)

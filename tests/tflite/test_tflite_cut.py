@@ -15,6 +15,7 @@ from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.cut import Cut, cut_ops
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Tensor
+from tests.bench.speed.kernels_of_arm import drawn
 
 Arrays = dict[str, npt.NDArray[Any]]
 FILES = sorted(
@@ -22,21 +23,6 @@ FILES = sorted(
     for path in make.CONVERTED.glob("*.tflite")
     if "weight_only" not in path.name and ".float." not in path.name
 )
-
-
-def _inputs(edge: EdgeFile, seed: int = 0) -> Arrays:
-    """Codes of the whole range, numbers, and small indices."""
-    rng = np.random.default_rng(seed)
-    made = {}
-    for border in edge.signature.inputs:
-        tensor = border.tensor
-        if tensor.dtype == "float32":
-            made[border.name] = rng.normal(size=tensor.shape).astype(np.float32)
-        elif tensor.is_quantized:
-            made[border.name] = rng.integers(-128, 128, tensor.shape).astype(tensor.dtype)
-        else:
-            made[border.name] = rng.integers(0, 4, tensor.shape).astype(tensor.dtype)
-    return made
 
 
 def _run(edge: EdgeFile, cut: Cut, runtime: str, inputs: Arrays) -> tuple[Any, Any]:
@@ -54,7 +40,7 @@ def test_every_op_gives_what_it_gave(path: Any) -> None:
     edge = EdgeFile(path)
     cut = cut_ops(edge.graph, 0)
 
-    expected, got = _run(edge, cut, "builtin", _inputs(edge))
+    expected, got = _run(edge, cut, "builtin", drawn(edge, 0))
 
     for (op, _), one, two in zip(cut.outputs, expected, got, strict=True):
         np.testing.assert_array_equal(two, one, err_msg=op.name, strict=True)
@@ -68,7 +54,7 @@ def test_it_runs_on_every_runtime(runtime: str) -> None:
     edge = EdgeFile(make.CONVERTED / "nested.int8.tflite")
     cut = cut_ops(edge.graph, 0)
 
-    expected, got = _run(edge, cut, runtime, _inputs(edge))
+    expected, got = _run(edge, cut, runtime, drawn(edge, 0))
 
     for one, two in zip(expected, got, strict=True):
         assert one.dtype == two.dtype == np.int8
@@ -85,7 +71,7 @@ def test_weights_behind_a_dequantize_stay_with_their_op() -> None:
         if op.name == "DEQUANTIZE" and edge.graph.tensor(op, op.inputs[0]).is_constant
     ]
 
-    expected, got = _run(edge, cut, "xnnpack", _inputs(edge))
+    expected, got = _run(edge, cut, "xnnpack", drawn(edge, 0))
 
     assert from_weights
     assert not {op.index for op, _ in cut.outputs} & {op.index for op in from_weights}
@@ -135,7 +121,7 @@ def test_constants_of_every_kind_come_along(by_recipe: Callable[[str], bytes], r
     edge = EdgeFile(by_recipe(recipe))
     cut = cut_ops(edge.graph, 0)
 
-    expected, got = _run(edge, cut, "builtin", _inputs(edge))
+    expected, got = _run(edge, cut, "builtin", drawn(edge, 0))
 
     for (op, _), one, two in zip(cut.outputs, expected, got, strict=True):
         np.testing.assert_array_equal(two, one, err_msg=op.name, strict=True)

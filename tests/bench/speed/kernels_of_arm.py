@@ -73,12 +73,17 @@ class Row(NamedTuple):
     files: Sequence[tuple[EdgeFile, Sequence[Inputs]]]  # graphs with their inputs
 
 
-def drawn(edge: EdgeFile, seed: int) -> Inputs:
-    """Draw inputs of a file: standard normal, as the file's own codes; indices below 4."""
+def drawn(edge: EdgeFile, seed: int, length: int = 1) -> Inputs:
+    """
+    Draw inputs of a file: standard normal, as the file's own codes; indices below 4.
+
+    `length` is that of each dimension whose length is free.
+    """
     generator = np.random.default_rng(seed)
     found = {}
     for border in edge.signature.inputs:
-        shape, dtype = border.tensor.shape, border.tensor.dtype
+        dtype = border.tensor.dtype
+        shape = [length if n < 0 else n for n in border.tensor.shape_signature]
         if dtype in ("int32", "int64"):
             found[border.name] = generator.integers(0, 4, shape, dtype)
         else:
