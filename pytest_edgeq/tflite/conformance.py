@@ -416,6 +416,8 @@ def _bias(graph: OpGraph, op: Op, rules: OpFacts) -> Iterator[RuleViolation]:
     product = weight.scales.astype(np.float64) * parameters[0]
     if len(bias.scales) not in (1, len(product)) and len(product) != 1:
         return  # `verify` has checked their number
+    if bias.is_constant and not bias.is_external and not graph.stored(bias).any():
+        return  # zeros of any scale, which TensorFlow shares between convolutions without a bias
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = (bias.scales / product).reshape(-1)
     wrong = ~(np.abs(ratios - 1) <= _OBSERVED)

@@ -242,6 +242,7 @@ def layer(
     axis: int | None = None,
     bias_factor: float = 1.0,
     bias_point: int = 0,
+    has_bias: bool = True,
     fields: Mapping[str, Any] = {},
     is_computed: bool = False,
 ) -> tuple[bytes, bytes, tuple[Array, Array] | None, float]:
@@ -258,7 +259,7 @@ def layer(
         spread[right if axis is None else axis] = -1
     codes = draws.integers(*((-6, 7) if weight == "int4" else (-90, 91)), held)
     weights = codes * np.array(scales).reshape(spread)
-    biases = draws.uniform(-1, 1, 4)
+    biases = draws.uniform(-1, 1, 4) * has_bias
     step = scales[0] if op == "EMBEDDING_LOOKUP" else 16 * _STEPS.get(output, 1 / 16 / 64)
     values = None
     if taken is not None:

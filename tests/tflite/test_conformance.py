@@ -353,6 +353,13 @@ def test_the_scale_of_a_bias_may_be_that_of_another_observer() -> None:
     assert not found(layer("CONV_2D", **_PER_CHANNEL, bias_factor=1 + 2.0**-9)[0])
 
 
+def test_a_bias_of_zeros_may_have_any_scale() -> None:
+    """TensorFlow 2.21 shares one bias of zeros between all convolutions without a bias, in 16×8."""
+    case: dict[str, Any] = {**_PER_CHANNEL, **_16X8, "bias_factor": 4.0}
+    assert rules(layer("CONV_2D", **case)[0]) == [BIAS_SCALE]
+    assert not found(layer("CONV_2D", **case, has_bias=False)[0])
+
+
 def test_the_fix_of_a_computed_filter_is_to_hold_it() -> None:
     """A filter that the model computes has the range of an activation."""
     content = layer("DEPTHWISE_CONV_2D", point=-64, is_computed=True)[0]
