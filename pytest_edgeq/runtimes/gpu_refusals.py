@@ -22,6 +22,9 @@ NO_OP: Final = "the GPU runs no op of the file"
 # Errors after which the engine still computes, and a warning of shapes that is as bad.
 _WRONG: Final = re.compile(r"^E\d{4} |^W\d{4} .*Shape mismatch|Validation error", re.MULTILINE)
 
+# Of a constant of five axes or of int16: the ops that read it run on the CPU.
+_LEFT: Final = re.compile(r"^E\d{4} .* \{\n(?: .*\n)*\} isn't \S+-convertible", re.MULTILINE)
+
 _CHATTER: Final = re.compile(
     rf"{CHATTER.pattern}|{NO_ADAPTER}|{NO_SHADER}|{NO_OP}|WARNING: Logging|Warning: max"
     r"|\W*$|=== Source|(\s*at \w+ \()?third_party|└ Failed to modify"
@@ -57,8 +60,9 @@ _CAUSES: Final = {
 
 def check_shaders(printed: str) -> None:
     """Raise a RuntimeError if the engine logged an error: it returns outputs all the same."""
-    if _WRONG.search(printed):
-        raise RuntimeError(f"{NO_SHADER}\n{printed}")
+    if found := _WRONG.search(printed := _LEFT.sub("", printed)):
+        # That error first: a failure shows few lines.
+        raise RuntimeError(f"{NO_SHADER}\n{printed[found.start() :]}\n{printed[: found.start()]}")
 
 
 def said(printed: str) -> list[str]:

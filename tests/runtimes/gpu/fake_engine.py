@@ -41,6 +41,14 @@ ERROR: Failed to initialize kernel.
 ERROR: Restored original execution plan after delegate application failure.
 """
 
+_CONSTANT = """\
+E0000 00:00:1795950663.836345   32481 model_builder.cc:2678] {
+  type: FLOAT32
+  data: {...}
+  dims: [1,1,1,2,4]
+} isn't ::ml_drift::BHWC-convertible.
+"""
+
 _NO_SHADER = """\
 E0000 00:00:1795775330.540705   30759 environment.cc:105] Validation error: Error while parsing \
 WGSL: :43:22 error: cannot assign 'vec4<f16>' to 'vec4<i32>'
@@ -72,8 +80,9 @@ class FakeModel(compiled_model.CompiledModel):  # type: ignore[misc] # LiteRT sh
     Compiles for the CPU whatever is asked for.
 
     `faults` has the op that each fault is of, or a true value for one of all files: `no_engine`,
-    `no_adapter`, `float32`, `left` (to the CPU), `refused`, `shader`, `crash`, `hang`. `adapter`
-    is the name of another one, and `pids` a folder for the numbers of processes that hang.
+    `no_adapter`, `float32`, `left` (to the CPU), `constant` (of five axes), `refused`, `shader`,
+    `crash`, `hang`. `adapter` is the name of another one, and `pids` a folder for the numbers of
+    processes that hang.
     """
 
     faults: Mapping[str, Any] = {}
@@ -108,9 +117,11 @@ class FakeModel(compiled_model.CompiledModel):  # type: ignore[misc] # LiteRT sh
         if cls.faults.get("refused") in ops:
             _say(_REFUSED)
             raise RuntimeError(f"{_WHERE}Failed to modify graph with delegate")
+        if cls.faults.get("constant") in ops:
+            _say(_CONSTANT)
+        is_left = [_say_what_is_left(names, cls.faults.get("left")) for names in subgraphs]
         if cls.faults.get("shader") in ops:
             _say(_NO_SHADER)
-        is_left = [_say_what_is_left(names, cls.faults.get("left")) for names in subgraphs]
         if not has_cpu and (any(is_left) or not has_engine):
             raise RuntimeError(f"{_WHERE}Some ops are not accelerated. Add kLiteRtHwAcceleratorCpu")
         made = super().from_buffer(content, options=options, **more)

@@ -72,6 +72,12 @@ def test_a_text_names_what_fails(tmp_path: Path, name: str, faults: dict[str, st
     assert _refusal(runtimes, content, "pi:gpu") + "\n" == (GOLDEN / f"{name}.txt").read_text()
 
 
+def test_the_error_of_the_engine_is_shown_before_the_ops_on_the_cpu(tmp_path: Path) -> None:
+    """A failure shows few lines of it."""
+    text = _refusal(_targets(fake_target(tmp_path / "pi", left="ADD", shader=OP)), NESTED, "pi:gpu")
+    assert re.search("the engine said: Validation error(?s:.*)ADD: Max version supported", text)
+
+
 @pytest.mark.slow
 def test_a_gpu_that_hung_is_not_waited_for_again(tmp_path: Path) -> None:
     """Neither on its other kernels: each test would wait for it."""
@@ -128,9 +134,9 @@ def test_a_command_that_hides_stderr(tmp_path: Path, begin: str) -> None:
     assert lines[2].startswith("cause: the command or a wrapper redirects stderr")
 
 
-def test_ops_that_the_cpu_takes_are_counted(tmp_path: Path) -> None:
-    """The engine prints a count for each subgraph, and the counts are added."""
-    runtimes = _targets(fake_target(tmp_path / "pi", left=OP))
+def test_ops_that_run_on_the_cpu_are_counted(tmp_path: Path) -> None:
+    """The counts of all subgraphs are added; an error of a constant that they read is none."""
+    runtimes = _targets(fake_target(tmp_path / "pi", left=OP, constant=OP))
     edge = EdgeFile(NESTED, runtimes=runtimes)
     n_left = sum(op.name == OP for op in edge.graph.ops)
     assert delegation_of(edge, "pi:gpu").n_on_gpu == len(edge.graph.ops) - n_left
