@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pytest_edgeq.tflite.boundary import code_range
+from pytest_edgeq.tflite.boundary import code_range, qparams
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op, Tensor
 
@@ -44,7 +44,8 @@ def site_of(graph: OpGraph, op: Op, output: int) -> Site | None:
 
 def scale_of(tensor: Tensor) -> float | None:
     """Return the scale of a tensor quantized per tensor, else None."""
-    return float(tensor.scales[0]) if len(tensor.scales) == 1 else None
+    found = qparams(tensor)
+    return None if found is None else found[0]
 
 
 def reach_of(tensor: Tensor) -> float:

@@ -22,6 +22,7 @@ from pytest_edgeq.runtimes.bounds import (
     hybrid_position,
     rounding_bound,
 )
+from pytest_edgeq.runtimes.bounds.floats import float_error
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Op
 
@@ -312,6 +313,15 @@ def test_a_dequantize_rounds_at_its_zero_point() -> None:
     assert within <= 1
     # By the result alone what is sound would not be.
     assert alone > 1
+
+
+def test_scales_that_a_converter_left_at_floats_are_ignored() -> None:
+    """A float has no codes, and so no bound in them."""
+    floats = {"dtype": "float32", "shape": (8,), "scales": [0.5]}
+    codes = {"dtype": "int8", "shape": (8,), "scales": [0.1]}
+    graph, op = _read(one_op("QUANTIZE", [floats], [codes]))
+    assert float_error(graph, op, op.outputs[0], half=True) > 0
+    assert rounding_bound(*_read(one_op("SLICE", [floats] * 3, [codes]))) is None
 
 
 @pytest.mark.parametrize("runtime", ["builtin", "xnnpack"])
