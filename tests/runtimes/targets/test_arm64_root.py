@@ -36,21 +36,6 @@ def _emulator(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    """It is refused before anything is installed or downloaded, and so is a file."""
-    text = tmp_path / "thesis.txt"
-    text.write_text("years of work", "utf-8")
-
-    done = target("arm64", tmp_path)
-
-    assert done.exit_code == 2
-    refused = "exists and is no root that edgeq made: name a new folder"
-    assert done.stderr == f"Error: {tmp_path} {refused}\n"
-    with pytest.raises(PrivateRootError, match=refused):
-        make_arm64_root(text, say=unheard)
-    assert text.read_text("utf-8") == "years of work"
-
-
 @pytest.mark.usefixtures("_no_programs")
 def test_another_distribution_is_told_what_is_needed(program: Program, parent: Path) -> None:
     """It has no apt-get; one with QEMU runs a root that was made elsewhere, and makes none."""

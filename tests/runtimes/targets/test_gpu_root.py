@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from pytest_edgeq.runtimes.workers.arm64_root import make_arm64_root
 from pytest_edgeq.runtimes.workers.gpu_root import is_new_enough, make_gpu_root, try_gpu
 from pytest_edgeq.runtimes.workers.private_root import PrivateRootError
 from tests.roots import unheard
@@ -30,20 +29,23 @@ UBUNTU = "Ubuntu Ubuntu http://mirror.local/ubuntu/"
 
 
 def test_a_folder_of_something_else_is_left_alone(parent: Path) -> None:
-    """So is a finished root for 64-bit ARM, and this root by the command of the other."""
+    """So is a file, and a finished root of the other kind."""
     release = metadata.version("ai-edge-litert")
     arm64 = finished(parent / "arm64", release)
     gpu = finished(parent / "gpu", release, adapter="llvmpipe")
+    text = parent / "thesis.txt"
+    text.write_text("years of work", "utf-8")
+    before = sorted(parent.rglob("*"))
 
-    for folder in (parent, arm64):
-        done = target("gpu", folder)
-        assert done.exit_code == 2
-        refused = "exists and is no root that edgeq made: name a new folder"
-        assert done.stderr == f"Error: {folder} {refused}\n"
-    if platform.machine() == "x86_64":
-        with pytest.raises(PrivateRootError, match=refused):
-            make_arm64_root(gpu, say=unheard)
-    assert sorted(parent.rglob("*")) == sorted([arm64, gpu, *parent.glob("*/edgeq-root.json")])
+    kinds = {"gpu": arm64} | ({"arm64": gpu} if platform.machine() == "x86_64" else {})
+    for kind, other in kinds.items():
+        for path in (parent, other, text):
+            done = target(kind, path)
+            assert done.exit_code == 2
+            refused = "exists and is no root that edgeq made: name a new folder"
+            assert done.stderr == f"Error: {path} {refused}\n"
+    assert sorted(parent.rglob("*")) == before
+    assert text.read_text("utf-8") == "years of work"
 
 
 @pytest.mark.usefixtures("_no_programs")
