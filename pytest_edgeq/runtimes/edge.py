@@ -61,7 +61,7 @@ class EdgeFile:
         self._copied = copied
         self.layout = layout
         self.layouts = Layouts(layout, self.graph.signatures)
-        self._key: str | None = None
+        self.key: str | None = None  # the signature chosen of several
         self._views: dict[str, EdgeFile] = {}
         self._runners: dict[tuple[str, bool], Runner] = {}
         self.delegations: dict[str, Delegation] = {}  # by runtime; also of views and clones
@@ -69,16 +69,11 @@ class EdgeFile:
         self._interpreters: dict[str, Any] | None = {} if one_interpreter else None
 
     @property
-    def key(self) -> str | None:
-        """The signature chosen of several; else None."""
-        return self._key
-
-    @property
     def signatures(self) -> tuple[Signature, ...]:
         """The entry points: the chosen one, else all of the file."""
-        if self._key is None:
+        if self.key is None:
             return self.graph.signatures
-        return tuple(each for each in self.graph.signatures if each.key == self._key)
+        return tuple(each for each in self.graph.signatures if each.key == self.key)
 
     @property
     def signature(self) -> Signature:
@@ -110,7 +105,7 @@ class EdgeFile:
             return self
         if key not in self._views:
             view = self._views[key] = copy.copy(self)
-            view._key = key
+            view.key = key
             view._runners = {}
         return self._views[key]
 
