@@ -107,7 +107,9 @@ def grouped_ops(
     total = 0
     for op in ops:
         size = 0
-        for index in (*op.inputs, *op.outputs):
+        # Interpreters have no memory for what a WHILE passes through and nothing reads.
+        is_left_out = op.index in _facts_of(graph, graph.subgraphs[op.subgraph]).causes
+        for index in () if is_left_out else (*op.inputs, *op.outputs):
             if index >= 0:
                 tensor = graph.tensor(op, index)
                 dtype = numpy_dtype(tensor.dtype)

@@ -12,7 +12,7 @@ import pytest
 from fixtures.tflite import make
 from fixtures.tflite.writer import FileWriter, GraphWriter, chain, composite, constant
 from pytest_edgeq.runtimes.edge import EdgeFile
-from pytest_edgeq.tflite.cut import Cut, cut_ops
+from pytest_edgeq.tflite.cut import Cut, cut_ops, grouped_ops
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.subgraph import Tensor
 from tests.bench.speed.kernels_of_arm import drawn
@@ -246,6 +246,29 @@ def test_a_composite_stands_alone_with_the_ops_that_it_consists_of() -> None:
     one, other = EdgeFile(cut.content).runner("builtin").run(given)
     assert one.tolist() == [[5, 5, 5, 5]]
     assert other.tolist() == [[3, 3, 3, 3]]
+
+
+def test_a_loop_that_passes_a_tensor_through_is_grouped() -> None:
+    """As a Keras LSTM does with its input: interpreters have no memory for that output."""
+    file, number = FileWriter(), {"dtype": "int32", "shape": ()}
+    parts = {"condSubgraphIndex": 1, "bodySubgraphIndex": 2}
+    loop = ("WHILE", "zero x x", "count sum same", "WhileOptions", parts)
+    zero, one, three = (constant(np.array(each), "int32") for each in (0, 1, 3))
+    file.graph().fill(loop, ("NEG", "sum", "y"), inputs="x", outputs="y", zero=zero, count=number)
+    less, truth = ("LESS", "n three", "goes_on", "LessOptions"), {"dtype": "bool", "shape": ()}
+    tensors: dict[str, Any] = {"n": number, "three": three, "goes_on": truth}
+    file.graph().fill(less, inputs="n sum x", outputs="goes_on", **tensors)
+    steps = ("ADD", "n one", "next", "AddOptions"), ("ADD", "sum x", "more", "AddOptions")
+    tensors = {"n": number, "one": one, "next": number}
+    file.graph().fill(*steps, inputs="n sum x", outputs="next more x", **tensors)
+    edge = EdgeFile(file.content())
+    kept = edge.runner("builtin", keep=True)
+
+    [made] = kept.run({edge.signature.inputs[0].name: np.ones((1, 4), np.float32)})
+    groups = grouped_ops(edge.graph, edge.graph.subgraphs[0].ops, lambda at: kept.tensor(at).shape)
+
+    assert made.tolist() == [[-4] * 4]
+    assert [[op.name for op in group] for group in groups] == [["WHILE", "NEG"]]
 
 
 @pytest.mark.parametrize(("index", "cause"), [(1, "itself"), (7, "other subgraphs")])
