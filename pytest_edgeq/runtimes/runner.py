@@ -88,7 +88,11 @@ class Runner:
             raise self._refusal("run", error, arrays) from error.__cause__
 
     def tensor(self, index: int) -> npt.NDArray[Any]:
-        """Return a tensor after the last run, if tensors are kept, or raise an UnreadableError."""
+        """
+        Return a tensor after the last run, if tensors are kept, or raise an UnreadableError.
+
+        Complex numbers are returned as pairs of floats, whose errors can be measured.
+        """
         subgraph = self._opening.graph.subgraphs[self._opening.signature.subgraph]
         tensor = subgraph.tensors[index]
         if tensor.dtype in ("resource", "variant"):
@@ -97,7 +101,8 @@ class Runner:
         if is_stored and 0 in tensor.shape and not tensor.is_variable:
             # The empty shape that RESHAPE makes a scalar by: interpreters have no memory for it.
             return np.empty(tensor.shape, numpy_dtype(tensor.dtype))
-        return self._engine.tensor(index)
+        value = self._engine.tensor(index)
+        return value[..., np.newaxis].view(np.float32) if value.dtype == np.complex64 else value
 
     def close(self) -> None:
         """Release everything except memory, such as a user's own session."""

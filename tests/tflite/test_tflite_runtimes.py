@@ -15,6 +15,7 @@ from fixtures.models import net
 from fixtures.tflite import make, stacks
 from fixtures.tflite.kinds import free_shapes
 from fixtures.tflite.writer import FileWriter, chain, constant, one_op, pack, unpack
+from pytest_edgeq import Edgeq
 from pytest_edgeq.compare.reference import module_tree
 from pytest_edgeq.errors import UnrunnableError
 from pytest_edgeq.names import RUNTIMES
@@ -264,6 +265,27 @@ def test_ops_of_two_subgraphs_with_one_number_are_not_confused() -> None:
     model.subgraphs.append(model.subgraphs[0])
     with pytest.raises(RuntimeError, match=r"file: SOFTMAX #0\n"):
         EdgeFile(pack(model), modules=modules).runner("builtin")
+
+
+def test_complex_numbers_inside_of_a_file_are_compared_as_pairs() -> None:
+    """As of a spectrogram: RESHAPE stands between RFFT2D and COMPLEX_ABS."""
+    spectrum = {"dtype": "complex64", "shape": (1, 1, 9)}
+    content = chain(
+        ("RFFT2D", "x length", "spectrum", "Rfft2dOptions"),
+        ("RESHAPE", "spectrum shape", "row"),
+        ("COMPLEX_ABS", "row", "y"),
+        inputs="x",
+        outputs="y",
+        x={"shape": (1, 1, 16)},
+        length=constant([1, 16], "int32"),
+        spectrum=spectrum,
+        shape=constant([1, 9], "int32"),
+        row=spectrum | {"shape": (1, 9)},
+        y={"shape": (1, 9)},
+    )
+    maker = Edgeq(cache_dir=None)
+    samples = [np.arange(16 * n, 16 * n + 16, dtype=np.float32).reshape(1, 1, 16) for n in (1, 2)]
+    assert maker.localize(maker.load(content, float_tflite=content), samples).culprit is None
 
 
 @pytest.mark.parametrize("runtime", LITERT)
