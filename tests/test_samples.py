@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -94,6 +94,23 @@ def test_what_is_no_iterable_of_samples(thing: Any) -> None:
     """One sample instead of a list of them would be iterated over its rows."""
     with pytest.raises(TypeError, match=r"calibration: expected an iterable of samples"):
         list(read_samples(thing, POSITIONAL, "calibration"))
+
+
+@pytest.mark.parametrize("last", [IndexError, KeyError, None])
+def test_a_dataset_is_read_up_to_its_length(last: type[Exception] | None) -> None:
+    """A map-style dataset need not raise IndexError behind its last sample."""
+
+    class Dataset:
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> Any:
+            if last is not None and index >= 3:
+                raise last(index)
+            assert index <= 3, "reading does not end"
+            return x, y
+
+    assert len(list(read_samples(cast("Any", Dataset()), POSITIONAL, "evaluation"))) == 3
 
 
 def test_the_number_of_a_bad_sample_is_told() -> None:

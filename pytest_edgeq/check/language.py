@@ -16,7 +16,7 @@ from pytest_edgeq.compare.language.layout import CacheLayout
 from pytest_edgeq.compare.language.model import LanguageModel
 from pytest_edgeq.compare.language.runner import DIFFERS
 from pytest_edgeq.compare.language.stepping import CacheSession, chunks, same_db
-from pytest_edgeq.compare.samples import SampleSource, read_samples
+from pytest_edgeq.compare.samples import SampleSource, iterate, read_samples
 from pytest_edgeq.numerics.comparison import Comparison
 from pytest_edgeq.numerics.findings import (
     CACHE_OVERRUN,
@@ -69,7 +69,7 @@ def check_language(
     if isinstance(inputs, SampleSource):
         first = inputs.read(range(min(SEQUENCES, len(inputs))))
     else:
-        inputs = iter(inputs)
+        inputs = iterate(inputs)
         first = list(itertools.islice(inputs, SEQUENCES))
         inputs = itertools.chain(first, inputs)
     sequences = [each.arrays()[0][0] for each in read_samples(first, model.spec, "evaluation")]

@@ -307,7 +307,7 @@ def read_samples(
             f"into a list: [sample]{several if is_tensor(samples) else ''}"
         )
     try:
-        iterator = iter(samples)
+        iterator = iterate(samples)
     except TypeError:
         raise TypeError(
             f"{kind}: expected an iterable of samples, got {type(samples).__name__}"
@@ -327,6 +327,14 @@ def read_samples(
             else ""
         )
         raise ValueError(f"{kind}: there is no sample in the {type(samples).__name__}{hint}")
+
+
+def iterate(samples: Any) -> Iterator[Any]:
+    """Return an iterator; a map-style dataset, without `__iter__`, may accept any index."""
+    iterator: Iterator[Any] = iter(samples)
+    if hasattr(samples, "__iter__") or not hasattr(samples, "__len__"):
+        return iterator
+    return itertools.islice(iterator, len(samples))
 
 
 class SampleSource:

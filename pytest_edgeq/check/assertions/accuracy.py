@@ -25,7 +25,7 @@ from pytest_edgeq.compare.reference import (
     in_file_order,
     undisturbed,
 )
-from pytest_edgeq.compare.samples import Sample, is_tensor
+from pytest_edgeq.compare.samples import Sample, is_tensor, iterate
 from pytest_edgeq.numerics.arrays import kind_of
 from pytest_edgeq.numerics.comparison import WorstSamples
 from pytest_edgeq.numerics.findings import NONFINITE, OVER_BUDGET, Finding, Place
@@ -303,7 +303,7 @@ def _pairs(labelled: Any, model: QuantizedModel) -> Iterator[tuple[Sample, Any]]
     if is_tensor(labelled) or isinstance(labelled, (Mapping, str, bytes)):
         raise TypeError(f"{hint} one {kind}")
     try:
-        iterator = iter(labelled)
+        iterator = iterate(labelled)
     except TypeError:
         raise TypeError(f"{hint} {kind}") from None
     index = -1
