@@ -10,6 +10,12 @@ import torch
 from pytest_edgeq.compare.samples import SampleSpec, read_samples
 
 x, y, mask = torch.ones(1, 3), torch.zeros(1, 2), torch.ones(1, 3, dtype=torch.bool)
+
+
+class Image(torch.Tensor):
+    """As MONAI's MetaTensor and fastai's TensorImage are."""
+
+
 BOTH = SampleSpec.of_inputs((x, y), {"mask": mask}, ("x", "y", "mask"))
 POSITIONAL = SampleSpec.of_inputs((x, y), {}, ("x", "y"))
 
@@ -29,10 +35,12 @@ def test_a_sample_of_both_kinds(sample: Any) -> None:
     assert [t is e for t, e in zip(bound.tensors, (x, y, mask), strict=True)] == [True] * 3
 
 
-@pytest.mark.parametrize("sample", [(x, y), [x, y], {"x": x, "y": y}, ((x, y), {})])
+@pytest.mark.parametrize(
+    "sample", [(x, y), [x, y], {"x": x, "y": y}, ((x, y), {}), (x.as_subclass(Image), y)]
+)
 def test_a_positional_sample(sample: Any) -> None:
     """A tuple, a list (as data loaders give it), a dict by parameter name."""
-    assert POSITIONAL.bind(sample, "sample 0").args == (x, y)
+    assert [t.tolist() for t in POSITIONAL.bind(sample, "sample 0").args] == [[[1] * 3], [[0] * 2]]
 
 
 @pytest.mark.parametrize(

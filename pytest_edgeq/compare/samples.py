@@ -20,6 +20,7 @@ from pytest_edgeq.names import nearest
 from pytest_edgeq.numerics.arrays import kind_of, short_repr
 from pytest_edgeq.tflite.layout import UNTURNED, Layouts, fits, mismatch_hint
 from pytest_edgeq.tflite.subgraph import Signature, SignatureTensor
+from pytest_edgeq.versions import loaded_torch
 
 _TOGETHER = 16  # samples requested from the factory at once when all are read in order
 
@@ -396,9 +397,8 @@ def _check_finite(sample: Sample, spec: SampleSpec, where: str) -> None:
 
 def is_tensor(value: Any) -> bool:
     """Return whether it is a torch tensor or a numpy array, without importing torch."""
-    return isinstance(value, np.ndarray) or (
-        type(value).__module__.split(".")[0] == "torch" and hasattr(value, "numpy")
-    )
+    torch = loaded_torch()
+    return isinstance(value, np.ndarray if torch is None else (np.ndarray, torch.Tensor))
 
 
 def dtype_name(value: Any) -> str:
