@@ -327,6 +327,7 @@ def test_buffers_that_forward_changes_or_replaces_are_put_back(maker: Edgeq, lin
             super().__init__(8, 4)
             self.n = nn.Buffer(torch.zeros(1))
             self.table: torch.Tensor = nn.Buffer(torch.zeros(1), persistent=False)
+            self.unset = nn.Buffer(torch.full((2,), torch.nan))  # which is no change
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if len(self.table) != 4:  # as a table that is made for the first size
@@ -341,7 +342,8 @@ def test_buffers_that_forward_changes_or_replaces_are_put_back(maker: Edgeq, lin
 
     assert float(model.n) == 0.0
     assert model.table is first
-    assert STATEFUL_REFERENCE in [finding.kind for finding in comparison.health]
+    (stateful,) = (each for each in comparison.health if each.kind == STATEFUL_REFERENCE)
+    assert "changes the buffer 'n' (2 in all)" in stateful.message
     assert maker.compare(loaded, data).total.sqnr_db == comparison.total.sqnr_db
 
 
@@ -377,6 +379,14 @@ def test_a_file_that_was_written_anew(maker: Edgeq, linear: bytes, tmp_path: Pat
     path.unlink()
     with pytest.raises(FileNotFoundError, match="is gone since it was loaded"):
         loaded.run(sample)
+
+
+def test_a_reference_of_inference_mode(linear: bytes) -> None:
+    """Its tensors do not count their changes."""
+    with torch.inference_mode():
+        model = _layer()
+    edgeq, data = Edgeq(threads=2), [normal(1, 8, seed=i) for i in range(4)]
+    assert edgeq.compare(edgeq.load(linear, reference=model), data).total.sqnr_db > 100
 
 
 def test_a_relative_path_outlives_the_working_directory(

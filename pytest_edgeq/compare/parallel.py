@@ -148,11 +148,15 @@ def state_of(quantized: QuantizedModel) -> object:
             return None
         for name, value in vars(module).items():
             if name in ("_parameters", "_buffers"):
-                tensors = value.values()
-                state.append([(id(t), None if t is None else t._version) for t in tensors])
+                state.append([(id(t), _version(t)) for t in value.values()])
             else:
                 state.append((name, _identity(value)))
     return state
+
+
+def _version(tensor: Any) -> int | None:
+    """Return how often a tensor was changed; None of one made in inference mode, or of none."""
+    return None if tensor is None or tensor.is_inference() else tensor._version
 
 
 _PLAIN = (bool, int, float, str)

@@ -124,17 +124,22 @@ def undisturbed(reference: Callable[..., Any], name: str) -> Iterator[list[str]]
     try:
         yield changed
     finally:
-        import torch
-
-        with torch.no_grad():
+        with no_grad():
             for key, (buffer, value) in before.items():
                 path, _, attribute = key.rpartition(".")
                 module = owner.get_submodule(path)
                 is_other = getattr(module, attribute) is not buffer  # as a table that is made once
-                if is_other or not torch.equal(buffer, value):
+                if is_other or not _are_equal(buffer, value):
                     changed.append(key)
                     setattr(module, attribute, buffer)
                     buffer.copy_(value)
+
+
+def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two values of a buffer are equal; NaN equals NaN."""
+    if one.is_floating_point():
+        one, other = (each.double().nan_to_num() for each in (one, other))
+    return one.equal(other)
 
 
 @contextlib.contextmanager
@@ -146,7 +151,7 @@ def _keras_undisturbed(model: Any, changed: list[str]) -> Iterator[None]:
         yield
     finally:
         for variable, value in zip(variables, before, strict=True):
-            if not np.array_equal(variable.numpy(), value):
+            if not np.array_equal(variable.numpy(), value, equal_nan=True):
                 changed.append(getattr(variable, "path", variable.name))
                 variable.assign(value)
 
