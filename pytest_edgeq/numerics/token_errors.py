@@ -369,14 +369,11 @@ class CacheErrors:
         return bool(self._sums)
 
     def add(self, reference: Mapping[str, Array], actual: Mapping[str, Array]) -> None:
-        """Add one sequence, [positions, values] by tensor, where both sides have that shape."""
+        """Add one sequence, [positions, values] by tensor; without a cache nothing is added."""
         for name, expected in reference.items():
-            got = actual.get(name)
-            if got is None or got.shape != expected.shape:
-                continue
             wanted = expected.astype(np.float64)
             with np.errstate(over="ignore", invalid="ignore"):
-                noise = np.square(wanted - got).sum(axis=1)
+                noise = np.square(wanted - actual[name]).sum(axis=1)
             sums = np.stack([np.square(wanted).sum(axis=1), noise])
             self._add(name, sums)
 

@@ -166,6 +166,26 @@ def test_a_callable_and_a_module_in_bfloat16_are_references() -> None:
         edgeq.check(half, SEQUENCES)
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            {"num_key_value_heads": 4},
+            r"kv_cache_k_0: the file has shape \[30, 32\], the reference \[",
+        ),
+        ({"num_hidden_layers": 1}, r"kv_cache_k_1: the file has shape .*, the reference none"),
+        ({"vocab_size": 300}, r"logits: the file has shape \[30, 256\], the reference \[30, 300\]"),
+    ],
+)
+def test_a_module_of_another_configuration(change: dict[str, int], says: str) -> None:
+    """Its cache has other heads or fewer layers than the file's, or its vocabulary is padded."""
+    llama = module("llama")
+    other = type(llama)(type(llama.config)(**{**llama.config.to_dict(), **change})).eval()
+    edgeq = Edgeq()
+    with pytest.raises(ValueError, match=f"evaluation sample 0: {says}"):
+        edgeq.compare(edgeq.load(exported("llama"), reference=other), [SEQUENCES[0][:30]])
+
+
 def test_text_needs_a_tokenizer() -> None:
     """Text and its token ids are the same sequence."""
     edgeq, text = Edgeq(), "w1 w2 w3 w4 <sep> w1 w2"

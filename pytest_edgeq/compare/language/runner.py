@@ -44,6 +44,24 @@ class SequenceOutputs:
     tokens: Array
     values: Mapping[str, Pass]
 
+    def checked(self, where: str) -> SequenceOutputs:
+        """Check that logits and cache tensors have the shapes of the file's on all sides."""
+        file = self.values["edge"]
+        for side, found in self.values.items():
+            pairs: dict[str, tuple[Array | None, Array]] = {"logits": (found.logits, file.logits)}
+            if found.cache:  # not of a callable
+                pairs |= {key: (found.cache.get(key), each) for key, each in file.cache.items()}
+            for what, (given, expected) in pairs.items():
+                if given is None or given.shape != expected.shape:
+                    raise ValueError(
+                        f"{where}: {what}: the file has shape {list(expected.shape)}, "
+                        f"{_SIDES[side]} {'none' if given is None else list(given.shape)}"
+                        "\ncause: the file was made from another model, or its vocabulary is padded"
+                    )
+        return self
+
+
+_SIDES = {"float": "the reference", "float_tflite": "the float file", "edge": "the file"}
 
 _TURN = 3  # tokens that are decoded between two prefills
 
@@ -90,16 +108,9 @@ class LanguageRunner:
         values = {side: file_pass(session, tokens) for side, session in self._sessions.items()}
         if model.float_model is None:
             values["float"] = values["float_tflite"]
-            return SequenceOutputs(tokens, values)
-        values["float"] = reference_pass(model.float_model, sample, model.steps.axes)
-        given, expected = (values[side].logits.shape for side in ("float", "edge"))
-        if given != expected:
-            raise ValueError(
-                f"{model.name}: logits of evaluation sample {index}: the file has shape "
-                f"{list(expected)}, the reference {list(given)}\n"
-                "cause: the file was made from another model, or its vocabulary is padded"
-            )
-        return SequenceOutputs(tokens, values)
+        else:
+            values["float"] = reference_pass(model.float_model, sample, model.steps.axes)
+        return SequenceOutputs(tokens, values).checked(f"{model.name}, evaluation sample {index}")
 
 
 def new_cache(reference: Callable[..., Any]) -> Any:
@@ -130,6 +141,8 @@ def reference_pass(reference: Callable[..., Any], sample: Sample, axes: Mapping[
     cache = {}
     for tensor in axes:
         kind, layer = tensor.split("_")[-2:]
+        if int(layer) >= len(held.layers):
+            continue
         of_layer = held.layers[int(layer)]
         # [1, heads, tokens, size of a head]
         values = as_array(of_layer.keys if kind == "k" else of_layer.values)[0]
@@ -145,7 +158,6 @@ DIFFERS = (
     "prefill and decode must leave the same cache: export the file again with other "
     "prefill_lengths=, and report it to litert-torch"
 )
-_SIDES = {"float_tflite": "the float file", "edge": "the file"}
 
 
 class LanguageMeasurement:
@@ -189,7 +201,8 @@ class LanguageMeasurement:
                     following[start:],
                     start=start,
                 )
-                decibels = min(decibels, accumulator.add("after_prefill", errors))
+                # Unlike `min`, it returns NaN where either is.
+                decibels = float(np.minimum(decibels, accumulator.add("after_prefill", errors)))
             if stage == "total":
                 self.worst.offer(index, decibels, make_inputs)
             self._caches[stage].add(reference.cache, actual.cache)
