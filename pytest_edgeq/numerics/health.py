@@ -123,7 +123,8 @@ class _Health:
         margin, count = CLIPPED_LSB * self._codes.scale, 0
         least, greatest = self._codes.ends
         if low < least - margin or high > greatest + margin:
-            outside = (values < least - margin) | (values > greatest + margin)
+            exact = values.astype(np.float64)
+            outside = (exact < least - margin) | (exact > greatest + margin)
             count = int(np.count_nonzero(outside))
         self._outside.append((count, elements))
 

@@ -46,23 +46,34 @@ class Side:
     def __init__(self, array: Array) -> None:
         self.array = np.asarray(array)
         # Others, such as complex numbers, are refused by callers, which know the output's name.
-        known = self.array if self.array.dtype.kind in "biuf" else np.empty(0)
-        self.flat: Array = known.astype(np.float64, copy=False).ravel()
-        with np.errstate(over="ignore", invalid="ignore"):
-            self.power = dot(self.flat, self.flat)
-        self.finite = self.flat  # the finite elements
-        if not math.isfinite(self.power):
-            self.finite = self.flat[np.isfinite(self.flat)]
+        self._known = self.array.ravel() if self.array.dtype.kind in "biuf" else np.empty(0)
 
     @classmethod
     def of(cls, values: Array | Side) -> Side:
         """Return the side itself, or an array as one."""
         return values if isinstance(values, cls) else cls(values)  # type: ignore[arg-type]
 
+    @functools.cached_property
+    def flat(self) -> Array:
+        """The elements in float64."""
+        return self._known.astype(np.float64, copy=False)
+
+    @functools.cached_property
+    def power(self) -> float:
+        """The sum of the squares."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return dot(self.flat, self.flat)
+
+    @functools.cached_property
+    def finite(self) -> Array:
+        """The finite elements, in their own dtype."""
+        is_finite = np.isfinite(self._known)
+        return self._known if is_finite.all() else self._known[is_finite]
+
     @property
     def n_nonfinite(self) -> int:
         """How many elements are not finite."""
-        return self.flat.size - self.finite.size
+        return self._known.size - self.finite.size
 
     @functools.cached_property
     def ends(self) -> tuple[float, float]:
