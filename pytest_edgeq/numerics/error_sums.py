@@ -90,6 +90,7 @@ class OutputAccumulator:
         # Sum of the reference over the samples by element; empty if too large, or shapes vary.
         self.sums: npt.NDArray[np.float64] | None = None
 
+    @np.errstate(over="ignore", invalid="ignore")
     def update(self, reference: Side, actual: Side, sample: int) -> float:
         """Measure and add one sample, and return its SQNR in dB."""
         dtype = actual.array.dtype.name
@@ -106,14 +107,13 @@ class OutputAccumulator:
                 *(agreeing, rows, nan, nan, 0),
             )
             return self.add(unknown, dtype, _element(reference, actual, at, sample), nonfinite)
-        with np.errstate(over="ignore", invalid="ignore"):
-            # float64 holds every bool, float32 and integer of 32 bits: nothing wraps.
-            difference = reference.flat - actual.flat
-            signal, noise = reference.power, dot(difference, difference)
-            power, product = actual.power, dot(reference.flat, actual.flat)
-            self._add_sums(reference.flat)
-            magnitudes = np.abs(difference, out=difference)
-            absolute = float(magnitudes.sum())
+        # float64 holds every bool, float32 and integer of 32 bits: nothing wraps.
+        difference = reference.flat - actual.flat
+        signal, noise = reference.power, dot(difference, difference)
+        power, product = actual.power, dot(reference.flat, actual.flat)
+        self._add_sums(reference.flat)
+        magnitudes = np.abs(difference, out=difference)
+        absolute = float(magnitudes.sum())
         largest, element = 0.0, None
         if difference.size:
             at = int(magnitudes.argmax())

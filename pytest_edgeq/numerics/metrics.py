@@ -59,10 +59,10 @@ class Side:
         return self._known.astype(np.float64, copy=False)
 
     @functools.cached_property
+    @np.errstate(over="ignore", invalid="ignore")
     def power(self) -> float:
         """The sum of the squares."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            return dot(self.flat, self.flat)
+        return dot(self.flat, self.flat)
 
     @functools.cached_property
     def finite(self) -> Array:

@@ -368,14 +368,13 @@ class CacheErrors:
         """Return whether anything was measured."""
         return bool(self._sums)
 
+    @np.errstate(over="ignore", invalid="ignore")
     def add(self, reference: Mapping[str, Array], actual: Mapping[str, Array]) -> None:
         """Add one sequence, [positions, values] by tensor; without a cache nothing is added."""
         for name, expected in reference.items():
             wanted = expected.astype(np.float64)
-            with np.errstate(over="ignore", invalid="ignore"):
-                noise = np.square(wanted - actual[name]).sum(axis=1)
-            sums = np.stack([np.square(wanted).sum(axis=1), noise])
-            self._add(name, sums)
+            noise = np.square(wanted - actual[name]).sum(axis=1)
+            self._add(name, np.stack([np.square(wanted).sum(axis=1), noise]))
 
     def merge(self, other: CacheErrors) -> None:
         """Add the sequences of another one."""

@@ -113,6 +113,8 @@ def test_nonfinite_values_are_counted_by_side_and_spoil_every_metric() -> None:
     assert errors.worst_sample == 1
     assert errors.max_abs_index is not None
     assert (errors.max_abs_index.sample, errors.max_abs_index.index) == (1, (0, 0))
+    chosen, boxes = StageAccumulator([IOSpec("y", chosen=True)]), np.array([[1.0, 2.0], [3.0, 4.5]])
+    assert math.isnan(chosen.update([np.where(boxes < 3, boxes, math.inf)], [boxes]))
 
 
 def test_overflow_fails_instead_of_passing() -> None:
