@@ -302,8 +302,13 @@ def test_a_forward_that_works_in_place_disturbs_nobody(maker: Edgeq) -> None:
     assert all(torch.equal(a, b) for a, b in zip(data, before, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_an_exported_graph(maker: Edgeq) -> None:
-    """Its training flag is always set, and it has no eval(): what counts is how it was exported."""
+    """
+    Its training flag is always set, and it has no eval(): what counts is how it was exported.
+
+    Frozen TorchScript has no such flag at all.
+    """
     model = seeded(lambda: nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)))
     sample = normal(2, 8, seed=0)
     tflite = maker.quantize(model, (sample,), quantizer=None).tflite
@@ -311,7 +316,8 @@ def test_an_exported_graph(maker: Edgeq) -> None:
     exported = torch.export.export(model, (sample,)).module()
     wrapped = nn.Sequential(exported)
     wrapped.training = False
-    for reference in (exported, wrapped):
+    frozen = torch.jit.freeze(torch.jit.trace(model, sample))  # type: ignore[no-untyped-call]
+    for reference in (exported, wrapped, frozen):
         comparison = maker.compare(maker.load(tflite, reference=reference), [sample])
         # The same float operations in another order: 24 bits are 144 dB.
         assert comparison.total.sqnr_db > 120

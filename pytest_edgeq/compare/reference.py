@@ -162,7 +162,8 @@ def in_train_mode(model: torch.nn.Module, path: str = "") -> list[str]:
         return [path] if _graph_trains(model) else []
     # Modules that torch.ao has quantized keep the flag; only recurrent ones drop out by it.
     drops_out = bool(getattr(model, "dropout", 0))
-    trains = model.training and (not is_quantized_by_torch_ao(model) or drops_out)
+    is_training = getattr(model, "training", False)  # frozen TorchScript has no such flag
+    trains = is_training and (not is_quantized_by_torch_ao(model) or drops_out)
     below = [
         each
         for name, child in model.named_children()
