@@ -96,7 +96,7 @@ class Measuring:
 
             self._try_ops(open_localizer, (RuntimeError, ValueError))
             model = None if reading is None else reading.pickled(self._runtime)
-            samples = samples if reading is None else reading.items()
+            samples = samples if reading is None else reading.items
             if engine is None or reading is None or model is None:
                 self._measure_here(step.each(samples), threads, stack)
             else:
@@ -160,7 +160,7 @@ class Measuring:
     ) -> tuple[str, ...]:
         """Measure the remaining samples by an engine; return the machines that ran them."""
         if not (self._runs and self.fits and self._answers):
-            self._measure_here(step.each(reading.items()), 1, ExitStack())
+            self._measure_here(step.each(reading.items), 1, ExitStack())
             return ()
 
         localizer = self._localizer
@@ -202,7 +202,7 @@ class Measuring:
             self._measure_here(samples, 1, ExitStack())
             if self._runs:  # it fails only on the worker
                 raise failed.error from failed.error.__cause__
-            for _ in reading.items() if reading.source is None else ():
+            for _ in reading.items if reading.source is None else ():
                 pass  # the remaining samples are still validated
             return ()
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_edgeq.compare.executors.remote import Reading
+from pytest_edgeq.compare.executors.worker import JobRunner
 from pytest_edgeq.compare.file_health import build_of, runtime_findings, static_findings
 from pytest_edgeq.compare.language.encoder_decoder import EncoderDecoder, EncoderDecoderRunner
 from pytest_edgeq.compare.language.model import LanguageModel
@@ -53,12 +54,12 @@ def compare(
         if engine is not None:
             reading = Reading(quantized, inputs, samples)
             model = reading.pickled(runtime)
-            samples = reading.items()
+            samples = reading.items
         if engine is not None and model is not None:
             machines = reading.measure(
                 engine,
                 model,
-                functools.partial(_CompareRunner, keeps_points=keeps_points),
+                functools.partial(_job_runner, keeps_points=keeps_points),
                 comparer.measurement.merge,
                 step,
                 on_read=lambda sample: comparer.pass_on(sample.arrays()),
@@ -223,19 +224,17 @@ class Comparer:
         )
 
 
-class _CompareRunner:
-    def __init__(self, model: QuantizedModel, *, keeps_points: bool) -> None:
-        self._model, self._keeps_points = model, keeps_points
-        self._runner = runner_of(model.clone(), model.runtime)
+def _job_runner(model: QuantizedModel, *, keeps_points: bool) -> JobRunner:
+    runner = runner_of(model.clone(), model.runtime)
 
-    def __call__(self, items: Iterable[tuple[int, Any]], extra: Any) -> Measurement:
-        """Measure samples."""
-        del extra
-        measurement = measurement_of(self._model, keeps_points=self._keeps_points)
+    def run(items: Iterable[tuple[int, Any]], _: Any) -> Measurement:
+        measurement = measurement_of(model, keeps_points=keeps_points)
         for index, sample in items:
-            outcome = self._runner.run(sample, index)
+            outcome = runner.run(sample, index)
             measurement.update(index, sample.arrays(), outcome, sample.clone)
         return measurement
+
+    return run
 
 
 def _stateful(name: str, changed: Sequence[str]) -> Finding:

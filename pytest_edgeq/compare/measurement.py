@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pytest_edgeq import litert
 from pytest_edgeq.compare.foreign import keras_output_names
@@ -20,7 +19,7 @@ from pytest_edgeq.numerics.comparison import PointSample, WorstSamples
 from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import Finding
 from pytest_edgeq.numerics.health import InputHealth, OutputHealth
-from pytest_edgeq.numerics.metrics import ONE_BIT_DB, Side, sqnr_db
+from pytest_edgeq.numerics.metrics import ONE_BIT_DB, Side, least_sqnr_db
 from pytest_edgeq.numerics.samples import EvaluatedLedger, SampleLedger
 from pytest_edgeq.numerics.static_health import UNKNOWN, Calibration
 from pytest_edgeq.runtimes.edge import EdgeFile
@@ -300,10 +299,8 @@ def check_order(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> N
     if quantized.flow != "prebuilt" or not 1 < n <= _MOST_ORDERED:
         return
     alike = [[one.shape == two.shape for two in reference] for one in edge]
-    near = [
-        [same and _is_near(one, two) for same, two in zip(row, reference, strict=True)]
-        for row, one in zip(alike, edge, strict=True)
-    ]
+    # To one bit or better.
+    near = [[least_sqnr_db([two], [one]) >= ONE_BIT_DB for two in reference] for one in edge]
     found = next((orders for fits in (near, alike) if (orders := _orders(fits))), [])
     if len(found) != 1 or found[0] == tuple(range(n)):
         return
@@ -322,13 +319,6 @@ def check_order(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> N
 def _orders(fits: Sequence[Sequence[bool]]) -> list[tuple[int, ...]]:
     orders = itertools.permutations(range(len(fits)))
     return [each for each in orders if all(fits[here][there] for here, there in enumerate(each))]
-
-
-def _is_near(one: npt.NDArray[Any], two: npt.NDArray[Any]) -> bool:
-    """Return whether two outputs agree to one bit or better."""
-    signal, other = (np.asarray(each, np.float64) for each in (two, one))
-    noise = float(np.square(signal - other).sum())
-    return sqnr_db(float(np.square(signal).sum()), noise) >= ONE_BIT_DB
 
 
 def check_layout(quantized: QuantizedModel, reference: Arrays, edge: Arrays) -> None:

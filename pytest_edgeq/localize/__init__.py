@@ -62,7 +62,7 @@ def localize(
             if engine is not None:
                 reading = Reading(model, inputs, samples)
                 is_measured = localize_by(engine, localizer, runtime, reading, running)
-                samples = reading.items()
+                samples = reading.items
             if not is_measured:
                 localizer.update_all(running.each(samples), threads)
             errors = _with_advice(localizer.result())

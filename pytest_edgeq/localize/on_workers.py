@@ -164,7 +164,7 @@ def localize_by(
     if model is None:
         return False
     with on_one_thread():
-        localizer.update(next(reading.items()))
+        localizer.update(next(reading.items))
         step.advance()
         runner = partial(OpsRunner, ops=OpsPart.of(localizer, runtime))
 

@@ -65,10 +65,8 @@ def limits(
         if value is None or math.isnan(value) or not (metrics is None or metric in metrics):
             continue
         worst, best = derive(draws, float(value))
-        if metric in UPPER_BOUNDED:
-            found[metric] = Limit(value, max(worst, value), min(best, value))
-        else:
-            found[metric] = Limit(value, min(worst, value), max(best, value))
+        outer, inner = (max, min) if metric in UPPER_BOUNDED else (min, max)
+        found[metric] = Limit(value, outer(worst, value), inner(best, value))
     return found
 
 

@@ -128,7 +128,8 @@ class _Health:
             count = int(np.count_nonzero(outside))
         self._outside.append((count, elements))
 
-    def _merge(self, other: _Health) -> None:
+    def merge(self, other: Any) -> None:
+        """Add all that another one of the same input or output has seen."""
         self._is_whole &= other._is_whole
         self._low, self._high = min(self._low, other._low), max(self._high, other._high)
         self._outside += other._outside
@@ -204,13 +205,11 @@ class OutputHealth(_Health):
 
     def merge(self, other: OutputHealth) -> None:
         """Add all that another one of the same output has seen."""
-        self._merge(other)
+        super().merge(other)
         self.n_elements += other.n_elements
         self._nonfinite += other._nonfinite
-        self._actual = (
-            min(self._actual[0], other._actual[0]),
-            max(self._actual[1], other._actual[1]),
-        )
+        (low, high), (least, greatest) = self._actual, other._actual
+        self._actual = min(low, least), max(high, greatest)
         self._saturated += other._saturated
         self._at_ends += other._at_ends
 
@@ -310,10 +309,6 @@ class InputHealth(_Health):
         side = Side(values)
         if side.finite.size:
             self._add(side, side.finite.size)
-
-    def merge(self, other: InputHealth) -> None:
-        """Add all that another one of the same input has seen."""
-        self._merge(other)
 
     @property
     def span(self) -> tuple[float, float]:

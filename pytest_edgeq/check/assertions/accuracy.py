@@ -359,7 +359,7 @@ def _score_all(
             what = "the metric, or the factory of the samples,"
             reading.measure(engine, content, runner, merge, step, what=what)
             return step.done
-        pairs = reading.items()
+        pairs = reading.items
     n_samples = 0
     is_remote = model.edge.runtimes.target_of(model.runtime) is not None
     in_flight = InFlight(model.threads, is_remote=is_remote)

@@ -220,16 +220,13 @@ class Reading:
     ) -> None:
         self._quantized = quantized
         self.source = inputs if isinstance(inputs, SampleSource) else None
-        self._items, self._sample_of, self._bind = items, sample_of, bind
-
-    def items(self) -> Iterator[Any]:
-        """Return the items that are left here, also those that `first` has read."""
-        return self._items
+        self.items = items  # that are left here, also those that `first` has read
+        self._sample_of, self._bind = sample_of, bind
 
     def first(self) -> Sample:
         """Read the first sample; its item is left all the same."""
-        item = next(self._items)
-        self._items = itertools.chain([item], self._items)
+        item = next(self.items)
+        self.items = itertools.chain([item], self.items)
         return self._sample_of(item)
 
     def samples_of(self, task: Task) -> Iterator[Any]:
@@ -270,7 +267,7 @@ class Reading:
         """Measure the samples that are left by an engine; return the machines that did."""
         job = Job(self.source, self._bind, make_runner)
         stream = Stream(
-            engine, model, job, self.items(), step, what=what, on_read=on_read, next_index=start
+            engine, model, job, self.items, step, what=what, on_read=on_read, next_index=start
         )
         try:
             stream.run(merge, extra)
