@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,8 +15,9 @@ from pytest_edgeq.compare.file_health import runtime_findings, static_findings
 from pytest_edgeq.compare.language.layout import holds_language_model
 from pytest_edgeq.compare.measurement import Measurement, SampleOutputs
 from pytest_edgeq.compare.reference import in_file_order
+from pytest_edgeq.compare.samples import Sample
 from pytest_edgeq.names import nearest
-from pytest_edgeq.numerics.comparison import Comparison
+from pytest_edgeq.numerics.comparison import Comparison, WorstSample
 from pytest_edgeq.quantize.language import open_sections
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.subgraph import SignatureTensor
@@ -39,19 +39,17 @@ def compare_files(
 ) -> Comparison:
     """Measure the errors of one file against the other; inputs of samples are their origins."""
     names = [entry.name for entry in reference.signature.inputs]
-    outputs = [entry.name for entry in edge.signature.outputs]
+    wanted, outputs = ([e.name for e in each.signature.outputs] for each in (reference, edge))
     # How a file was calibrated is not known; by averages its ranges clip more.
     measurement = Measurement(edge, names, {"total": ("float", "edge")}, averaged=True)
+    origins = []
     for index, (where, arrays) in enumerate(samples):
+        origins.append(where)
         given = reference.decode(_run(reference, names, arrays, runtime, where))
-        expected = [
-            (entry.name, values)
-            for entry, values in zip(reference.signature.outputs, given, strict=True)
-        ]
+        expected = list(zip(wanted, given, strict=True))
         codes = _run(edge, names, arrays, runtime, where)
         values = {"float": in_file_order(expected, outputs, name), "edge": edge.decode(codes)}
-        outcome = SampleOutputs(codes, values)
-        measurement.update(index, arrays, outcome, functools.partial(str, where))
+        measurement.update(index, Sample(tuple(arrays), {}), SampleOutputs(codes, values))
     return Comparison(
         name=name,
         flow="prebuilt",
@@ -62,8 +60,12 @@ def compare_files(
             *static_findings(edge),
             *runtime_findings(edge, runtime),
         ),
-        worst_samples=measurement.worst.result(),
+        worst_samples=_with_origins(measurement.worst.result(), origins),
     )
+
+
+def _with_origins(worst: Iterable[WorstSample], origins: Sequence[str]) -> tuple[WorstSample, ...]:
+    return tuple(replace(each, inputs=origins[each.index]) for each in worst)
 
 
 def compare_language_models(
@@ -82,8 +84,7 @@ def compare_language_models(
         raise ValueError(f"{inputs[0]} holds no sequence")
     origins, sequences = zip(*read, strict=True)
     comparison = edgeq.compare(model, sequences)
-    worst = (replace(each, inputs=origins[each.index]) for each in comparison.worst_samples)
-    return replace(comparison, worst_samples=tuple(worst))
+    return replace(comparison, worst_samples=_with_origins(comparison.worst_samples, origins))
 
 
 def _read_sequences(paths: Sequence[Path]) -> Iterator[tuple[str, Array]]:

@@ -132,7 +132,7 @@ class Comparer:
     def update(self, sample: Sample) -> SampleOutputs:
         """Measure one sample."""
         outcome = self._runner.run(sample, self.count)
-        self.measurement.update(self.count, sample.arrays(), outcome, sample.clone)
+        self.measurement.update(self.count, sample, outcome)
         self.pass_on(sample.arrays())
         return outcome
 
@@ -158,7 +158,7 @@ class Comparer:
         def measure(worker: tuple[SampleRunner, Measurement], numbered: tuple[int, Sample]) -> None:
             (runner, measurement), (index, sample) = worker, numbered
             outcome = runner.run(sample, index)
-            measurement.update(index, sample.arrays(), outcome, sample.clone)
+            measurement.update(index, sample, outcome)
 
         def numbered() -> Iterator[tuple[int, Sample]]:
             for sample in samples:
@@ -231,7 +231,7 @@ def _job_runner(model: QuantizedModel, *, keeps_points: bool) -> JobRunner:
         measurement = measurement_of(model, keeps_points=keeps_points)
         for index, sample in items:
             outcome = runner.run(sample, index)
-            measurement.update(index, sample.arrays(), outcome, sample.clone)
+            measurement.update(index, sample, outcome)
         return measurement
 
     return run

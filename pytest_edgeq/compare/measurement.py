@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -205,17 +205,16 @@ class Measurement:
             ledger=quantized.ledger,
         )
 
-    def update(
-        self, index: int, arrays: Arrays, outcome: SampleOutputs, make_inputs: Callable[[], Any]
-    ) -> None:
+    def update(self, index: int, sample: Sample, outcome: SampleOutputs) -> None:
         """Add one sample."""
+        arrays = sample.arrays()
         assert self._edge is not None, "unreachable because what was pickled is merged alone"
         sides = {name: list(map(Side, values)) for name, values in outcome.values.items()}
         for name, accumulator in self._stages.items():
             reference, actual = self._sides[name]
             sqnr_db = accumulator.update(sides[reference], sides[actual], index=index)
             if name == "total":
-                self.worst.offer(index, sqnr_db, make_inputs)
+                self.worst.offer(index, sqnr_db, sample.clone)
         codes = self._edge.in_reference_layout(outcome.codes)
         for watch, reference_side, edge_side, code in zip(
             self._health, sides["float"], sides["edge"], codes, strict=True

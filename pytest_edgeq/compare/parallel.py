@@ -148,15 +148,14 @@ def state_of(quantized: QuantizedModel) -> object:
             return None
         for name, value in vars(module).items():
             if name in ("_parameters", "_buffers"):
-                state.append([(id(t), _version(t)) for t in value.values()])
+                # Tensors that were made in inference mode do not count their changes.
+                tensors = ((t, t is None or t.is_inference()) for t in value.values())
+                state.append(
+                    [(id(t), None if uncounted else t._version) for t, uncounted in tensors]
+                )
             else:
                 state.append((name, _identity(value)))
     return state
-
-
-def _version(tensor: Any) -> int | None:
-    """Return how often a tensor was changed; None of one made in inference mode, or of none."""
-    return None if tensor is None or tensor.is_inference() else tensor._version
 
 
 _PLAIN = (bool, int, float, str)

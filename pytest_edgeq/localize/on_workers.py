@@ -125,7 +125,7 @@ class OpsRunner:
             is_candidate = True
             if self._runner is not None and measurement is not None:
                 outcome = self._runner.run(sample, index)
-                measurement.update(index, sample.arrays(), outcome, sample.clone)
+                measurement.update(index, sample, outcome)
                 known = outcome.values
                 distances = Distances.between(known["edge"], known["float"])
                 is_candidate = furthest.exceeds(distances)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -175,14 +175,9 @@ class LanguageMeasurement:
         self.overlap = 0
         self.ranges: list[tuple[float, float]] = []
 
-    def update(
-        self,
-        index: int,
-        arrays: Sequence[Array],
-        outcome: SequenceOutputs,
-        make_inputs: Callable[[], Any],
-    ) -> None:
+    def update(self, index: int, sample: Sample, outcome: SequenceOutputs) -> None:
         """Add one sequence."""
+        arrays = sample.arrays()
         following = np.append(outcome.tokens[1:], -1)
         for stage, accumulator in self._stages.items():
             reference, actual = (outcome.values[side] for side in self._sides[stage])
@@ -204,7 +199,7 @@ class LanguageMeasurement:
                 # Unlike `min`, it returns NaN where either is.
                 decibels = float(np.minimum(decibels, accumulator.add("after_prefill", errors)))
             if stage == "total":
-                self.worst.offer(index, decibels, make_inputs)
+                self.worst.offer(index, decibels, sample.clone)
             self._caches[stage].add(reference.cache, actual.cache)
         for side, errors_of_side in self._handover.items():
             found = outcome.values.get(side)
