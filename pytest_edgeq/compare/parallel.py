@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from pytest_edgeq.compare.samples import Sample
 
 
-MOST_WORKERS = 8  # limits memory: each worker's interpreters hold a packed copy of the weights
-
-# Samples in flight to a target: at a round trip of 50 ms 160 a second, more than a board computes.
-MOST_AHEAD = 8
+# Limits memory: each worker's interpreters hold a packed copy of the weights. To a target, at a
+# round trip of 50 ms, these are 160 samples a second, more than a board computes.
+MOST_WORKERS = 8
 
 _Result = TypeVar("_Result")
 _Worker = TypeVar("_Worker")
@@ -53,7 +52,7 @@ class InFlight:
     """Number of samples in flight, and the semaphore of the cores that they share."""
 
     def __init__(self, threads: int, *, is_remote: bool) -> None:
-        self.workers = min(max(threads, MOST_AHEAD) if is_remote else threads, MOST_WORKERS)
+        self.workers = MOST_WORKERS if is_remote else min(threads, MOST_WORKERS)
         self.cores: contextlib.AbstractContextManager[object] = (
             threading.BoundedSemaphore(threads) if is_remote else contextlib.nullcontext()
         )

@@ -69,9 +69,12 @@ def recorded(reference: Callable[..., Any] | None, sample: Sample) -> list[Array
     graph = exported_graph(reference, sample)
     if graph is None:
         return None
-    recorder = _Recorder(graph)
+    recorder, copied = _Recorder(graph), sample.clone().mapped(as_tensor)
+    args, kwargs = copied.args, copied.kwargs
+    names = [node.name for node in graph.graph.nodes if node.op == "placeholder"][len(args) :]
+    values = [kwargs[n] for n in names] if set(names) == set(kwargs) else kwargs.values()
     with torch.no_grad():
-        recorder.run_all(sample.clone().mapped(as_tensor))
+        recorder.run(*args, *values, enable_io_processing=False)
     return recorder.values
 
 
@@ -105,14 +108,6 @@ class _Recorder(torch.fx.Interpreter):
     def __init__(self, graph: torch.fx.GraphModule) -> None:
         super().__init__(graph)
         self.values: list[Array] = []
-
-    def run_all(self, sample: Sample) -> None:
-        """Run the graph on the arguments of its forward."""
-        args, kwargs = sample.args, sample.kwargs
-        names = [node.name for node in self.graph.nodes if node.op == "placeholder"][len(args) :]
-        known = set(names) == set(kwargs)
-        values = [kwargs[name] for name in names] if known else list(kwargs.values())
-        self.run(*args, *values, enable_io_processing=False)
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """Run one node and record its output tensors."""
