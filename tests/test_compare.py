@@ -53,20 +53,6 @@ def test_nothing_to_evaluate(maker: Edgeq, residual: QuantizedModel) -> None:
         maker.compare(residual, used)
 
 
-def test_a_sample_of_nan(maker: Edgeq, residual: QuantizedModel) -> None:
-    """For an input that is quantized."""
-    with pytest.raises(ValueError, match="768 NaN, which has no code"):
-        maker.compare(residual, [torch.full((1, 3, 16, 16), float("nan"))])
-
-
-def test_an_unknown_runtime(maker: Edgeq, residual: QuantizedModel) -> None:
-    """The valid ones are listed."""
-    with pytest.raises(ValueError, match=r"unknown runtime 'tpu'.*valid: xnnpack, builtin, ref"):
-        maker.compare(residual, samples(ResidualNet, 1), runtime="tpu")
-    with pytest.raises(ValueError, match="unknown runtime 'tpu'"):
-        residual.run(*ResidualNet.sample_inputs(), runtime="tpu")
-
-
 @pytest.mark.parametrize("runtime", ["xnnpack", "builtin", "reference", "compiled"])
 def test_every_runtime_runs_the_file(maker: Edgeq, residual: QuantizedModel, runtime: str) -> None:
     """And the comparison says which one it was."""
@@ -137,13 +123,22 @@ def test_references_that_are_refused(maker: Edgeq, residual: QuantizedModel) -> 
         maker.load(residual.tflite, reference=3)  # type: ignore[arg-type] # what is tested
 
 
-def test_run_refuses_what_does_not_fit(maker: Edgeq, residual: QuantizedModel) -> None:
-    """Too many inputs, another shape (the interpreter would resize itself)."""
-    (sample,) = ResidualNet.sample_inputs()
-    with pytest.raises(ValueError, match="expected 1 positional input, got 2"):
-        residual.run(sample, sample)
-    with pytest.raises(ValueError, match="split the batch"):
-        residual.run(sample.repeat(2, 1, 1, 1))
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda x: (x, x), "expected 1 positional input, got 2"),
+        (lambda x: (x.repeat(2, 1, 1, 1),), "split the batch"),
+        (lambda x: (x * torch.nan,), "768 NaN, which has no code"),
+    ],
+)
+def test_inputs_that_do_not_fit(
+    maker: Edgeq, residual: QuantizedModel, make: Any, said: str
+) -> None:
+    """Too many, another shape (the interpreter would resize itself), NaN in a quantized one."""
+    inputs = make(*ResidualNet.sample_inputs())
+    for use in (lambda: residual.run(*inputs), lambda: maker.compare(residual, [inputs])):
+        with pytest.raises(ValueError, match=said):
+            use()
 
 
 def test_run_quantizes_and_dequantizes_as_the_file_says(residual: QuantizedModel) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from fixtures.models import ResidualNet, seeded
+from fixtures.models import ResidualNet, net, seeded
 from pytest_edgeq import Comparison, Edgeq, QuantizedModel
 from pytest_edgeq.compare.comparer import compare
 from pytest_edgeq.compare.executors import stream
@@ -105,25 +105,13 @@ def test_what_makes_no_source_is_refused() -> None:
         Edgeq.samples(list, -1)
 
 
-class _Counting(nn.Module):
-    """A forward that depends on how often it was called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = seeded(ResidualNet)
-        self.seen = nn.Buffer(torch.zeros(1))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        """Add the number of calls."""
-        self.seen.add_(1)
-        return self.net(x) + self.seen
-
-
 def test_samples_that_depend_on_each_other_are_measured_in_order(
     quantized: QuantizedModel, given: list[Any]
 ) -> None:
     """In this process, which a warning tells."""
-    loaded = Edgeq().load(quantized.tflite, reference=_Counting().eval())
+    parts = {"net": seeded(ResidualNet), "seen": nn.Buffer(torch.zeros(1))}
+    counting = net(lambda self, x: self.net(x) + self.seen.add_(1), **parts).eval()
+    loaded = Edgeq().load(quantized.tflite, reference=counting)
     alone = Near(figures(Edgeq().compare(loaded, given)))
     executor = AtOnce(2)
     with pytest.warns(UserWarning, match=r"in this process, in order: the reference changes"):

@@ -13,22 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_edgeq.numerics.budget import Budget
-from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import NONFINITE, ZERO_OUTPUT
 from pytest_edgeq.numerics.results import OutputErrors, StageErrors
+from tests.numerics.test_numerics_errors import stage_of
 
 ALL = (
     "max_abs_error, mean_abs_error, rmse, max_lsb_error, sqnr_db, worst_sample_sqnr_db, "
     "cosine_similarity, top1_agreement, kl, perplexity_ratio"
 )
-
-
-def stage_of(**outputs: tuple[Any, Any, float | None]) -> StageErrors:
-    """Return one sample's errors of outputs given as (reference, actual, scale)."""
-    stage = StageAccumulator([IOSpec(name, o[2]) for name, o in outputs.items()])
-    pairs = [[np.array(o[side], np.float32) for o in outputs.values()] for side in (0, 1)]
-    stage.update(pairs[0], pairs[1])
-    return stage.result()
 
 
 def output_of(reference: Any, actual: Any, scale: float | None = 0.5) -> OutputErrors:
