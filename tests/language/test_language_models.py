@@ -214,19 +214,11 @@ def test_a_sequence_that_does_not_fit_is_refused(sequence: Any, says: str) -> No
         edgeq.compare(loaded(edgeq), [sequence])
 
 
-def test_rows_of_an_array_are_sequences() -> None:
-    """As a data loader or a tokenizer returns them."""
-    edgeq = Edgeq()
-    model = loaded(edgeq)
-    rows = edgeq.compare(model, np.stack(SEQUENCES))
-    assert rows.total == edgeq.compare(model, SEQUENCES).total
-
-
 def test_workers_measure_the_same() -> None:
-    """Sequences are measured apart, and merged in any order."""
+    """Sequences are measured one by one, merged in any order, and may be rows of one array."""
     edgeq = Edgeq()
     model = loaded(edgeq)
-    here = edgeq.compare(model, SEQUENCES)
+    here = edgeq.compare(model, np.stack(SEQUENCES))
     with ThreadPoolExecutor(2) as executor:
         there = edgeq.compare(model, SEQUENCES, executor=executor)
     assert figures(there) == Near(figures(here))

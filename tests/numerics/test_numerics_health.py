@@ -27,11 +27,6 @@ INT8 = IOSpec("y", 0.1, 0, -128, 127)
 FLOAT = IOSpec("y")
 
 
-def tensor(name: str) -> Place:
-    """Return the place of a tensor."""
-    return Place("tensor", name)
-
-
 def quantize(values: Array, spec: IOSpec = INT8) -> tuple[Array, Array]:
     """Return values after one rounding to the codes of an output, and the codes."""
     assert spec.scale is not None
@@ -226,7 +221,7 @@ def test_any_split_finds_the_same(samples: list[list[tuple[float, float]]], cut:
 )
 def test_bad_scale_is_found(scales: list[float], text: str) -> None:
     """A scale that is no scale is named by kind and place."""
-    (finding,) = check_scales(tensor("w"), np.array(scales))
+    (finding,) = check_scales(Place("tensor", "w"), np.array(scales))
     assert (finding.kind, finding.where) == ("bad_scale", "w")
     assert text in finding.message
 
@@ -250,7 +245,7 @@ def test_what_an_observer_leaves_that_saw_nothing(
 def test_bias_at_the_limit_is_found() -> None:
     """Both ends of int32, and the symmetric one, show that a bias was cut off."""
     values = np.array([5, 2**31 - 1, -(2**31), -(2**31) + 1], np.int32)
-    (finding,) = check_bias(tensor("conv bias"), values)
+    (finding,) = check_bias(Place("tensor", "conv bias"), values)
     assert (finding.kind, finding.where) == ("bias_at_int32_limit", "conv bias")
     assert "got 3 of 4 at its limit" in finding.message
 
