@@ -31,7 +31,7 @@ PT2E, STATIC = "pt2e_static_int8", "recipe_static_wi8_ai8"
 _quantized = functools.cache(making.quantize)
 
 
-def _told(comparison: Comparison) -> list[Any]:
+def _figures(comparison: Comparison) -> list[Any]:
     stages = {name: stage.to_dict() for name, stage in comparison.stages.items()}
     kept = [(each.index, each.sqnr_db, each.inputs.tensors) for each in comparison.worst_samples]
     each = comparison.total.outputs.values()
@@ -44,8 +44,8 @@ def test_figures_do_not_depend_on_the_number_of_cores(kind: type[SmallModel], fl
     """Equal to the last bit, of every output and every sample."""
     quantized = _quantized(flow, kind)
     given = list(samples(kind, 23, seed=2))
-    told = [_told(Edgeq(threads=threads).compare(quantized, given)) for threads in (1, 2, 7)]
-    assert all(each == told[0] for each in told[1:])
+    found = [_figures(Edgeq(threads=threads).compare(quantized, given)) for threads in (1, 2, 7)]
+    assert all(each == found[0] for each in found[1:])
 
 
 @pytest.mark.parametrize(("flow", "factor"), [(PT2E, 1.5), (STATIC, 1.0)])
@@ -84,13 +84,13 @@ def test_a_reference_with_a_state_is_measured_in_order(forward: Any) -> None:
     """On any number of cores: its outputs depend on how often it was called."""
     plain = Edgeq().quantize(nn.ReLU().eval(), (normal(1, 8, seed=0),), quantizer=None)
     given = [normal(1, 8, seed=seed) for seed in range(9)]
-    told = []
+    found = []
     for threads in (1, 4):
         edgeq = Edgeq(threads=threads)
         model = net(forward, seen=nn.Buffer(torch.zeros(1))).eval()
         loaded = edgeq.load(plain.tflite, reference=model)
-        told.append(_told(edgeq.compare(loaded, given)))
-    assert told[0] == told[1]
+        found.append(_figures(edgeq.compare(loaded, given)))
+    assert found[0] == found[1]
 
 
 def test_accuracy_is_scored_in_order_on_any_number_of_cores() -> None:
@@ -116,7 +116,7 @@ def test_accuracy_is_scored_in_order_on_any_number_of_cores() -> None:
     assert [number for number, _ in seen[0][::2]] == list(map(float, range(400)))
 
 
-def test_the_first_sample_that_fails_is_told() -> None:
+def test_the_first_sample_that_fails_is_reported() -> None:
     """Whichever core is done first: the text is that of one core."""
     model = nn.Linear(4, 4).eval()
     made = Edgeq().quantize(model, (normal(1, 4, seed=0),), quantizer=None)
@@ -158,8 +158,8 @@ def test_samples_may_share_a_buffer_and_few_are_held() -> None:
             gc.collect(0)
             most = max(most, sum(each() is not None for each in alive))
 
-    told = [_told(Edgeq(threads=3).compare(quantized, each)) for each in (shared(), fresh())]
-    assert told[0] == told[1]
+    found = [_figures(Edgeq(threads=3).compare(quantized, each)) for each in (shared(), fresh())]
+    assert found[0] == found[1]
     assert most <= 3 + 2
 
 

@@ -44,7 +44,7 @@ def test_a_positional_sample(sample: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "sample", "error", "told"),
+    ("spec", "sample", "error", "message"),
     [
         (BOTH, (x, y), ValueError, "expected ['mask'] by name, got nothing; give a pair"),
         (
@@ -67,18 +67,18 @@ def test_a_positional_sample(sample: Any) -> None:
     ],
 )
 def test_a_sample_that_does_not_fit(
-    spec: SampleSpec, sample: Any, error: type[Exception], told: str
+    spec: SampleSpec, sample: Any, error: type[Exception], message: str
 ) -> None:
     """Each text names the sample, what was expected, what came, and the way out."""
     with pytest.raises(error) as caught:
         spec.bind(sample, "sample 7")
 
     assert str(caught.value).startswith("sample 7")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("shape", "wanted", "told"),
+    ("shape", "wanted", "message"),
     [
         ((1, 8, 8, 3), (1, 3, 8, 8), "; permute the sample: x.permute(0, 3, 1, 2), as its "),
         ((1, 40, 3), (1, 3, 40), "; permute the sample: x.permute(0, 2, 1), as its channels"),
@@ -87,14 +87,14 @@ def test_a_sample_that_does_not_fit(
     ],
 )
 def test_channels_in_another_place(
-    shape: tuple[int, ...], wanted: tuple[int, ...], told: str
+    shape: tuple[int, ...], wanted: tuple[int, ...], message: str
 ) -> None:
-    """What turns them is told where nothing else is wrong."""
+    """The permute that fixes it is suggested where nothing else is wrong."""
     spec = SampleSpec.of_inputs([torch.zeros(wanted)], {}, ["x"])
     with pytest.raises(ValueError, match="expected shape") as caught:
         spec.bind(torch.zeros(shape), "sample 7")
-    assert told in str(caught.value)
-    assert ("permute" in told) == ("permute" in str(caught.value))
+    assert message in str(caught.value)
+    assert ("permute" in message) == ("permute" in str(caught.value))
 
 
 @pytest.mark.parametrize("thing", [x, x.numpy(), {"x": x}, "path", 3])
@@ -121,7 +121,7 @@ def test_a_dataset_is_read_up_to_its_length(last: type[Exception] | None) -> Non
     assert len(list(read_samples(cast("Any", Dataset()), POSITIONAL, "evaluation"))) == 3
 
 
-def test_the_number_of_a_bad_sample_is_told() -> None:
+def test_the_number_of_a_bad_sample_is_reported() -> None:
     """The third sample is number 2."""
     with pytest.raises(ValueError, match="evaluation sample 2, input 'args_1'"):
         list(read_samples([(x, y), (x, y), (x, x)], POSITIONAL, "evaluation"))

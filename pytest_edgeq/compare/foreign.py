@@ -112,7 +112,7 @@ def onnx_reference(session: Any) -> Callable[..., dict[str, np.ndarray[Any, Any]
 
     Inputs are paired with the file's by name where the names are the same, else by position, and
     so are outputs.
-    A sample is handed on as it is; only whole numbers change their width, and floats become wider,
+    A sample is passed unchanged; only whole numbers change their width, and floats become wider,
     where the session wants it, because no value changes by that.
 
     Args:

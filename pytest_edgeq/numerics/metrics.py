@@ -233,9 +233,9 @@ class Distances:
 
 def _distance(one: Array, two: Array) -> float:
     with np.errstate(all="ignore"):
-        apart = np.where(one == two, 0.0, one.astype(np.float64) - two)
-        apart[np.isnan(one) & np.isnan(two)] = 0.0
-        total = float(np.square(apart).sum())
+        difference = np.where(one == two, 0.0, one.astype(np.float64) - two)
+        difference[np.isnan(one) & np.isnan(two)] = 0.0
+        total = float(np.square(difference).sum())
     return total if math.isfinite(total) else math.inf
 
 

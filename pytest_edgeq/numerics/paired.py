@@ -95,8 +95,8 @@ def _difference_high(more: int, less: int, n: int) -> float:
     above = binomial_bounds(more, n).high - more / n
     below = less / n - binomial_bounds(less, n).low
     # A sample that is one cannot be the other.
-    apart = more < n and less < n
-    correlation = -math.sqrt(more * less / ((n - more) * (n - less))) if apart else 0.0
+    is_defined = more < n and less < n
+    correlation = -math.sqrt(more * less / ((n - more) * (n - less))) if is_defined else 0.0
     squares = above**2 + below**2 - 2 * correlation * above * below
     return min(1.0, (more - less) / n + math.sqrt(squares))
 

@@ -47,7 +47,7 @@ maps = st.fixed_dictionaries(
 )
 
 
-def told(stored: OpMap, now: OpMap) -> str:
+def text_of_change(stored: OpMap, now: OpMap) -> str:
     """Return the text of the change; empty where there is none."""
     found = describe_change(stored, now)
     return "" if found is None else text_of([found])
@@ -79,7 +79,7 @@ def test_any_change_of_one_op_names_the_op(stored: OpMap, data: st.DataObject) -
     other = data.draw(ops.map(lambda made: made[field]).filter(lambda value: value != row[field]))
     row[field] = other
 
-    first = told(stored, changed).splitlines()[0]
+    first = text_of_change(stored, changed).splitlines()[0]
 
     assert before["op"] in first or row["op"] in first
 
@@ -93,14 +93,14 @@ def test_any_change_of_an_output_names_it(stored: OpMap, data: st.DataObject) ->
     field = data.draw(st.sampled_from(["dtype", "shape"]))
     row[field] = "bool" if field == "dtype" else [99]
 
-    text = told(stored, changed)
+    text = text_of_change(stored, changed)
 
     assert text.startswith(f"output '{before}'")
     assert "99" in text or "bool" in text
 
 
 @given(maps, maps)
-def test_any_two_maps_are_told_apart(stored: OpMap, now: OpMap) -> None:
+def test_any_two_maps_are_distinguished(stored: OpMap, now: OpMap) -> None:
     """Nothing is said exactly if only modules differ; and what is said has no empty line one."""
 
     def counting(made: OpMap) -> OpMap:
@@ -109,7 +109,7 @@ def test_any_two_maps_are_told_apart(stored: OpMap, now: OpMap) -> None:
             del row["module"]
         return made
 
-    text = told(stored, now)
+    text = text_of_change(stored, now)
 
     assert bool(text) == (counting(stored) != counting(now))
     assert not text or text.splitlines()[0].strip()
@@ -117,12 +117,12 @@ def test_any_two_maps_are_told_apart(stored: OpMap, now: OpMap) -> None:
 
 @given(maps, st.permutations(range(3)))
 def test_the_order_of_outputs_counts(stored: OpMap, order: list[int]) -> None:
-    """Outputs that change places are told, because callers take them by position."""
+    """Outputs that change places are reported, because callers take them by position."""
     names = [str(index) for index in range(3)]
     stored["outputs"] = [{"name": name, "dtype": "int8", "shape": []} for name in names]
     now = {**stored, "outputs": [stored["outputs"][index] for index in order]}
 
-    text = told(stored, now)
+    text = text_of_change(stored, now)
 
     assert ("the order of the outputs went from 0, 1, 2" in text) == (order != [0, 1, 2])
 
@@ -238,7 +238,7 @@ def test_the_text_is_the_golden_one(case: str) -> None:
     stored = residual(4 if case == "all_to_float" else 2)
     stored = _on_gpu(stored) if case == "delegation" else stored
 
-    text = told(stored, CASES[case](stored))
+    text = text_of_change(stored, CASES[case](stored))
 
     assert text + "\n" == (GOLDEN / f"{case}.txt").read_text("utf-8")
 
@@ -246,13 +246,15 @@ def test_the_text_is_the_golden_one(case: str) -> None:
 def test_delegation_of_another_runtime_is_one_change() -> None:
     """Or where one side has it; other changes are reported with it."""
     stored = residual()
-    assert told(stored, _on_gpu(stored)).startswith("delegation went from none to gpu\n")
-    assert told(_on_gpu(stored), stored).startswith("delegation went from gpu to none\n")
+    assert text_of_change(stored, _on_gpu(stored)).startswith("delegation went from none to gpu\n")
+    assert text_of_change(_on_gpu(stored), stored).startswith("delegation went from gpu to none\n")
     elsewhere = _delegation(stored) | {"delegation": "pi:gpu"}
-    assert told(_on_gpu(stored), elsewhere).startswith("delegation went from gpu to pi:gpu\n")
+    assert text_of_change(_on_gpu(stored), elsewhere).startswith(
+        "delegation went from gpu to pi:gpu\n"
+    )
     changed = copy.deepcopy(stored)
     changed["ops"][2]["op"] = "SUB"
-    text = told(changed, _outputs(_on_gpu(stored)))
+    text = text_of_change(changed, _outputs(_on_gpu(stored)))
     assert "became ADD; delegation went from none to gpu (" in text.splitlines()[0]
 
 
@@ -260,6 +262,6 @@ def test_ops_of_a_second_subgraph_are_numbered_by_themselves() -> None:
     """As in every other text: the map lists them behind those of the first."""
     body = [op("NEG", subgraph=1), op("ADD", "body", subgraph=1)]
     now = [body[0], op("ADD", "body", "float", subgraph=1)]
-    text = told(op_map(op("ADD", "stem"), *body), op_map(op("ADD", "stem"), *now))
+    text = text_of_change(op_map(op("ADD", "stem"), *body), op_map(op("ADD", "stem"), *now))
     assert text.startswith("ADD #1:1 (body) went from int8 to float32\n")
     assert "\n  ADD #1:1  body    scheme int8 → float" in text

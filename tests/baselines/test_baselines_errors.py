@@ -291,7 +291,7 @@ def test_other_data_are_no_comparison(check: Check, data: Data) -> None:
 
 
 def test_another_runtime_is_compared(check: Check, data: Data) -> None:
-    """By a bit, but for what kernels alone make and for single elements; it is told."""
+    """By a bit, but for what kernels alone make and for single elements; it is reported."""
     check(data, "new")
     lowering, total, greatest = data["errors"]
     rounded = [{**lowering, "value": 41.0}, {**total, "value": 30.6}, {**greatest, "value": 9.0}]
@@ -379,7 +379,7 @@ SCALES = {"CONV_2D #1 (stem)": 0.02, "ADD #2": 0.05}
         ),
     ],
 )
-def test_what_else_than_an_error_is_told(
+def test_changes_of_a_build_are_reported(
     check: Check, data: Data, stored: Data, same: list[Data], other: Data, said: str
 ) -> None:
     """Though the errors are no worse. Near misses: what is less than that, or not known."""
@@ -398,7 +398,7 @@ def test_what_else_than_an_error_is_told(
         (16.2, -1.7, "quantization"),
     ],
 )
-def test_the_stage_that_gained_most_noise_is_told_first(
+def test_the_stage_that_gained_most_noise_is_reported_first(
     check: Check, data: Data, lowering: float, quantization: float, first: str
 ) -> None:
     """What stands now is what the total is; a stage that fell by more may still be far above it."""

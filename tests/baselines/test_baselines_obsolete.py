@@ -105,7 +105,7 @@ def test_what_did_not_run_to_the_end_is_named(layout: Layout, owner: Owner, file
     assert found.not_judged == {"test_x.py": "test_0 and 2 more did not run to the end"}
 
 
-def test_a_file_that_cannot_be_deleted_is_told(
+def test_a_file_that_cannot_be_deleted_is_reported(
     layout: Layout, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run ends as it should, says so, and counts the file as still obsolete."""

@@ -52,7 +52,7 @@ def remembered(noise: Sums, *, samples: bool = True) -> Data:
     return {**data, "errors": [{**row, "samples": noise} if samples else row]}
 
 
-def test_two_decibels_are_told_by_the_samples_and_not_without() -> None:
+def test_two_decibels_are_found_by_paired_samples_alone() -> None:
     """A loss that all of 32 samples share regresses; the limits of one measurement pass it."""
     for seed in range(1, 21):
         worse = sums(seed, loss_db=2.0)
@@ -67,9 +67,9 @@ def test_two_decibels_are_told_by_the_samples_and_not_without() -> None:
 
 
 @pytest.mark.parametrize(
-    ("moved_db", "told"), [(9.0, None), (-9.0, None), (25.0, ERRORS_REGRESSED)]
+    ("moved_db", "kind"), [(9.0, None), (-9.0, None), (25.0, ERRORS_REGRESSED)]
 )
-def test_noise_of_float32_is_neither_worse_nor_better(moved_db: float, told: str | None) -> None:
+def test_noise_of_float32_is_neither_worse_nor_better(moved_db: float, kind: str | None) -> None:
     """At 113 dB a little more or less is another order of sums; at 88 dB it is not."""
     quiet = [1e-9 * each for each in sums(0)]
     before = remembered(quiet)
@@ -78,7 +78,7 @@ def test_noise_of_float32_is_neither_worse_nor_better(moved_db: float, told: str
     before["errors"] = [at_least(row, floor_db("pt2e", "total", row["value"]))]
     after = remembered([each * 10 ** (moved_db / 10) for each in quiet])
     found = describe_change(before, after)
-    assert (None if found is None else found.kind) == told
+    assert (None if found is None else found.kind) == kind
     assert loose(before, after) == []
 
 

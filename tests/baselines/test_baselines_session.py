@@ -119,7 +119,7 @@ def test_one_name_may_be_claimed_twice(check: Make) -> None:
 
 
 def test_two_values_for_one_name_put_the_old_file_back(check: Make, path: Path) -> None:
-    """It cannot be told which was meant, and nothing that was accepted before is lost."""
+    """Which one was meant is not known, and nothing that was accepted before is lost."""
     check(residual(3), update="new")
     before = path.read_bytes()
 
@@ -243,7 +243,7 @@ def test_records_are_plain(tmp_path: Path, owner: Owner) -> None:
     ]
 
 
-def test_another_release_is_told_and_written_where_asked(
+def test_another_release_is_reported_and_written_where_asked(
     check: Make, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An update changes the versions in the file, and nothing that was measured."""

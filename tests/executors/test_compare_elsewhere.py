@@ -47,7 +47,7 @@ def test_figures_do_not_depend_on_workers_or_chunks(
     assert figures(_with_points(model, iter(given), threads(workers))) == alone
 
 
-def test_the_first_sample_that_fails_is_told(
+def test_the_first_sample_that_fails_is_reported(
     quantized: QuantizedModel, given: list[Any], threads: Threads
 ) -> None:
     """A sample of another shape, read by the client, and one that the factory gives."""
@@ -128,7 +128,7 @@ class _Watching(Progress):
         self.step_seen = step
 
 
-def test_chunks_in_flight_are_bounded_and_told(
+def test_chunks_in_flight_are_bounded_and_counted(
     quantized: QuantizedModel,
     given: list[Any],
     threads: Threads,

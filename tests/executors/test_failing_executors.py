@@ -48,7 +48,7 @@ def test_a_worker_of_another_release_is_refused(
         (OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), "use fewer processes"),
     ],
 )
-def test_an_executor_that_takes_no_task_is_told(
+def test_an_executor_that_takes_no_task_is_reported(
     error: Exception,
     fix: str,
     quantized: QuantizedModel,
@@ -74,7 +74,7 @@ def _dying(*errors: Exception) -> AtOnce:
     return AtOnce(1, change)
 
 
-def test_a_pool_that_breaks_is_told(
+def test_a_pool_that_breaks_is_reported(
     quantized: QuantizedModel, given: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error names the samples and the way out."""
@@ -92,7 +92,9 @@ def test_a_pool_that_breaks_is_told(
     assert "--edgeq-executor=processes:N" in str(error.value)
 
 
-def test_a_worker_that_lacks_a_package_is_told(quantized: QuantizedModel, given: list[Any]) -> None:
+def test_a_worker_that_lacks_a_package_is_reported(
+    quantized: QuantizedModel, given: list[Any]
+) -> None:
     """Not as one that died: loky says that its pool broke, with the worker's traceback."""
     broken = BrokenProcessPool("A task has failed to un-serialize.")
     said = "ModuleNotFoundError: No module named 'pytest_edgeq'"
@@ -140,7 +142,7 @@ class _Cluster:
         (OSError("closed"), r"expected an answer of the scheduler .*, got OSError: closed\n"),
     ],
 )
-def test_a_cluster_without_workers_or_scheduler_is_told(
+def test_a_cluster_without_workers_or_scheduler_is_reported(
     error: Exception | None,
     text: str,
     quantized: QuantizedModel,

@@ -191,7 +191,7 @@ def print_and_abort() -> None:
     os.abort()
 
 
-def test_a_death_is_told_where_stderr_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_death_is_reported_where_stderr_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As behind `2>&1 | head`; the next task has a process."""
     with LocalPool(1) as pool, Path(os.devnull).open("w") as closed:
         closed.close()

@@ -145,7 +145,7 @@ def test_few_outputs_of_a_callable_are_judged_together(
     assert repr(Edgeq().localize(loaded, inputs, executor=threads(3))) == repr(alone)
 
 
-def test_the_float_form_that_leaves_torch_is_told(
+def test_the_float_form_that_leaves_torch_is_reported(
     quantized: QuantizedModel, given: list[Any], threads: Threads
 ) -> None:
     """On a later sample alone: the client looks at it, and at none behind it."""

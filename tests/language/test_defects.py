@@ -1,4 +1,4 @@
-"""Thirty-three defects of language models, each told by `check` with position and tensor."""
+"""Thirty-three defects of language models, each reported by `check` with position and tensor."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _failure(name: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(_FOUND))
-def test_a_defect_is_told_with_its_position_and_tensor(name: str) -> None:
+def test_a_defect_is_reported_with_its_position_and_tensor(name: str) -> None:
     """The first position and the first cache tensor name the cause."""
     text = _failure(name)
     assert re.search(_FOUND[name], text, re.DOTALL | re.MULTILINE), text
@@ -101,7 +101,7 @@ def test_the_sound_file_passes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [15, 17, 512])
-def test_a_wrong_sliding_window_is_told_by_its_position(window: int) -> None:
+def test_a_wrong_sliding_window_is_found_by_its_position(window: int) -> None:
     """The file's window of 16 ends where the reference's goes on, or the other way round."""
     edgeq = Edgeq()
     model = edgeq.load(exported("gemma3", "float"), reference=with_window(tiny("gemma3"), window))

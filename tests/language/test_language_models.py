@@ -90,7 +90,7 @@ def test_a_sound_file_of_each_layout_passes(
     assert comparison.health == ()
 
 
-def test_a_bool_mask_that_is_added_is_told() -> None:
+def test_a_bool_mask_that_is_added_is_reported() -> None:
     """litert-torch 0.10.0 exports it so; top-1 and perplexity hardly move."""
     edgeq = Edgeq()
     model = edgeq.load(exported("llama_bool", "float"), reference=module("llama"))

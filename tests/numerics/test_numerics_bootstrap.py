@@ -73,7 +73,7 @@ def test_another_draw_of_the_same_rounding_is_within_the_margin() -> None:
 
 
 def test_twice_the_noise_is_beyond_the_margin() -> None:
-    """A real loss is told by the sums over samples."""
+    """A real loss shows in the sums over samples."""
     values = reference()
     found = worse(limits(measure(rounded(values, 0))), measure(rounded(values, 1, 2 * SCALE)))
     assert {"sqnr_db", "rmse", "mean_abs_error", "cosine_similarity"} <= set(found)
@@ -97,7 +97,7 @@ def test_a_few_flipped_codes_are_no_loss_where_there_were_none() -> None:
 
 
 def test_float_rounding_is_no_loss_where_sides_were_equal() -> None:
-    """Without a scale, too, what float32 rounds is not told apart; a thousandth is."""
+    """Without a scale, too, what float32 rounds is not distinguished; a thousandth is."""
     values = reference()
 
     def off_by(share: float) -> OutputErrors:

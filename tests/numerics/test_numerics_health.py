@@ -393,7 +393,7 @@ def test_a_coarse_input_is_found() -> None:
 
 
 def test_zeros_and_what_is_not_finite_say_nothing() -> None:
-    """Silence has no bit to lose; NaN and infinity are told where they come out."""
+    """Silence has no bit to lose; NaN and infinity are reported at the output."""
     assert input_findings(np.zeros(100)) == []
     assert input_findings(np.array([math.nan, math.inf, 1.0, -1.0])) == []
     assert input_findings() == []

@@ -2,7 +2,7 @@
 Encoder-decoder files: signatures `encode` and `decode`, measured position by position.
 
 The encoder runs once for each sample. What `decode` takes from it, and the state that `decode`
-returns, are handed on by name; each side, file or reference, hands on its own.
+returns, are passed by name; each side, file or reference, passes its own.
 """
 
 from __future__ import annotations
