@@ -353,6 +353,19 @@ def test_buffers_that_forward_changes_or_replaces_are_put_back(maker: Edgeq, lin
     assert maker.compare(loaded, data).total.sqnr_db == comparison.total.sqnr_db
 
 
+def test_a_reference_that_draws_random_numbers(maker: Edgeq, linear: bytes) -> None:
+    """It is named before any op; numbers that no output depends on are no finding."""
+    data = [normal(1, 8, seed=i) for i in range(4)]
+    for share, found in ((0.5, [STATEFUL_REFERENCE]), (0.0, [])):
+        forward = lambda self, x, p=share: self.layer(x) + p * torch.rand(1)  # noqa: E731
+        loaded = maker.load(linear, reference=net(forward, layer=_layer()).eval())
+        assert [each.kind for each in maker.compare(loaded, data).health] == found
+    with pytest.raises(
+        AssertionError, match=r"health: stateful_reference: .* random numbers: a sec"
+    ):
+        maker.check(maker.load(linear, reference=lambda x: x[:, :4] + torch.rand(1)), data)
+
+
 def test_integer_samples_of_the_model_fit_a_loaded_file(maker: Edgeq) -> None:
     """The converter stores int64 as int32; the model's own samples go through all the same."""
     model = seeded(lambda: nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 3)))

@@ -8,6 +8,8 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pytest_edgeq.compare.executors.remote import Reading
 from pytest_edgeq.compare.executors.worker import JobRunner
 from pytest_edgeq.compare.file_health import build_of, runtime_findings, static_findings
@@ -21,10 +23,11 @@ from pytest_edgeq.compare.reference import undisturbed
 from pytest_edgeq.compare.samples import Sample, SampleSource, read_samples
 from pytest_edgeq.numerics.arrays import contiguous
 from pytest_edgeq.numerics.comparison import Comparison
-from pytest_edgeq.numerics.findings import STATEFUL_REFERENCE, Finding, Place
+from pytest_edgeq.numerics.findings import BLOCKING, STATEFUL_REFERENCE, Finding, Place
 from pytest_edgeq.numerics.samples import overlap_finding, repeated_finding
 from pytest_edgeq.numerics.static_health import Calibration
 from pytest_edgeq.progress import Progress
+from pytest_edgeq.versions import loaded_torch
 
 if TYPE_CHECKING:
     from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
@@ -49,12 +52,8 @@ def compare(
     )
     machines: tuple[str, ...] = ()
     with progress.step("compare", quantized.name, inputs) as step, comparer:
-        samples = read_samples(inputs, quantized.spec, "evaluation")
-        model = None
-        if engine is not None:
-            reading = Reading(quantized, inputs, samples)
-            model = reading.pickled(runtime)
-            samples = reading.items
+        reading = Reading(quantized, inputs, read_samples(inputs, quantized.spec, "evaluation"))
+        model = None if engine is None else reading.pickled(runtime)
         if engine is not None and model is not None:
             machines = reading.measure(
                 engine,
@@ -65,7 +64,7 @@ def compare(
                 on_read=lambda sample: comparer.pass_on(sample.arrays()),
             )
         else:
-            comparer.update_all(step.each(samples), threads)
+            comparer.update_all(step.each(reading.items), threads)
     return comparer.result(machines)
 
 
@@ -116,6 +115,7 @@ class Comparer:
         self._digest = hashlib.sha256()
         self._open = contextlib.ExitStack()
         self._changed: Sequence[str] = ()
+        self._is_random = False  # whether a second call of the reference differs
 
     def __enter__(self) -> Comparer:  # noqa: PYI034 # Self came with Python 3.11
         quantized = self._quantized
@@ -131,7 +131,13 @@ class Comparer:
 
     def update(self, sample: Sample) -> SampleOutputs:
         """Measure one sample."""
+        torch = loaded_torch()
+        state = torch and torch.get_rng_state()
         outcome = self._runner.run(sample, self.count)
+        draws = torch and not state.equal(torch.get_rng_state())  # as HF's layerdrop does in eval
+        if draws and not self.count and isinstance(self._runner, SampleRunner):
+            pairs = zip(outcome.values["float"], self._runner.reference(sample, 0), strict=True)
+            self._is_random = not all(np.array_equal(*pair, equal_nan=True) for pair in pairs)
         self.measurement.update(self.count, sample, outcome)
         self.pass_on(sample.arrays())
         return outcome
@@ -193,8 +199,7 @@ class Comparer:
         count, overlap, _ = self.calibration
         met_again = overlap_finding(overlap, count, chance=quantized.ledger.chance)
         findings += [each for each in (met_again, repeated_finding(quantized.ledger)) if each]
-        if self._changed:
-            findings.append(_stateful(quantized.name, self._changed))
+        findings += _stateful(quantized.name, self._changed, is_random=self._is_random)
         fingerprint = self._digest.hexdigest()
         if self._by_sample:
             fingerprint = measurement.evaluated.fingerprint(quantized.input_names)
@@ -237,10 +242,15 @@ def _job_runner(model: QuantizedModel, *, keeps_points: bool) -> JobRunner:
     return run
 
 
-def _stateful(name: str, changed: Sequence[str]) -> Finding:
-    return Finding(
-        kind=STATEFUL_REFERENCE,
-        place=Place("file", name),
-        symptom=f"its forward changes the buffer {changed[0]!r} ({len(changed)} in all), so the "
-        "outputs of a sample depend on those before it; the buffers were restored afterwards",
-    )
+def _stateful(name: str, changed: Sequence[str], *, is_random: bool) -> Iterator[Finding]:
+    place = Place("file", name)
+    if is_random:
+        symptom = "its forward draws random numbers: a second call on sample 0 differs"
+        fix = "draw none in eval mode, as F.dropout(x, p, training=self.training) does"
+        yield Finding(kind=STATEFUL_REFERENCE, place=place, symptom=symptom, fix=fix, harm=BLOCKING)
+    if changed:
+        symptom = (
+            f"its forward changes the buffer {changed[0]!r} ({len(changed)} in all), so the "
+            "outputs of a sample depend on those before it; the buffers were restored afterwards"
+        )
+        yield Finding(kind=STATEFUL_REFERENCE, place=place, symptom=symptom)

@@ -81,12 +81,11 @@ class FloatFile:
     # return the model and its inputs; those of a loaded file are a sample's
     traced: Callable[[Sample], Traced]
     convert: Callable[[Traced], bytes]  # return the content of the file for them
-    _content: bytes | None = field(default=None, init=False)
+    _content: bytes = b""
 
     def __call__(self, sample: Sample) -> bytes:
         """Return the file's content."""
-        if self._content is None:
-            self._content = self.convert(self.traced(sample))
+        self._content = self._content or self.convert(self.traced(sample))
         return self._content
 
 

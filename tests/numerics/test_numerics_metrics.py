@@ -99,15 +99,10 @@ def test_top1(reference: Any, actual: Any, expected: tuple[int, int]) -> None:
 
 
 def test_total_keeps_what_plain_addition_loses() -> None:
-    """In any order."""
+    """In any order; what is not finite is NaN, which fails every bound."""
     assert total([1e16, 1.0, -1e16]) == total([1.0, 1e16, -1e16]) == 1.0
-    assert 1e16 + 1.0 - 1e16 != 1.0
-
-
-@pytest.mark.parametrize("values", [[1.0, math.inf], [math.inf, -math.inf], [1.7e308, 1.7e308]])
-def test_what_is_not_finite_is_nan(values: list[float]) -> None:
-    """Which fails every bound."""
-    assert math.isnan(total(values))
+    for values in ([1.0, math.inf], [math.inf, -math.inf], [1.7e308, 1.7e308]):
+        assert math.isnan(total(values))
 
 
 def test_dot_in_chunks_is_dot() -> None:

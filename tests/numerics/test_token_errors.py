@@ -229,17 +229,13 @@ def test_logits_far_from_zero() -> None:
         np.testing.assert_allclose(far.rows[name], near.rows[name], rtol=1e-6, atol=1e-11)
 
 
-def test_logits_of_another_vocabulary() -> None:
+def test_logits_of_another_vocabulary_or_of_no_sequence() -> None:
     """The text names the sequence."""
+    with pytest.raises(ValueError, match="no sequence was measured"):
+        TokenAccumulator().stage()
     text = r"^sequence 7: expected logits .* got \[4, 5\] of the reference and \[4, 6\] of the file"
     with pytest.raises(ValueError, match=text):
         TokenErrors.measure(7, np.zeros((4, 5)), np.zeros((4, 6)), np.array([1, 2, 3, -1]))
-
-
-def test_nothing_measured() -> None:
-    """Without sequences there are no errors."""
-    with pytest.raises(ValueError, match="no sequence was measured"):
-        TokenAccumulator().stage()
 
 
 def test_the_table_of_positions() -> None:

@@ -7,7 +7,7 @@ import itertools
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from pytest_edgeq.compare.executors.pickled import CannotSendError, pickled
 from pytest_edgeq.compare.executors.sample_executor import SampleExecutor
@@ -31,13 +31,8 @@ from pytest_edgeq.runtimes.workers.target import Target
 PickledReference = bytes | dict[str, bytes]
 
 
-class _PickledSignature(NamedTuple):
-    """The signature of a pickled model, and its simulated reference."""
-
-    key: str | None
-    known: SignatureReference  # spec and ledger
-    simulated: PickledReference | None
-    has_origin: bool
+# Key, spec and ledger of a model's signature, its simulated reference, whether it has an origin.
+_Signature = tuple[str | None, SignatureReference, PickledReference | None, bool]
 
 
 def _opened(
@@ -48,7 +43,7 @@ def _opened(
     settings: Mapping[str, Any],
     reference: PickledReference | None,
     labels: Mapping[str, Any],
-    signature: _PickledSignature | None,
+    signature: _Signature | None,
 ) -> QuantizedModel:
     """Return a pickled model with new interpreters; without a signature a language model."""
     is_named = target is not None and runtime not in GPU_KERNELS
@@ -100,7 +95,7 @@ def pickled_model(quantized: QuantizedModel, runtime: str, first: Callable[[], S
         float_edge, simulated = quantized.float_edge, quantized.simulated
         sections = {"": edge}, {} if float_edge is None else {"": float_edge}
         labels["flow"] = quantized.flow
-        signature = _PickledSignature(
+        signature = (
             edge.key,
             SignatureReference(quantized.spec, ledger=quantized.ledger),
             None if simulated is None else pickled_reference(simulated),

@@ -75,9 +75,11 @@ class SessionExecutor:
             # The same engine for the same executor: its workers have the models of calls before.
             if self._last is None or self._last[0] is not executor:
                 self._last = executor, sample_executor_for(check_executor(executor))
+                self._ends.callback(self._last[1].close)
             return self._last[1]
         if self._engine is None:
             self._engine = sample_executor_for(self._made())
+            self._ends.callback(self._engine.close)
         return self._engine
 
     def _made(self) -> Executor:
@@ -100,9 +102,5 @@ class SessionExecutor:
 
     def close(self) -> None:
         """End the processes that the session has started, and its connection to a cluster."""
-        engines = [self._engine, None if self._last is None else self._last[1]]
         self._engine = self._last = None
-        for engine in engines:
-            if engine is not None:
-                engine.close()
         self._ends.close()
