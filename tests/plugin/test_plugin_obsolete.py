@@ -249,9 +249,3 @@ def test_the_last_file_takes_the_folder_along(
     remembering.run(files=PLAIN, shows=shows)
     remembering.run(PRUNE, shows="2 baselines were deleted:")
     assert not (remembering.path / "__edgeq__").exists()
-
-
-def test_a_failing_run_stays_failed(remembering: Project, stored: dict[str, Path]) -> None:
-    """The status of obsolete files does not hide that of failed tests, nor the other way round."""
-    remembering.run(ERROR, files="def test_a(): pass\ndef test_b(): assert 0\n", ret=1)
-    remembering.run(ret=1)
