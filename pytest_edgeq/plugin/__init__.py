@@ -396,7 +396,9 @@ def pytest_runtest_makereport(
         is_refused = call.excinfo is not None and issubclass(call.excinfo.type, RuntimeError)
         is_shown = is_refused or config.option.verbose > 0
         report.sections = separated(report.sections, is_shown=is_shown)
-    if call.excinfo is not None and is_own:
+    # A module's fixture that failed raises again for the next test, without frames of ours.
+    uses_fixture = "edgeq" in getattr(item, "fixturenames", ())
+    if call.excinfo is not None and (is_own or uses_fixture):
         from pytest_edgeq.errors import findings_of
 
         found = findings_of(call.excinfo.value)

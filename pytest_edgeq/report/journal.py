@@ -50,7 +50,6 @@ def booking(
     journal: Journal | None, kind: EventKind, model: QuantizedModel | None = None
 ) -> Iterator[Booking]:
     """Note a call when it ends, whether it returns or raises."""
-    __tracebackhide__ = True
     booked = Booking(kind, model)
     started = time.perf_counter()
     try:

@@ -58,6 +58,8 @@ def _verdict(run: Run, rows: Sequence[ModelRow], failed_tests: int) -> str:
     tests, models = counted(len(run.tests), "test"), counted(len(rows), "model")
     if not failed_tests:
         return f"{models} passed, in {tests}" if rows else "no model was tested"
+    if not failed:
+        return f"{failed_tests} of {tests} failed without a model"
     return f"{failed} of {models} failed, in {failed_tests} of {tests}"
 
 

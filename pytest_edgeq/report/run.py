@@ -63,6 +63,7 @@ class _Test(LoggedTest):
     events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     uses: dict[str, None] = dataclasses.field(default_factory=dict)
     failure: TestFailure | None = None
+    raised: bool = False  # whether this package did, or a test with the fixture `edgeq`
     set_up: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def again(self) -> _Test:
@@ -77,9 +78,10 @@ class _Test(LoggedTest):
 
     @property
     def is_of_interest(self) -> bool:
+        if self.events or self.uses or self.claims:
+            return True
         # What a test that crashed did with models is not known.
-        crashed = self.failure is not None and self.failure["phase"] == "crash"
-        return crashed or bool(self.events or self.uses or self.claims)
+        return self.failure is not None and (self.raised or self.failure["phase"] == "crash")
 
     def add(self, report: Any, failure: TestFailure | None) -> None:
         self.phases.add(report.when)
@@ -94,6 +96,7 @@ class _Test(LoggedTest):
         if claims := getattr(report, "edgeq", None):
             self.claims = claims
         self.failure = self.failure or failure
+        self.raised = self.raised or hasattr(report, "edgeq_findings")
         if report.outcome == "failed":
             self.outcome = "failed"
         elif report.outcome != "passed" and self.outcome == "passed":
@@ -140,7 +143,7 @@ class Run:
 
     @property
     def tests(self) -> list[Mapping[str, Any]]:
-        """The tests that used a model, in the order in which they ran."""
+        """The tests that used a model or failed in this package, in the order in which they ran."""
         tests: list[Mapping[str, Any]] = self.data["tests"]
         return tests
 

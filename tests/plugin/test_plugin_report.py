@@ -286,6 +286,32 @@ def test_a_failed_assertion_is_a_finding_in_every_format(project: Project) -> No
     assert headline in result.stdout.str()
 
 
+BEFORE_A_MODEL = """
+import pytest
+from pytest_edgeq import assert_no_float_ops
+
+@pytest.fixture(scope="module")
+def loaded(edgeq): return edgeq.load("gone.tflite")
+
+def test_file(loaded): pass
+def test_same_file(loaded): pass
+def test_argument(edgeq): edgeq.quantize("net", ())
+def test_path(): assert_no_float_ops("gone.tflite")
+def test_own_code(edgeq): open("weights.pt")
+def test_elsewhere(): assert False
+"""
+
+
+def test_failures_before_a_model_is_made_are_in_every_format(project: Project) -> None:
+    """Otherwise a run of which no model could be made would pass its views."""
+    options = ("-p", "no:xdist", "--edgeq-json=run.json", "--edgeq-markdown=page.md")
+    project.run(*options, files=BEFORE_A_MODEL, failed=4, errors=2)
+    failed = [test["test"][16:] for test in validated(project.path / "run.json").tests]
+    assert failed == ["file", "same_file", "argument", "path", "own_code"]
+    page = (project.path / "page.md").read_text("utf-8")
+    assert page.startswith("## pytest-edgeq: 5 of 5 tests failed without a model\n")
+
+
 def test_failures_are_annotated_on_github(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
