@@ -55,6 +55,9 @@ class Masked(nn.Module):
 class Twice(nn.Module):
     def forward(self, x, y):
         return torch.relu(x + y)
+
+
+model = Twice()
 """
 
 
@@ -153,6 +156,10 @@ def test_what_cannot_be_written(arguments: str, here: Path, refused: Refused) ->
                 "        sample_inputs=samples(1, seed=0)[0],",
                 '        quantizer="pt2e_static_int8",',
             ],
+        ),
+        (
+            ["my_factories:model", "--shape", "1,3", "--shape", "1,3"],
+            ["from my_factories import model as my_model", "    model = my_model"],
         ),
         (
             ["my_factories:named"],

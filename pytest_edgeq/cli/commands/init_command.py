@@ -21,6 +21,8 @@ _QUANTIZERS = tuple(preset for preset in PRESETS if preset != "pt2e_qat_int8")
 _FLOATS = ("float16", "float32", "float64")
 _DTYPES = (*_FLOATS, "uint8", "int8", "int16", "int32", "int64", "bool")
 
+_NAMES = ("model", "quantized", "samples", "pytest", "torch")  # of the test itself
+
 _TEST = '''\
 """
 Quantization tests of {target}, begun by `edgeq init`.
@@ -36,7 +38,7 @@ fails when an op dtype or an error is not what was accepted.
 import pytest
 import torch
 
-from {module} import {name}
+from {module} import {imported}
 
 
 # REPLACE random data by real data, preprocessed as on the device: ranges that are
@@ -178,12 +180,15 @@ def _written(target: str, shapes: list[str], quantizer: str) -> str:
             "factory return a pair of the model and its inputs"
         )
     module, _, path = target.partition(":")
+    imported = path.partition(".")[0]
+    if imported in _NAMES:
+        imported, path = f"{imported} as my_{imported}", f"my_{path}"
     by_name = not shapes and isinstance(inputs, Mapping)
     lines = ["(", *(f"    {each}," for each in shapes), ")"] if shapes else _like(inputs)
     return _TEST.format(
         target=target,
         module=module,
-        name=path.partition(".")[0],
+        imported=imported,
         inputs="\n        ".join(lines),
         model="model, _" if is_pair else "model",
         built=path if is_model else f"{path}()",
