@@ -174,13 +174,14 @@ def _read(loaded: Mapping[str, Array], path: Path, key: str) -> Array:
 def _split(array: Array, path: Path, entry: SignatureTensor) -> Array:
     """Return an array whose first axis counts samples."""
     wanted = entry.tensor.shape_signature
-    if array.ndim == len(wanted) + 1:
-        return array
+    samples = array
     if array.ndim == len(wanted):
         is_batch = wanted[:1] == (1,) or (wanted[:1] == (-1,) and len(wanted) > 1)
-        if is_batch and len(array) != 1:
-            return array[:, np.newaxis]  # samples in one batch, for a model of batches of any size
-        return array[np.newaxis]
+        # Samples in one batch, for a model of batches of any size.
+        samples = array[:, np.newaxis] if is_batch and len(array) != 1 else array[np.newaxis]
+    shape = samples.shape[1:]
+    if len(shape) == len(wanted) and all(n in (-1, m) for n, m in zip(wanted, shape, strict=True)):
+        return samples
     raise ValueError(
         f"{path}: array for the input {entry.name!r}: expected shape {list(wanted)}, or n of them "
         f"as {['n', *wanted]}, got {list(array.shape)}".replace("'n'", "n")
