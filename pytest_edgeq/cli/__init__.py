@@ -17,6 +17,7 @@ import click
 from pytest_edgeq.cli import commands
 from pytest_edgeq.cli.trouble import output_lost
 from pytest_edgeq.names import nearest
+from pytest_edgeq.versions import version_of
 
 _EPILOG = """
 \b
@@ -32,8 +33,7 @@ Shell completion:
   fish  _EDGEQ_COMPLETE=fish_source edgeq | source
 """
 
-
-_SUFFIX = "_command"  # suffix of the module of each command
+_SUFFIX = "_command"  # of the module of each command
 
 
 class CommandGroup(click.Group):
@@ -67,7 +67,7 @@ class CommandGroup(click.Group):
     epilog=_EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(package_name="pytest-edgeq", prog_name="edgeq")
+@click.version_option(version_of("pytest-edgeq") or "unknown", prog_name="edgeq")
 def edgeq() -> None:
     """Inspect and compare quantized .tflite files, and start a test of them."""
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 # The package itself says what is wrong with a path, and which files are near.
 PATH = click.Path(path_type=Path)
 
-
 section_option = click.option(
     "--section", metavar="NAME", help="The model to open, of a bundle (.litertlm, .task)."
 )

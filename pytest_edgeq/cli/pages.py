@@ -20,7 +20,6 @@ FOLDER: Final = Path(__file__).parents[1] / "docs"  # the source folder for Sphi
 
 _ORDER: Final = ("index", "tutorial", "how-to", "reference", "explanation")
 
-
 _BLOCK = re.compile(r"```\{eval-rst\}\n(.*?)```\n", re.DOTALL)
 _DIRECTIVE = re.compile(r"\.\. auto\w+:: (\S+)((?:\n   :.+)*)")
 _QUOTED = re.compile(r"(?<=: |> )'([^']*)'")  # an annotation

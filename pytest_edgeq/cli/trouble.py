@@ -12,8 +12,7 @@ import click
 
 from pytest_edgeq.versions import naming_missing_libraries
 
-FOUND = 1
-"""Exit code of a command that ran, and found what it looks for."""
+FOUND = 1  # exit code of a command that ran, and found what it looks for
 
 
 def exit_codes(done: str, found: str | None, trouble: str) -> str:

@@ -64,8 +64,14 @@ def test_output_that_cannot_be_written_is_no_finding(arguments: list[str]) -> No
 
 
 def test_the_version(run: Run) -> None:
-    """That of the distribution."""
+    """That of the distribution; a checkout that is only on the path has none."""
     assert run("--version").stdout == f"edgeq, version {metadata.version('pytest-edgeq')}\n"
+    code = (
+        "from pytest_edgeq import versions; versions.version_of = {}.get; "
+        "from pytest_edgeq.cli import edgeq; edgeq(['--version'])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.endswith(", version unknown\n")
 
 
 def test_an_unknown_command_names_the_nearest(refused: Refused) -> None:

@@ -45,11 +45,8 @@ def command(action: str | None, directory: Path | None, yes: bool, as_json: bool
 
 def _default() -> Path:
     """Return the directory in the working directory, or in the nearest folder above that has it."""
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / _BELOW).is_dir():
-            return _BELOW if folder == here else folder / _BELOW
-    return _BELOW
+    above = (folder / _BELOW for folder in Path.cwd().parents)
+    return _BELOW if _BELOW.is_dir() else next(filter(Path.is_dir, above), _BELOW)
 
 
 def _show(where: Path, as_json: bool) -> None:
