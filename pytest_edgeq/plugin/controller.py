@@ -66,8 +66,10 @@ class Controller:
         settings = state.settings
         if state.collected and self._reports:
             self._collected.append(collected_in(session))
+        # A later step of CI needs its file, even if no test could be collected. An editor that
+        # only lists the tests must not replace the report of the last run.
         is_viewed = any((settings.json, settings.markdown, settings.html))
-        # A later step of CI needs its file, even if no test could be collected.
+        is_viewed = is_viewed and not self._config.option.collectonly
         if not is_viewed and not (self._reports and self._is_of_interest()):
             return
         from pytest_edgeq.baselines.summary import summarize

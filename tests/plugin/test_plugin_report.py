@@ -213,6 +213,8 @@ def test_quiet_runs_and_runs_without_a_model(project: Project) -> None:
     assert (record.models, record.tests) == ({}, [])
     project.run("--edgeq-json=run.json", files="import gone\n", ret=2)
     assert validated(project.path / "run.json").tests == []
+    project.run("--edgeq-json=other.json", "--collect-only", files="def test_it(): pass\n", ret=0)
+    assert not (project.path / "other.json").exists()
 
 
 # Three runs in processes of their own, two of them with workers.
