@@ -382,26 +382,28 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Attach the test's records to its report; shorten tracebacks of our errors."""
     config, state = item.config, item.config.stash[state_key]
+    # Of a test of unittest, pytest moves the error to the call inside of this hook.
+    raised = (getattr(item, "_excinfo", None) or [call.excinfo])[0]
     is_own = hidden = False
-    if call.excinfo is not None:
+    if raised is not None:
         from pytest_edgeq.plugin.tracebacks import hide_library_frames, is_own_error, shows_all
 
-        is_own = is_own_error(call.excinfo)
-        hidden = is_own and not shows_all(config) and hide_library_frames(call.excinfo)
+        is_own = is_own_error(raised)
+        hidden = is_own and not shows_all(config) and hide_library_frames(raised)
     report = yield
     if report.sections:
         from pytest_edgeq.plugin.library_output import separated
 
         # Refusals of torch, the converter or the kernels, as documented in `Edgeq`.
-        is_refused = call.excinfo is not None and issubclass(call.excinfo.type, RuntimeError)
+        is_refused = raised is not None and issubclass(raised.type, RuntimeError)
         is_shown = is_refused or config.option.verbose > 0
         report.sections = separated(report.sections, is_shown=is_shown)
     # A module's fixture that failed raises again for the next test, without frames of ours.
     uses_fixture = "edgeq" in getattr(item, "fixturenames", ())
-    if call.excinfo is not None and (is_own or uses_fixture):
+    if raised is not None and (is_own or uses_fixture):
         from pytest_edgeq.errors import findings_of
 
-        found = findings_of(call.excinfo.value)
+        found = findings_of(raised.value)
         report.__dict__["edgeq_findings"] = [each.to_dict() for each in found]
     if hidden:
         report.sections.append(("edgeq", "the library's own error is shown by --tb=long"))
@@ -419,8 +421,7 @@ def pytest_runtest_makereport(
     if state.journal is not None:
         _attach_calls(item, report)
     if state.artifacts is not None:
-        error = None if call.excinfo is None else call.excinfo.value
-        state.artifacts.take(item, report, error)
+        state.artifacts.take(item, report, None if raised is None else raised.value)
     return report
 
 

@@ -30,8 +30,9 @@ def hide_library_frames(excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
     is_own = [_is_own(Path(entry.tb_frame.f_code.co_filename)) for entry in entries]
     first = is_own.index(True)
     if first:
-        # `ExceptionInfo.traceback` cannot be shortened: pytest 9.2 makes it anew from this chain.
+        # pytest 9.2 makes `ExceptionInfo.traceback` anew from this chain, but not for unittest.
         entries[first - 1].tb_next = None
+        excinfo.traceback = type(excinfo.traceback)(excinfo.tb)
     error = excinfo.value
     hidden = error.__cause__ is not None
     error.__cause__ = None

@@ -289,7 +289,7 @@ def test_a_failed_assertion_is_a_finding_in_every_format(project: Project) -> No
 
 
 BEFORE_A_MODEL = """
-import pytest
+import pytest, unittest
 from pytest_edgeq import assert_no_float_ops
 
 @pytest.fixture(scope="module")
@@ -301,17 +301,22 @@ def test_argument(edgeq): edgeq.quantize("net", ())
 def test_path(): assert_no_float_ops("gone.tflite")
 def test_own_code(edgeq): open("weights.pt")
 def test_elsewhere(): assert False
+
+class Test(unittest.TestCase):
+    def test_unit(self): assert_no_float_ops("gone.tflite")
 """
 
 
 def test_failures_before_a_model_is_made_are_in_every_format(project: Project) -> None:
     """Otherwise a run of which no model could be made would pass its views."""
     options = ("-p", "no:xdist", "--edgeq-json=run.json", "--edgeq-markdown=page.md")
-    project.run(*options, files=BEFORE_A_MODEL, failed=4, errors=2)
-    failed = [test["test"][16:] for test in validated(project.path / "run.json").tests]
-    assert failed == ["file", "same_file", "argument", "path", "own_code"]
+    project.run(*options, files=BEFORE_A_MODEL, failed=5, errors=2)
+    tests = validated(project.path / "run.json").tests
+    failed = [test["test"].rpartition("::test_")[2] for test in tests]
+    assert failed == ["file", "same_file", "argument", "path", "own_code", "unit"]
+    assert {test["failure"]["path"] for test in tests} == {"test_x.py"}
     page = (project.path / "page.md").read_text("utf-8")
-    assert page.startswith("## pytest-edgeq: 5 of 5 tests failed without a model\n")
+    assert page.startswith("## pytest-edgeq: 6 of 6 tests failed without a model\n")
 
 
 def test_failures_are_annotated_on_github(
