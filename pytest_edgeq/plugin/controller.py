@@ -46,7 +46,6 @@ class Controller:
         self._reports: list[pytest.TestReport] = []
         self._lines: list[Line] = []  # of the summary, on baselines
         self._run: Run | None = None
-        self._messages: list[str] = []
         self._collected: list[list[CollectedModule]] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -83,8 +82,10 @@ class Controller:
         self._lines = summarize(layout, log, outcome)
         left, pruned = (map(layout.shown, paths) for paths in (outcome.left, outcome.pruned))
         self._run = recorder.run(left, pruned, self._targets.values())
-        self._messages = write_views(self._run, settings)
-        if (self._messages or outcome.fails) and session.exitstatus == pytest.ExitCode.OK:
+        unwritten = write_views(self._run, settings)
+        self._lines += unwritten
+        is_error = any(line.severity == "error" for line in unwritten)
+        if (is_error or outcome.fails) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def _is_of_interest(self) -> bool:
@@ -143,7 +144,6 @@ class Controller:
             here = version_of(machine.package)
             other = f"; here {machine.package} is {here}" if here != machine.release else ""
             lines.append(Line(f"ran on {name}: {machine}{other}", "warning" if other else None))
-        lines += [Line(f"Error: {message}", "error") for message in self._messages]
         table = table_lines(self._run) if verbosity >= 0 else []
         if table or lines:
             terminalreporter.section("edgeq")
@@ -201,8 +201,9 @@ def collected_in(session: pytest.Session) -> list[CollectedModule]:
 SUMMARY = "GITHUB_STEP_SUMMARY"  # the environment variable that names its file
 
 
-def write_views(run: Run, settings: Settings) -> list[str]:
-    """Write every view that was asked for; return the errors of those that cannot be written."""
+def write_views(run: Run, settings: Settings) -> list[Line]:
+    """Write every view that was asked for; return a line for each that cannot be written."""
+    from pytest_edgeq.baselines.summary import Line
     from pytest_edgeq.report.markdown import markdown_page
     from pytest_edgeq.report.whole_files import write_whole
 
@@ -222,11 +223,14 @@ def write_views(run: Run, settings: Settings) -> list[str]:
         ("--edgeq-markdown", settings.markdown, lambda path: write_whole(path, markdown_page(run))),
         (SUMMARY, Path(summary) if summary else None, append),
     )
-    messages = []
+    lines = []
     for name, path, write in views:
         try:
             if path is not None:
                 write(path)
         except OSError as error:
-            messages.append(f"{name}: {path} could not be written: {error.strerror or error}")
-    return messages
+            # Nobody asked for the summary, whose file may not be mounted in a container.
+            severity: Severity = "warning" if name == SUMMARY else "error"
+            why = f"{name}: {path} could not be written: {error.strerror or error}"
+            lines.append(Line(f"{severity.capitalize()}: {why}", severity))
+    return lines

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
+from fixtures.tflite.make import CONVERTED
 from pytest_edgeq.report import run as run_module
 from pytest_edgeq.report.run import Run as Record
 from pytest_edgeq.report.run import RunRecorder, read_run
@@ -189,18 +190,7 @@ def test_a_plan_is_recorded_and_drawn(project: Project) -> None:
 
 def test_a_record_begins_with_the_run(project: Project) -> None:
     """Before the collection, and long before the first report."""
-    slow = """
-import time
-import pytest
-time.sleep(0.3)
-
-@pytest.fixture
-def waits(edgeq):
-    time.sleep(0.6)
-
-def test_it(waits):
-    pass
-"""
+    slow = "import time\ntime.sleep(0.9)\ndef test_it(): pass\n"
     project.run("--edgeq-json=run.json", files=slow, passed=1)
     assert validated(project.path / "run.json").data["seconds"] >= 0.9
 
@@ -258,7 +248,9 @@ def test_a_test_that_is_run_again_keeps_what_its_wider_fixtures_did() -> None:
     assert test["outcome"] == "passed"
 
 
-def test_a_file_that_cannot_be_written_fails_the_run(project: Project) -> None:
+def test_a_file_that_cannot_be_written_fails_the_run(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The tests passed, but a later step would read what is not there; also where none ran."""
     shows = ["=* edgeq =*", "Error: --edgeq-json: *run.json could not be written: *"]
     options = ("--edgeq-json=taken.txt/run.json", "--edgeq-markdown=page.md")
@@ -266,6 +258,11 @@ def test_a_file_that_cannot_be_written_fails_the_run(project: Project) -> None:
     project.run(*options, files=files, ret=1, passed=1, shows=shows)
     assert (project.path / "page.md").exists()
     project.run(*options, files="import gone\n", shows=shows)
+    # As in a container to which the variables of a runner are passed.
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "no/folder/summary.md")
+    file = str(CONVERTED / "equal_weights.int8.tflite")
+    warning = "Warning: GITHUB_STEP_SUMMARY: no/folder/summary.md could not be written: No such *"
+    project.run(files=f"def test_it(edgeq): edgeq.load({file!r})", ret=0, shows=warning)
 
 
 def test_a_failed_assertion_is_a_finding_in_every_format(project: Project) -> None:

@@ -155,18 +155,13 @@ def file(text: str, place: OptionSource) -> Path | None:
     """Resolve the path of a file to write; None for none."""
     if not text:
         return None
+    from pytest_edgeq.report.whole_files import check_folder
+
     path = place.folder / text
     if _is_folder(path):
         raise ValueError(f"{path} is a folder; a file is wanted")
-    _check_folder(path)
-    return path
-
-
-def _check_folder(path: Path) -> None:
-    # Here, since the plugin imports this module in every run of pytest.
-    from pytest_edgeq.report.whole_files import check_folder
-
     check_folder(path)
+    return path
 
 
 def _is_folder(path: Path) -> bool | None:
@@ -184,7 +179,9 @@ def writable_directory(text: str, place: OptionSource) -> Path | None:
     path = directory(text, place)
     if path is None:
         return None
-    _check_folder(path)
+    from pytest_edgeq.report.whole_files import check_folder
+
+    check_folder(path)
     nearest = next(each for each in (path, *path.parents) if each.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         what = "cannot be written" if nearest.is_dir() else "is a file"
