@@ -384,13 +384,16 @@ def pytest_runtest_makereport(
     config, state = item.config, item.config.stash[state_key]
     # Of a test of unittest, pytest moves the error to the call inside of this hook.
     raised = (getattr(item, "_excinfo", None) or [call.excinfo])[0]
-    is_own = hidden = False
+    users, hidden = None, False
     if raised is not None:
-        from pytest_edgeq.plugin.tracebacks import hide_library_frames, is_own_error, shows_all
+        from pytest_edgeq.plugin.tracebacks import frames_of_user, hide_other_frames, shows_all
 
-        is_own = is_own_error(raised)
-        hidden = is_own and not shows_all(config) and hide_library_frames(raised)
+        users = frames_of_user(raised)
+        hidden = users is not None and not shows_all(config) and hide_other_frames(raised, users)
     report = yield
+    if users:
+        path, line = users[-1].tb_frame.f_code.co_filename, users[-1].tb_lineno
+        report.__dict__["edgeq_line"] = path, line
     if report.sections:
         from pytest_edgeq.plugin.library_output import separated
 
@@ -400,7 +403,7 @@ def pytest_runtest_makereport(
         report.sections = separated(report.sections, is_shown=is_shown)
     # A module's fixture that failed raises again for the next test, without frames of ours.
     uses_fixture = "edgeq" in getattr(item, "fixturenames", ())
-    if raised is not None and (is_own or uses_fixture):
+    if raised is not None and (users is not None or uses_fixture):
         from pytest_edgeq.errors import findings_of
 
         found = findings_of(raised.value)

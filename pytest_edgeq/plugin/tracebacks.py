@@ -19,34 +19,28 @@ def shows_all(config: pytest.Config) -> bool:
     )
 
 
-def is_own_error(excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
-    """Return whether this package raised the error, not a callback of the user."""
-    return _is_own(Path(_entries(excinfo.tb)[-1].tb_frame.f_code.co_filename))
+def frames_of_user(excinfo: pytest.ExceptionInfo[BaseException]) -> list[TracebackType] | None:
+    """Return the frames that called this package; None if it did not raise the error itself."""
+    entries: list[TracebackType] = []
+    traceback: TracebackType | None = excinfo.tb
+    while traceback is not None:
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    paths = [Path(entry.tb_frame.f_code.co_filename) for entry in entries]
+    is_own = [each.is_relative_to(_PACKAGE) and not each.is_relative_to(_PLUGIN) for each in paths]
+    return entries[: is_own.index(True)] if is_own[-1] else None
 
 
-def hide_library_frames(excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
-    """Remove our frames and causes from a traceback; return whether another library's error was."""
-    entries = _entries(excinfo.tb)
-    is_own = [_is_own(Path(entry.tb_frame.f_code.co_filename)) for entry in entries]
-    first = is_own.index(True)
-    if first:
+def hide_other_frames(
+    excinfo: pytest.ExceptionInfo[BaseException], shown: list[TracebackType]
+) -> bool:
+    """Remove all other frames and causes; return whether another library's error was one."""
+    if shown:
         # pytest 9.2 makes `ExceptionInfo.traceback` anew from this chain, but not for unittest.
-        entries[first - 1].tb_next = None
+        shown[-1].tb_next = None
         excinfo.traceback = type(excinfo.traceback)(excinfo.tb)
     error = excinfo.value
     hidden = error.__cause__ is not None
     error.__cause__ = None
     error.__suppress_context__ = True
     return hidden
-
-
-def _entries(traceback: TracebackType | None) -> list[TracebackType]:
-    entries = []
-    while traceback is not None:
-        entries.append(traceback)
-        traceback = traceback.tb_next
-    return entries
-
-
-def _is_own(path: Path) -> bool:
-    return path.is_relative_to(_PACKAGE) and not path.is_relative_to(_PLUGIN)

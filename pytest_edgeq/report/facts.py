@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pytest_edgeq.numerics.metrics import short_numbers
 
 if TYPE_CHECKING:
-    from pytest_edgeq.compare.quantized import FileTensor, QuantizedModel
+    from pytest_edgeq.compare.quantized import QuantizedModel
     from pytest_edgeq.numerics.comparison import Comparison
 
 _PICTURE_SIDE = 96  # greatest height and width of a picture in the record, in pixels
@@ -46,21 +46,18 @@ def _io_entries(quantized: QuantizedModel, side: str) -> list[dict[str, Any]]:
         if len(quantized.edge.signatures) > 1
         else [(None, quantized)]
     )
-    entries: list[dict[str, Any]] = []
-    for key, view in views:
-        sides: tuple[FileTensor, ...] = getattr(view, side)
-        entries += [
-            {
-                "signature": key,
-                "name": entry.name,
-                "dtype": entry.dtype,
-                "shape": list(entry.shape),
-                "scale": entry.scale,
-                "zero_point": entry.zero_point,
-            }
-            for entry in sides
-        ]
-    return entries
+    return [
+        {
+            "signature": key,
+            "name": entry.name,
+            "dtype": entry.dtype,
+            "shape": list(entry.shape),
+            "scale": entry.scale,
+            "zero_point": entry.zero_point,
+        }
+        for key, view in views
+        for entry in getattr(view, side)
+    ]
 
 
 def comparison_facts(comparison: Comparison) -> dict[str, Any]:

@@ -50,8 +50,9 @@ def failure_of(report: Any, rootdir: Path) -> TestFailure | None:
         "bundle": getattr(report, "edgeq_bundle", None),
     }
     if crash is not None:
-        path = Layout(rootdir).shown(Path(crash.path))
-        failure |= {"message": crash.message, "path": path, "line": crash.lineno}
+        path, line = getattr(report, "edgeq_line", (crash.path, crash.lineno))
+        shown = Layout(rootdir).shown(Path(path))
+        failure |= {"message": crash.message, "path": shown, "line": line}
     return failure
 
 

@@ -324,7 +324,7 @@ def test_failures_are_annotated_on_github(
     monkeypatch.setenv("DTYPE", "float32")
     monkeypatch.setenv("GITHUB_WORKSPACE", str(project.path))
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    options = ("-p", "no:xdist", f"--rootdir={folder}", str(folder), "-k", "dtypes")
+    options = ("-p", "no:xdist", f"--rootdir={folder}", str(folder), "-k", "dtypes", "--tb=native")
     result = project.run(*options, files={"project/test_x": PROJECT})
     (line,) = [each for each in result.stdout.lines if each.startswith("::error")]
     assert re.match(
