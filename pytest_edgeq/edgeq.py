@@ -240,7 +240,7 @@ class Edgeq:
                 is in eval mode, and has `train()` and `eval()`. No calibration is read. Errors are
                 measured against the model as it was given; `load(quantized.path,
                 reference=trained)` compares the file with the trained weights.
-            dynamic_shapes: As `torch.export.export` takes it.
+            dynamic_shapes: As for `torch.export.export`.
             strict_export: Of PT2E flows. A model that strict export refuses is exported
                 non-strictly with a warning.
             name: For texts and files; the class's name by default.
@@ -306,7 +306,7 @@ class Edgeq:
                 if it fails on arrays, and inputs by name if it has `**kwargs`. Or another file: its
                 path, bytes or `QuantizedModel`; `localize` compares the ops with those of a float
                 one. A reference that quantizes activations itself is compared at the outputs alone,
-                a graph of `convert_pt2e` also by its weights. A file with several signatures takes
+                a graph of `convert_pt2e` also by its weights. A file with several signatures needs
                 a dict by signature, or a file with the same ones.
             float_tflite: Path or content of the float file that it was quantized from. `compare`
                 then has the stages `conversion` and `quantization`, and `localize` compares the ops
@@ -363,7 +363,7 @@ class Edgeq:
 
         Args:
             quantized: From `quantize` or `load`.
-            inputs: Any iterable of samples; read once, in order, one held at a time and core. Of a
+            inputs: Any iterable of samples; read once, in order; each core has one in memory. Of a
                 file with the signatures `encode` and `decode` and a reference for each a sample
                 is a pair: inputs of `encode`, and the tokens for `decode`, fed one by one.
             runtime: What runs the file: `xnnpack`, `builtin`, `reference`, `compiled`,
@@ -465,11 +465,11 @@ class Edgeq:
             lm: A language model from `load`.
             prompts: Token ids or text of each prompt; at least 2 tokens.
             steps: Tokens to generate after each prompt.
-            runtime: As `compare` takes it; or `litert_lm`, which runs a `.litertlm` by LiteRT-LM's
+            runtime: As for `compare`; or `litert_lm`, which runs a `.litertlm` by LiteRT-LM's
                 own engine (`pip install litert-lm-api`), and without a reference compares it with
                 this package's own steps. It ends at a stop token, reads text, and adds the bundle's
                 start token, with which prompts must begin.
-            tokenizer: As `compare` takes it.
+            tokenizer: As for `compare`.
 
         Raises:
             ValueError: No prompt, no reference, an unknown runtime, or a prompt that does not fit
@@ -518,13 +518,13 @@ class Edgeq:
         Args:
             quantized: From `quantize` or `load`, with a reference. Of one that is no torch module,
                 or cannot be converted in float (a warning), the constants are not known.
-            inputs: Any iterable of samples; read once, in order, one held at a time and core.
+            inputs: Any iterable of samples; read once, in order; each core has one in memory.
             runtime: `builtin` or `reference`, or those of a target (`TARGET:builtin`), which keep
                 every tensor.
-            executor: As `compare` takes it. The first sample is measured in this process.
+            executor: As for `compare`. The first sample is measured in this process.
             positions: Of a language model, the positions at which every sequence is measured, from
                 0; by default the first, the last and three between them.
-            tokenizer: As `compare` takes it.
+            tokenizer: As for `compare`.
 
         Raises:
             ValueError: No sample, one that does not fit, no reference, another runtime, or a
@@ -566,9 +566,9 @@ class Edgeq:
 
         Args:
             quantized: From `quantize`, of one signature and without `train`.
-            inputs: Any iterable of samples; held in memory while they are measured.
-            calibration: As `quantize` takes it, of a recipe whose samples were an iterator.
-            executor: As `compare` takes it.
+            inputs: Any iterable of samples; kept in memory while they are measured.
+            calibration: As for `quantize`, of a recipe whose samples were an iterator.
+            executor: As for `compare`.
 
         Returns:
             A row a layer, the one that costs most first; then a row for layers together.
@@ -610,15 +610,15 @@ class Edgeq:
 
         Args:
             quantized: From `quantize`, of one signature and without `train`.
-            inputs: Any iterable of samples, with `metric` of pairs (sample, label); held in memory
+            inputs: Any iterable of samples, with `metric` of pairs (sample, label); kept in memory
                 while the search runs.
             budget: Bounds on the errors of the file against torch, the stage `total`.
-            metric: In place of a budget, the score that the file must keep, as
-                `assert_accuracy_drop` takes it.
-            max_drop: Of that score, as `assert_accuracy_drop` takes it.
-            runtime: What runs the file, as `compare` takes it.
-            calibration: As `quantize` takes it; needed if its samples were an iterator.
-            executor: As `compare` takes it.
+            metric: In place of a budget, the score that the file must keep, as for
+                `assert_accuracy_drop`.
+            max_drop: Of that score, as for `assert_accuracy_drop`.
+            runtime: What runs the file, as for `compare`.
+            calibration: As for `quantize`; needed if its samples were an iterator.
+            executor: As for `compare`.
             seconds: After this time no further choice of layers is measured.
 
         Returns:
@@ -696,13 +696,13 @@ class Edgeq:
         Args:
             quantized: From `quantize` or `load`.
             inputs: Any iterable of samples that the calibration has not seen; read once, in order,
-                one held at a time, and of a model with several inputs the first 4.
+                one in memory at a time, and of a model with several inputs the first 4.
             name: Of the baselines; needed where a test checks several models.
-            executor: As `compare` takes it. The first 4 samples are measured in this process.
+            executor: As for `compare`. The first 4 samples are measured in this process.
             states: Input names by the names of the outputs whose codes they receive, of any
                 signature: scales and zero points must be equal. An output and an input of another
                 signature that have the same name are compared without it.
-            tokenizer: As `compare` takes it.
+            tokenizer: As for `compare`.
 
         Raises:
             AssertionError: Lists all that is wrong, the most telling first.
@@ -766,7 +766,7 @@ class Edgeq:
             n: Number of samples.
 
         Returns:
-            An iterable for any argument that takes samples (or pairs of sample and label).
+            An iterable for any argument that accepts samples (or pairs of sample and label).
 
         Raises:
             TypeError: A factory that cannot be called, or a number that is none.

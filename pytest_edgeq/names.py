@@ -1,7 +1,7 @@
 """
 Names: of options, of `edgeq.quantize`, from outside; and suggestions of near ones.
 
-Names from outside are of models, modules, signatures, and of what stands in files. This module is
+Names from outside are those of models, modules and signatures, and names in files. This module is
 cheap to import: the plugin reads it before any test runs.
 """
 

@@ -24,7 +24,7 @@ class Step:
         self.done += count
 
     def each(self, samples: Iterator[_Sample]) -> Iterator[_Sample]:
-        """Count samples when they are read; none is held."""
+        """Count samples when they are read; none is kept."""
         return map(self._counted, samples)
 
     def _counted(self, sample: _Sample) -> _Sample:

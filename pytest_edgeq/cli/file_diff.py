@@ -236,7 +236,7 @@ def _parameters(where: str, what: str, ours: Tensor, theirs: Tensor) -> Iterator
         differ = np.flatnonzero(before != after)
         if differ.size:
             first = int(differ[0])
-            # A scale with as many digits as tell it from any other float32.
+            # As many digits of a scale as distinguish it from any other float32.
             texts = (str(values[first]) for values in (before, after))
             many = f", {differ.size} of {len(before)} channels, the first {first}"
             yield Change(where, f"{prefix}{name}{many if len(before) > 1 else ''}", *texts)

@@ -1,8 +1,8 @@
 """
 The line that shows on a terminal how far a long step is.
 
-It stands below the one that pytest is writing, and the cursor returns to where pytest has left it
-each time, so that all pytest writes is as it would be without.
+It is written below pytest's current line, and each time the cursor returns to where pytest has left
+it, so that pytest's own output does not change.
 """
 
 from __future__ import annotations

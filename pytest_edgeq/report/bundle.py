@@ -2,7 +2,7 @@
 Write the bundle of a failed test: the files, the worst samples, the outputs, and a script.
 
 Its texts are portable: without absolute paths and values of environment variables. The script is
-`reproduce.py` beside this module, copied as it is; `bundle.json` lists the files for it.
+`reproduce.py` next to this module, copied as it is; `bundle.json` lists the files for it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 _FREE = frozenset({"cause", "change", "error", "findings", "message", "note", "records"})
-"""Fields of texts that hold whatever an error says."""
+"""Fields that may contain the text of an error."""
 
 _SHORTEST = 12  # length from which a variable's value is no ordinary word, and may be a secret
 

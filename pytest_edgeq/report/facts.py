@@ -103,7 +103,7 @@ def _picture(array: npt.NDArray[Any]) -> dict[str, Any] | None:
     if channels not in (1, 3) or min(height, width) < _LEAST_SIDE:
         return None
     step = -(-max(height, width) // _PICTURE_SIDE)
-    # A picture of what is not finite: findings on health tell of it.
+    # Values that are not finite are drawn too; health findings report them.
     pixels = np.nan_to_num(array[::step, ::step].astype(np.float64))
     low, high = pixels.min(), pixels.max()
     scaled = np.zeros_like(pixels) if high == low else (pixels - low) * (255 / (high - low))

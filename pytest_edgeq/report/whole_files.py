@@ -21,7 +21,7 @@ def write_whole(path: Path, text: str) -> None:
     """
     Write a text atomically; missing folders are created.
 
-    A link stays one. A device and a pipe, such as `/dev/stdout`, are written to where they stand.
+    A link stays one. A device or a pipe, such as `/dev/stdout`, is written to in place.
     """
     if path.exists() and not path.is_file():
         with open(path, "w", encoding="utf-8", newline="\n", opener=open_at_once) as file:

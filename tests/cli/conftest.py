@@ -1,4 +1,4 @@
-"""Run commands in this process, and hold their texts against golden files."""
+"""Run commands in this process, and compare their texts with golden files."""
 
 from __future__ import annotations
 

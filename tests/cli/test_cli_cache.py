@@ -1,4 +1,4 @@
-"""`edgeq cache`: where, how large, and what clearing deletes and leaves."""
+"""`edgeq cache`: directory, size, and clearing."""
 
 from __future__ import annotations
 

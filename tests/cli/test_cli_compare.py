@@ -54,7 +54,7 @@ def test_the_figures(
 
 
 def test_the_document_has_the_figures_of_both_files(saved: Callable[..., Path], run: Run) -> None:
-    """They are those that numpy computes from what both interpreters give."""
+    """They are those that numpy computes from the outputs of both interpreters."""
     samples = values(4, *SHAPE)
     path = saved(args_0=samples)
 
@@ -156,7 +156,7 @@ def test_outputs_that_are_not_finite_are_found(saved: Callable[..., Path], run: 
 
 
 def test_outputs_that_are_clipped_are_a_finding(saved: Callable[..., Path], run: Run) -> None:
-    """Ten times as loud as the calibration: the health says so, and the exit code stays 0."""
+    """Inputs of ten times the calibrated range are a health finding; the exit code stays 0."""
     done = run("compare", FLOAT, INT8, "--inputs", saved(args_0=10 * values(4, *SHAPE)))
 
     assert done.exit_code == 0
@@ -262,7 +262,7 @@ def test_files_and_budgets_that_do_not_fit(saved: Callable[..., Path], refused: 
 
 
 def test_a_file_whose_kernels_crash(saved: Callable[..., Path], run: Run, tmp_path: Path) -> None:
-    """The command is alive, and tells the step and the signal."""
+    """The command survives, and names the step and the signal."""
     path = tmp_path / "model.tflite"
     path.write_bytes(segfault_at_run())
     samples = saved(arr_0=np.ones((1, 4, 4, 4), np.float32))

@@ -20,7 +20,7 @@ SIDE = {"dtype": "int8", "scales": [0.5], "zero_points": [3]}
 
 
 def written(path: Path, content: bytes) -> Path:
-    """Write a file, and give its path back."""
+    """Write a file, and return its path."""
     path.write_bytes(content)
     return path
 
@@ -67,7 +67,7 @@ def test_a_healthy_file(recipe: str, run: Run, golden: Check) -> None:
 
 
 def test_each_signature_is_told(tmp_path: Path, run: Run, golden: Check) -> None:
-    """With inputs and outputs of its own; ops of later subgraphs bear the subgraph's number."""
+    """With its own inputs and outputs; ops of later subgraphs have the subgraph's number."""
     done = run("show", written(tmp_path / "sizes.tflite", two_signatures()))
 
     golden("show_signatures", done.stdout)

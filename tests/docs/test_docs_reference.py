@@ -59,7 +59,7 @@ def test_presets_kinds_of_health_and_verdicts_are_listed() -> None:
 
 @pytest.fixture(scope="module")
 def texts() -> str:
-    """All that the package says."""
+    """The source of the whole package."""
     package = Path(pytest_edgeq.__file__).parent
     return "\n".join(path.read_text("utf-8") for path in package.rglob("*.py"))
 

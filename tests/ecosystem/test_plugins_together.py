@@ -112,7 +112,7 @@ def run_project(overlay: Overlay, folder: Path, *options: str) -> tuple[str, dic
 
 
 def assert_recorded(told: str, record: dict[str, Any]) -> None:
-    """Hold the record against the run: each test once, with what its last run did."""
+    """Compare the record with the run: each test once, with the events of its last run."""
     tests = {each["test"].partition("::")[2]: each for each in record["tests"]}
     assert len(record["tests"]) == len(tests), told
     assert sorted(tests) == sorted(TESTS), told

@@ -258,7 +258,7 @@ def test_failures_are_shown_without_pytest(
 def test_a_test_that_passes_now_has_no_bundle(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of an earlier run would tell of a failure that is no more; none without the option."""
+    """The bundle of an earlier run is removed; without the option none is written."""
     options = chosen("budget", "dtypes")
     result = project.run(*options[1:], failed=2, deselected=15, shows="*held in the end: 0")
     assert not LINE.findall(result.stdout.str())
@@ -272,7 +272,7 @@ def test_a_test_that_passes_now_has_no_bundle(
 
 
 def test_failures_of_set_up_and_teardown(project: Project) -> None:
-    """One bundle a test tells all of its failures; of a file that is gone nothing is kept."""
+    """One bundle per test has all of its failures; of a deleted file nothing is stored."""
     options = chosen("ready", "both", "plain", "gone")
     gone = "bundle: cannot be written: *shipped.tflite*"
     result = project.run(*options, failed=3, errors=2, deselected=13, shows=gone)
@@ -304,7 +304,7 @@ def test_workers_write_their_bundles(project: Project, warm: str) -> None:
 
 
 def test_a_folder_that_cannot_be_written(project: Project) -> None:
-    """Is told before any test runs; where it is taken away, the failure says it."""
+    """It is refused before any test runs; if it disappears later, the failure says so."""
     said = "ini option edgeq_artifacts: expected a folder that can be written, got "
     ini = {"pytest.ini": "[pytest]\nedgeq_artifacts = file.txt/sub\n", "file.txt": ""}
     text = project.refuses(files=ini, shows=said)

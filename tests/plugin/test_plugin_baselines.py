@@ -69,7 +69,7 @@ def test_the_five_steps(
 
 
 def test_the_bare_flag_stores_and_rewrites_but_never_deletes(remembering: Project) -> None:
-    """Bare is new and changed; what is obsolete is told with the flag that deletes it."""
+    """It means new and changed; obsolete files are reported with the flag that deletes them."""
     remembering.run("--edgeq-update", files=ONE, passed=1)
     remembering.run(
         "--edgeq-update",
@@ -88,7 +88,7 @@ def test_the_bare_flag_stores_and_rewrites_but_never_deletes(remembering: Projec
 def test_a_failure_names_the_test_from_where_pytest_was_started(
     remembering: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file is told from rootdir, but the command must work where the user stands."""
+    """The path is relative to rootdir, but the command must work in the current folder."""
     test = (
         "import pytest\nclass TestX:\n    @pytest.mark.parametrize('p', ['a b'])\n"
         "    def test_a(self, remember, p): remember()\n"

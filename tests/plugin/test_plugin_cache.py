@@ -175,7 +175,7 @@ def test_the_header_tells_where_and_how_much(project: Project) -> None:
 def test_what_is_wrong_with_an_entry_and_why_there_is_none_is_told(
     suite: Project, warm: str
 ) -> None:
-    """It fails nothing, also where warnings are errors; why nothing is kept is told with -v."""
+    """It fails no test, even if warnings are errors; -v says why nothing is cached."""
     options = ("-k", "dynamic and 12")
     suite.run("--edgeq-update", *options, passed=1, deselected=5)
     for path in (suite.path / ".pytest_cache").rglob("*.entry"):

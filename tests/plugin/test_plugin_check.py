@@ -64,7 +64,7 @@ def gate(project: Project) -> Gate:
 
 @pytest.mark.slow
 def test_a_gate_remembers(gate: Gate) -> None:
-    """Nothing is remembered, it is, and another file is told from it."""
+    """Without a baseline, with one, and with another file."""
     gate(
         failed=1,
         shows=[

@@ -134,7 +134,7 @@ def test_errors_are_remembered_held_and_accepted(
 def test_one_sample_is_told_at_the_end_and_is_no_warning(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In every run, also where warnings are errors; of enough samples nothing is told."""
+    """In every run, even if warnings are errors; not with enough samples."""
     told = "Info: 1 evaluation sample: nothing is known of others; give 5 or more that differ"
     monkeypatch.setenv("COUNT", "1")
     project.run(*ERRORS, "--edgeq-update", passed=1, deselected=1)

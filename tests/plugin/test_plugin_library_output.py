@@ -50,7 +50,7 @@ TITLE = "*edgeq: stderr of the libraries, {}*"
 
 @pytest.mark.slow
 def test_a_failure_holds_no_log_of_the_libraries(project: Project) -> None:
-    """It is counted, what the model prints is there, and pytest's last line is the last one."""
+    """It is counted; the model's own output is shown, and pytest's last line is the last one."""
     test = REAL.format(file=str(make.CONVERTED / "equal_weights.int8.tflite"))
     shows = [TITLE.format("call"), "* lines, shown by -v"]
     options = ("--edgeq-cache=off", "--tb=short")

@@ -1,4 +1,4 @@
-"""What loading the plugin imports, and what pytest says of it."""
+"""Imports at start-up, help, header and fixtures."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_help_markers_and_fixtures(project: Project) -> None:
 def test_header_shows_settings_and_versions(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the run measures with; missing distributions and untried releases are told."""
+    """Settings and releases; missing distributions and untried releases are named."""
     versions = {
         "torch": "2.15.0+cpu",
         "torchao": "0.18.0",

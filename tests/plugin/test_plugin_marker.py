@@ -1,4 +1,4 @@
-"""The marker `edgeq`: what is refused where, and which quantizers a test runs under."""
+"""The marker `edgeq`: its errors, and the quantizers that a test runs under."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WRONG = {
 def test_a_wrong_marker_is_an_error_at_collection(
     project: Project, options: tuple[str, ...]
 ) -> None:
-    """It is told without a traceback, with the test that carries it; nothing of it runs."""
+    """The error names the test, without a traceback; the test does not run."""
     files = {
         f"test_{i}": f"import pytest\n@pytest.mark.edgeq({arguments})\ndef test_it(): pass\n"
         for i, arguments in enumerate(WRONG)
@@ -131,7 +131,7 @@ def test_any_quantizer_may_be_marked(project: Project) -> None:
 
 
 def test_tests_and_fixtures_with_quantizers(project: Project) -> None:
-    """What a test says of its own parameters stands; a fixture of any scope may ask for one."""
+    """A test's own parameters win; a fixture of any scope may use one."""
     test = """
         import pytest
 

@@ -1,4 +1,4 @@
-"""Baselines that no test owns any more: found, told, pruned; and what is left alone."""
+"""Baselines that no test owns any more: found, reported, pruned; and those left alone."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TWO = pytest.param("def test_new(): assert 0\n", NO_TEST, ("-n", "2"), marks=pyt
     ],
     ids=["unclaimed", "gone", "fails", "skipped", "two"],
 )
-def test_an_obsolete_file_is_told_fails_if_asked_and_is_pruned(
+def test_an_obsolete_file_is_reported_fails_if_asked_and_is_pruned(
     remembering: Project, stored: dict[str, Path], now: str, why: str, options: tuple[str, ...]
 ) -> None:
     """Its test passed without it, or a complete run did not collect its test."""
@@ -82,7 +82,7 @@ _FIXTURE = f"{PYTEST}@pytest.fixture\ndef f():"
 def test_what_is_not_known_is_left_alone(
     remembering: Project, stored: dict[str, Path], now: str, args: tuple[str, ...]
 ) -> None:
-    """Whatever kept an owner from running to its end, its file is neither told nor deleted."""
+    """If its owner did not run to the end, a file is neither reported nor deleted."""
     remembering.run(PRUNE, ERROR, *args, files=now + "test_b = test_a\n", hides=FOUND)
     assert all(path.exists() for path in stored.values())
 
@@ -220,7 +220,7 @@ def test_a_test_that_ran_twice_must_have_passed_twice(
 def test_files_that_cannot_be_read_or_were_copied_are_kept(
     remembering: Project, stored: dict[str, Path]
 ) -> None:
-    """Whose a damaged one is cannot be told; a copy at another test's place is left to that."""
+    """A damaged file has no known owner; a copy belongs to the test at its place."""
     strange, copy = (stored["a"].with_name(f"{each}.json") for each in ("strange", "test_c.op"))
     strange.write_text("{")
     copy.write_bytes(stored["a"].read_bytes())
@@ -244,7 +244,7 @@ def test_a_file_that_is_used_by_another_than_its_owner_is_noted(
 def test_the_last_file_takes_the_folder_along(
     remembering: Project, stored: dict[str, Path]
 ) -> None:
-    """Several are told each with its reason; nothing of ours is left in the end."""
+    """Each is listed with its reason; the empty folder is removed, too."""
     shows = ["Info: 2 baselines are obsolete; *", PASSED.format("a"), PASSED.format("b")]
     remembering.run(files=PLAIN, shows=shows)
     remembering.run(PRUNE, shows="2 baselines were deleted:")

@@ -55,7 +55,7 @@ sys.modules["pytest_edgeq.edgeq"] = stub
 def test_a_wrong_value_is_a_usage_error_that_lists_the_valid_ones(
     project: Project, option: str, value: str, said: str
 ) -> None:
-    """The run stops at once and says where and what would be valid."""
+    """The run stops at once, and names the option and the valid values."""
     flag = f"--edgeq-{option.replace('_', '-')}"
     project.refuses(f"{flag}={value}", files={"tox.ini": "[pytest]\n"}, shows=[flag, said])
 
@@ -84,7 +84,7 @@ def test_the_extra_of_the_html_page_is_looked_for_when_the_run_starts(
 
 
 def test_update_does_not_swallow_a_path_in_silence(project: Project) -> None:
-    """Argparse takes the path for the flag's value; the message says how to write it."""
+    """Argparse reads the path as the flag's value; the message says how to write it."""
     shows = [
         "'test_update.py' is none of the valid values",
         "write --edgeq-update=new,changed (with '=')",
@@ -198,7 +198,7 @@ def test_options_reach_edgeq(project: Project) -> None:
 
 
 def test_keywords_of_edgeq_are_options() -> None:
-    """But for what the plugin gives, and with their names and defaults."""
+    """With the same names and defaults, except for those that the plugin passes."""
     named = {"suggest_timeout": "suggest"}
     given = {"directory", "memory", "runtimes", "cache_log", "progress", "journal"}
     parameters = inspect.signature(Edgeq).parameters
@@ -273,7 +273,7 @@ def test_a_recipe_file_is_relative_to_where_it_is_named(project: Project) -> Non
         ("qat", "pt2e_qat_int8"),
     ],
 )
-def test_an_unknown_preset_is_told_with_its_nearest(name: str, told: str) -> None:
+def test_an_unknown_preset_is_named_with_its_nearest(name: str, told: str) -> None:
     """Line one has those that are near or have it as a part, line two all of them."""
     first, second = unknown_preset(name).splitlines()
     start = f"unknown quantizer preset {name!r} (did you mean {told.removesuffix('*')}"

@@ -62,13 +62,13 @@ FOUR = ("-k", "not op and not crash", "-p", "no:xdist")
 
 
 def validated(path: Path) -> Record:
-    """Read a record, and hold it to the schema."""
+    """Read a record, and validate it by the schema."""
     jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(path.read_text("utf-8")))
     return read_run(path)
 
 
 def events(record: Record) -> dict[str, list[str]]:
-    """Return what each test did."""
+    """Return the events of each test."""
     return {
         test["test"].partition("::")[2]: [event["event"] for event in test["events"]]
         for test in record.tests
@@ -77,7 +77,7 @@ def events(record: Record) -> dict[str, list[str]]:
 
 @pytest.mark.slow
 def test_a_run_in_every_form(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failed assertion fails its model; what a module's fixture does is the first test's."""
+    """A failed assertion fails its model; a module's fixture belongs to the first test."""
     monkeypatch.setenv("DTYPE", "float32")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
     out = project.path / "out"

@@ -42,7 +42,7 @@ LOG = Path(__file__).parent / "log"
 
 
 class Simulated:
-    """One file, open on the simulator: called with the inputs, it gives the outputs."""
+    """One file, open on the simulator: maps inputs to outputs."""
 
     def __init__(self, path, signature):
         command = [sys.executable, simulator.__file__, str(path), signature]
@@ -167,7 +167,7 @@ _PLUGIN = "def pytest_edgeq_runtimes(config):\n    return {runtimes}\n"
 
 
 def test_results_of_several_plugins_are_merged(project: Project) -> None:
-    """Of one that has nothing to give, too; help and error list all; a name is given once."""
+    """Also of a plugin that returns None; help and errors list all; no name may occur twice."""
     sys.path.insert(0, str(project.path))  # put back by pytester
     files = {
         name: _PLUGIN.format(runtimes=runtimes)

@@ -1,4 +1,4 @@
-"""Records of runs, made up of numbers that are quantized here: what a view is tested on."""
+"""Records of runs with made-up numbers, quantized here, for the tests of views."""
 
 from __future__ import annotations
 

@@ -84,14 +84,14 @@ def values(count: int) -> list[Array]:
 
 
 def as_float32(samples: Sequence[Array]) -> list[tuple[Array]]:
-    """Return samples as the files take them."""
+    """Return samples of the dtype that the files expect."""
     return [(each.astype(np.float32),) for each in samples]
 
 
 def compared(
     content: bytes, reference: Callable[..., Any], count: int = 6, **options: Any
 ) -> Comparison:
-    """Hold a file against a reference."""
+    """Compare a file with a reference."""
     maker = Edgeq()
     loaded = maker.load(content, reference=reference, name="name: x/y", **options)
     return maker.compare(loaded, as_float32(values(count)))
@@ -243,7 +243,7 @@ def test_any_length_that_a_file_takes(tmp_path: Path) -> None:
 
 
 def test_a_runtime_that_the_script_lacks(tmp_path: Path) -> None:
-    """What a board computed is kept; the script says that it runs something else."""
+    """The outputs of a board are stored; the script says that it runs on other kernels."""
 
     def board(path: Path, signature: str | None) -> Callable[..., Any]:
         return lambda inputs: {"out put": -2 * inputs["in/put"]}
@@ -258,7 +258,7 @@ def test_a_runtime_that_the_script_lacks(tmp_path: Path) -> None:
 
 
 def test_a_reference_that_fails_meanwhile(tmp_path: Path) -> None:
-    """The file and the samples are kept all the same, and the reason is told."""
+    """File and samples are still stored, with the reason."""
     works = [True]
 
     def reference(x: Array) -> Array:

@@ -164,7 +164,7 @@ def shown(*events: Record, found: Record | None = None, **test: Any) -> str:
     return Page(html_page(run)).text
 
 
-def test_what_there_is_none_of_is_told() -> None:
+def test_missing_parts_are_explained() -> None:
     """With the reason: inputs that are no images, no values of outputs, one stage alone."""
     text = shown(event("compare", "a", comparison=comparison()))
     assert "#7 27.0 dB" in text
@@ -209,7 +209,7 @@ def test_names_and_texts_are_escaped() -> None:
 
 
 def test_the_page_names_nothing_that_a_browser_would_fetch(page: Page) -> None:
-    """By its elements; the browser test listens to what is requested."""
+    """By its elements; the browser test records the requests."""
     for name in ("src", "href"):
         assert all(re.match(r"data:|#", url) for url in page.attributes(name))
     assert not [tag for tag, _ in page.tags if tag in ("link", "iframe", "object", "base")]
@@ -268,7 +268,7 @@ def test_shares_are_of_noise_power() -> None:
 @pytest.mark.parametrize(
     ("total", "said"), [(1.0, "cancel in part: the total noise is 50 %"), (2.0, "agree in part")]
 )
-def test_errors_that_cancel_or_agree_are_told(total: float, said: str) -> None:
+def test_errors_that_cancel_or_agree_are_reported(total: float, said: str) -> None:
     """The shares are of the sum, which the total then is not."""
     stages = _stages({"quantization": 1.0, "lowering": 1.0, "total": total})
     assert said in chart_data.stage_sentence(chart_data.noise_by_output(stages)[0])
@@ -351,7 +351,7 @@ def test_few_ops_are_named_on_the_axis(ops: int, named: bool) -> None:
     assert lines == {"cumulative"}
 
 
-def test_a_change_is_told_as_a_diff() -> None:
+def test_a_change_is_shown_as_a_diff() -> None:
     """Added, removed and changed lines, old and new values, in the words of the terminal."""
     found = re.search(r'<pre class="diff"[^>]*>(.*?)</pre>', html_page(full_run()), re.DOTALL)
     assert found is not None

@@ -1,4 +1,4 @@
-"""The HTML page in Chromium: what it draws, what a reader can do with it, and that it is alone."""
+"""The HTML page in Chromium: its charts, its controls, and that it requests nothing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_page(browser: Browser, tmp_path: Path) -> Iterator[Open]:
-    """Open the page of a run; what the browser complains of or asks for fails the test."""
+    """Open the page of a run; an error, a warning or a request of the browser fails the test."""
     complaints: list[str] = []
     pages: list[Page] = []
 

@@ -1,4 +1,4 @@
-"""The Markdown page: what it says, and what is left out where there is too much."""
+"""The Markdown page: its texts, and its limit on length."""
 
 from __future__ import annotations
 

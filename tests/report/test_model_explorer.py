@@ -124,7 +124,7 @@ def _chain(file: FileWriter, name: str, ops: tuple[str, ...], names: tuple[str, 
 
 
 def test_subgraphs_without_a_name(tmp_path: Path) -> None:
-    """A stripped file has no names: its graphs bear those of signatures, or numbers."""
+    """Graphs of a stripped file are named by signature, or numbered."""
     file = FileWriter()
     _chain(file, "", ("RELU", "TANH"), ("", "", ""))
     _chain(file, "", ("NEG",), ("", ""))
@@ -206,7 +206,7 @@ def _damaged(content: bytes) -> bytes:
 
 
 def test_numbers_that_json_lacks_are_text(tmp_path: Path) -> None:
-    """No error at all is no defect; what is not a number is one; what is not known is left out."""
+    """Infinity is no defect, NaN is one, and an unknown value is left out."""
     file = FileWriter()
     _chain(file, "main", ("RELU", "TANH", "NEG"), ("a", "b", "c", "d"))
     rows = [

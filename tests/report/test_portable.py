@@ -36,7 +36,7 @@ def test_paths(tmp_path: Path, text: str, expected: str) -> None:
 
 
 def test_values_of_environment_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Wherever an error tells them; ordinary words are left, and so is what is no text."""
+    """Replaced in texts of errors; short values and other data stay."""
     monkeypatch.setenv("EDGEQ_TOKEN", "hunter2-hunter2-hunter2")
     monkeypatch.setenv("EDGEQ_DTYPE", "float32")
     said = "no access with hunter2-hunter2-hunter2 to float32"
