@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+
 import pytest
 
 from pytest_edgeq.plugin.options.declared import target_options
@@ -23,7 +26,9 @@ class _Reader:
 def project_targets() -> tuple[dict[str, tuple[str, ...]], int]:
     """Return the targets of the project in the working directory."""
     reader = _Reader()
-    code = pytest.main(["-p", "no:cacheprovider"], plugins=[reader])
+    # What a conftest.py prints must not be mixed into a JSON document.
+    with contextlib.redirect_stdout(sys.stderr):
+        code = pytest.main(["-p", "no:cacheprovider", "-s"], plugins=[reader])
     if reader.found is None:
         raise RuntimeError(f"pytest does not read the project's ini: exit status {int(code)}")
     return reader.found

@@ -16,9 +16,7 @@ import pytest
 from pytest_edgeq.plugin.options.values import ci_variable
 from pytest_edgeq.progress import Progress, Step
 
-_DELAY = 0.5
-"""Seconds before a step is shown: those that are over by then would flicker."""
-
+_DELAY = 0.5  # seconds before a step is shown: those that are over by then would flicker
 _INTERVAL = 0.1  # seconds between two updates
 
 

@@ -14,6 +14,7 @@ from fixtures.tflite import make, stacks
 from pytest_edgeq.cli import edgeq
 from pytest_edgeq.runtimes.workers.remote_worker import facts
 from pytest_edgeq.runtimes.workers.target import Target
+from tests.cli.conftest import module
 from tests.runtimes.targets.conftest import patched_litert
 
 
@@ -39,9 +40,6 @@ def test_the_command_tells_what_the_target_is() -> None:
     assert command == f"command: {sys.executable}"
     assert machine.startswith(f"machine: {facts()['machine']} ")
     assert times.startswith("started in ")
-    told = json.loads(_edgeq("target", "check", "here", "--json").stdout)
-    assert told["machine"] == {"target": "here", **facts()}
-    assert set(told["run_ms"]) == {"xnnpack", "builtin"}
     for name, what in (
         ("her", "Error: no target 'her' (did you mean here?); edgeq_targets of this project has "),
         ("gone", "Error: the gone runtime did not start: expected a Python that answers, got no "),
@@ -49,6 +47,10 @@ def test_the_command_tells_what_the_target_is() -> None:
         done = _edgeq("target", "check", name)
         assert done.exit_code == 2
         assert done.stderr.startswith(what)
+    Path("conftest.py").write_text("print('from the conftest')\n")
+    told = json.loads(module("target", "check", "here", "--json").stdout)
+    assert told["machine"] == {"target": "here", **facts()}
+    assert set(told["run_ms"]) == {"xnnpack", "builtin"}
 
 
 def test_files_are_compared_on_a_target() -> None:
