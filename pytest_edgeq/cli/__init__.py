@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 
 import click
 
@@ -74,6 +75,9 @@ def edgeq() -> None:
 
 def main() -> None:
     """Run the command that `sys.argv` names, and exit with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # on Windows a file need not take every character
+            stream.reconfigure(errors="backslashreplace")
     try:
         # The same usage and the same completion variable for `edgeq` and `python -m pytest_edgeq`.
         edgeq.main(prog_name="edgeq", complete_var="_EDGEQ_COMPLETE")

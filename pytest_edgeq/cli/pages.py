@@ -40,7 +40,12 @@ def pages() -> tuple[Page, ...]:
         name = path.relative_to(FOLDER).with_suffix("").as_posix()
         title = path.read_text("utf-8").partition("\n")[0]
         found.append(Page(name, title.removeprefix("# "), path))
-    return tuple(sorted(found, key=_place))
+
+    def place(page: Page) -> tuple[int, bool, str]:
+        group = page.name.partition("/")[0]
+        return _ORDER.index(group), page.path.stem != "index", page.name
+
+    return tuple(sorted(found, key=place))
 
 
 def find_page(name: str) -> Page:
@@ -83,8 +88,3 @@ def _described(name: str, subject: Any, options: str = "") -> Iterator[str]:
         is_documented = inspect.isroutine(value) or isinstance(value, property)
         if (public and is_documented) or member in options:
             yield from _described(f"{name}.{member}", getattr(subject, member))
-
-
-def _place(page: Page) -> tuple[int, bool, str]:
-    group = page.name.partition("/")[0]
-    return _ORDER.index(group), page.path.stem != "index", page.name

@@ -63,6 +63,13 @@ def test_output_that_cannot_be_written_is_no_finding(arguments: list[str]) -> No
     assert done.returncode == 2
 
 
+def test_output_in_another_encoding_than_utf_8_is_no_finding() -> None:
+    """Such as that of a file on Windows: a character that it lacks is escaped."""
+    done = module("diff", ATTENTION, SOUND, PYTHONIOENCODING="latin-1")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith(f"{ATTENTION} \\u2192 {SOUND}\n")
+
+
 def test_the_version(run: Run) -> None:
     """That of the distribution; a checkout that is only on the path has none."""
     assert run("--version").stdout == f"edgeq, version {metadata.version('pytest-edgeq')}\n"

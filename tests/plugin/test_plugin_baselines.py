@@ -187,25 +187,6 @@ def test_a_change_that_the_test_expects_is_not_reported(remembering: Project) ->
     remembering.run(files=test, passed=1, hides="=* edgeq =*")
 
 
-def test_records_are_on_the_reports(remembering: Project, workers: tuple[str, ...]) -> None:
-    """Other plugins find what a test claimed on its call report, as plain data."""
-    remembering.run(*workers, "--edgeq-update", files=ONE + "def test_b(): pass\n", passed=2)
-    with (remembering.path / "conftest.py").open("a") as file:
-        file.write(
-            "\ndef pytest_runtest_logreport(report):\n"
-            "    import json, pathlib\n"
-            "    if hasattr(report, 'edgeq'):\n"
-            "        with open('records.jsonl', 'a') as file:\n"
-            "            print(json.dumps(report.edgeq), file=file)\n"
-        )
-    remembering.run(*workers)
-    lines = (remembering.path / "records.jsonl").read_text().splitlines()
-    claim = {"path": FILE, "category": "unchanged", "written": False, "note": ""}
-    claim |= {"kind": "op_dtype_map", "change": None, "since": [], "stored": "", "remarks": []}
-    # A worker logs its reports, too.
-    assert [json.loads(line) for line in lines] == [[claim]] * (2 if "-n" in workers else 1)
-
-
 @pytest.mark.slow
 def test_groups_of_xdist_do_not_rename_the_owner(remembering: Project) -> None:
     """With --dist=loadgroup node ids end in the group, owners do not."""

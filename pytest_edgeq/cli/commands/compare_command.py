@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pytest_edgeq.cli.files import (
-    PATH,
-    label_of,
-    open_files,
-    project_runtimes,
-    section_option,
-)
+from pytest_edgeq.cli.files import PATH, label_of, open_files, project_runtimes, section_option
 from pytest_edgeq.cli.text import hanging, json_option, metric_tables, print_json, wrapped
 from pytest_edgeq.cli.trouble import FOUND, exit_codes, in_sentences
 from pytest_edgeq.names import DEFAULT_RUNTIME, RUNTIMES, nearest
@@ -156,11 +150,7 @@ def _compared(
     signature: str | None,
 ) -> Comparison:
     from pytest_edgeq.check.assertions.expect import bare_isolation
-    from pytest_edgeq.cli.file_compare import (
-        compare_files,
-        compare_language_models,
-        read_samples,
-    )
+    from pytest_edgeq.cli.file_compare import compare_files, compare_language_models, read_samples
     from pytest_edgeq.edgeq import Edgeq
 
     with project_runtimes(runtime) as known:

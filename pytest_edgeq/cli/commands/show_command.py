@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,7 +106,13 @@ def command(
             else:
                 lines += ["", *_lines(model, edge, findings, warnings, delegation)]
     if as_json:
-        print_json(documents[section] if bundle is None else _sections(bundle, documents))
+        if bundle is None:
+            print_json(documents[section])
+        else:
+            listed = [
+                {"name": s.name, "size_bytes": s.size, "type": s.kind} for s in bundle.sections
+            ]
+            print_json({"file": str(bundle.path), "models": documents, "sections": listed})
     else:
         click.echo("\n".join(lines).lstrip())
     for path in written:
@@ -119,13 +125,6 @@ def _section_lines(bundle: Bundle) -> list[str]:
     size = sum(each.size for each in bundle.sections)
     head = f"{bundle.path.name}: {counted(len(rows), 'section')}, {counted(size, 'byte')}"
     return [head, *indented(table(("section", "type", "bytes"), rows, numbers=("bytes",)))]
-
-
-def _sections(bundle: Bundle, models: Mapping[str | None, dict[str, Any]]) -> dict[str, Any]:
-    sections = [
-        {"name": each.name, "size_bytes": each.size, "type": each.kind} for each in bundle.sections
-    ]
-    return {"file": str(bundle.path), "models": models, "sections": sections}
 
 
 def _node_data(edge: EdgeFile, folder: Path, record: Path | None) -> list[Path]:
