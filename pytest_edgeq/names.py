@@ -107,12 +107,8 @@ def quantizer_ids(quantizers: Iterable[object]) -> list[str]:
         counted from 0, because pytest's strict mode refuses equal ids.
     """
     names = [_quantizer_id(quantizer) for quantizer in quantizers]
-    unique: list[str] = []
-    for name in names:
-        numbered = (f"{name}{number}" for number in itertools.count())
-        free = (candidate for candidate in numbered if candidate not in (*names, *unique))
-        unique.append(name if names.count(name) == 1 else next(free))
-    return unique
+    numbers = {name: itertools.count() for name in names}
+    return [n if names.count(n) == 1 else f"{n}{next(numbers[n])}" for n in names]
 
 
 def _quantizer_id(quantizer: object) -> str:
