@@ -213,7 +213,7 @@ def write_views(run: Run, settings: Settings) -> list[Line]:
         write_whole(path, html_page(run))
 
     def append(path: Path) -> None:
-        with path.open("a", encoding="utf-8") as file:
+        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(markdown_page(run))
 
     summary = os.environ.get(SUMMARY) if run.tests else None

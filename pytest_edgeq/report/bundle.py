@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pytest_edgeq.report.model_explorer import write_node_data
-from pytest_edgeq.report.whole_files import write_json
+from pytest_edgeq.report.whole_files import write_json, write_whole
 
 if TYPE_CHECKING:
     from pytest_edgeq.compare.failed_samples import FailedSamples
@@ -148,7 +148,7 @@ def write_bundle(folder: Path, evidence: Evidence, run: Run, failure: str, rootd
         bundle = {"format": "pytest-edgeq bundle", "version": 1, "cases": cases}
         write_json(new / "bundle.json", bundle, indent=1)
         write_json(new / "record.json", portable(run.data, rootdir), indent=1)
-        (new / "failure.txt").write_text(portable(failure, rootdir) + "\n", encoding="utf-8")
+        write_whole(new / "failure.txt", portable(failure, rootdir) + "\n")
         shutil.copyfile(Path(__file__).with_name("reproduce.py"), new / "reproduce.py")
         remove_bundle(folder)
         new.rename(folder)

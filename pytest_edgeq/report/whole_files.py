@@ -19,19 +19,20 @@ def check_folder(path: Path) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """
-    Write a text atomically; missing folders are created.
+    Write a text atomically; missing folders are created, and lone surrogates escaped.
 
     A link stays one. A device or a pipe, such as `/dev/stdout`, is written to in place.
     """
+    content = text.encode("utf-8", "backslashreplace")
     if path.exists() and not path.is_file():
-        with open(path, "w", encoding="utf-8", newline="\n", opener=open_at_once) as file:
+        with open(path, "wb", opener=open_at_once) as file:
             os.set_blocking(file.fileno(), True)
-            file.write(text)
+            file.write(content)
         return
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(text, encoding="utf-8", newline="\n")
+    unfinished.write_bytes(content)
     unfinished.replace(path)
 
 

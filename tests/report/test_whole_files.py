@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from pytest_edgeq.report.whole_files import write_whole
+from pytest_edgeq.report.whole_files import write_json, write_whole
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no such files")
 
@@ -22,6 +23,12 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
 
     assert link.is_symlink()
     assert target.read_text("utf-8") == "{}\n"
+
+
+def test_a_lone_surrogate_is_escaped(tmp_path: Path) -> None:
+    """As of half an emoji in a text that a test quotes; JSON reads it back."""
+    write_json(tmp_path / "run.json", {"message": "cut \ud83d"})
+    assert json.loads((tmp_path / "run.json").read_text("utf-8")) == {"message": "cut \ud83d"}
 
 
 def test_a_pipe_stays_one(tmp_path: Path) -> None:
