@@ -54,7 +54,7 @@ def _run_flow(request: Request, quantizer: Any) -> QuantizedModel:
     _check_train(request, quantizer)
     if quantizer is None:
         return quantize_recipe(request, None)
-    if isinstance(quantizer, str) and quantizer.startswith("pt2e_"):
+    if _is_pt2e_preset(quantizer):
         return quantize_pt2e(request, quantizer)
     if isinstance(quantizer, (str, list, os.PathLike)):
         return quantize_recipe(request, litert.load_recipe(quantizer))
@@ -63,11 +63,14 @@ def _run_flow(request: Request, quantizer: Any) -> QuantizedModel:
     return quantize_pt2e(request, quantizer)
 
 
+def _is_pt2e_preset(quantizer: Any) -> bool:
+    # The file of a recipe may be named pt2e_….json.
+    return isinstance(quantizer, str) and quantizer in PRESETS and quantizer.startswith("pt2e_")
+
+
 def _check_own_graphs(request: Request, quantizer: Any) -> None:
-    names_pt2e = quantizer is None or (
-        quantizer.startswith("pt2e_")
-        if isinstance(quantizer, str)
-        else litert.is_pt2e_quantizer(quantizer)
+    names_pt2e = (
+        quantizer is None or _is_pt2e_preset(quantizer) or litert.is_pt2e_quantizer(quantizer)
     )
     if not names_pt2e or any(entry.graph is None for entry in request.entries):
         raise ValueError(

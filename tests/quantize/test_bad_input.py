@@ -249,11 +249,12 @@ def test_a_softmax_whose_scale_no_kernel_takes() -> None:
     assert "1/256" in str(caught.value)
 
 
-def test_a_recipe_as_a_list_and_as_a_file(tmp_path: Path) -> None:
-    """The two give the same file."""
-    path = tmp_path / "rules.json"
+def test_a_recipe_as_a_list_and_as_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two give the same file, also if its name begins as that of a preset."""
+    path = tmp_path / "pt2e_rules.json"
     path.write_text(json.dumps(_rules()), encoding="utf-8")
-    made = [making.quantize(recipe).tflite for recipe in (_rules(), str(path), path)]
+    monkeypatch.chdir(tmp_path)
+    made = [making.quantize(recipe).tflite for recipe in (_rules(), path.name, path)]
     path.unlink()
 
     assert made[0] == made[1] == made[2]
