@@ -6,9 +6,7 @@ import contextlib
 import functools
 import itertools
 import json
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +35,6 @@ from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.ops import QDQ
 from tests.quantize import making
 from tests.quantize.rules import dynamic, float16, left, static, weight_only
-from tests.waiting import SECONDS
 
 Rules = list[dict[str, Any]]
 
@@ -619,28 +616,3 @@ def test_a_calibration_within_another_keeps_its_ranges(fails: bool) -> None:
 
     assert _calibrated(outer()) == 0.5
     assert not recipes._running
-
-
-def test_calibrations_of_two_threads_keep_their_ranges() -> None:
-    """The second begins before a sample of the first, and ends after it."""
-    goes, waits = threading.Semaphore(0), threading.Semaphore(0)
-
-    def second() -> Iterator[float]:
-        for _ in range(2):
-            waits.release()
-            assert goes.acquire(timeout=SECONDS)
-            yield 1000
-
-    def first() -> Iterator[float]:
-        begun.append(pool.submit(_calibrated, second()))
-        assert waits.acquire(timeout=SECONDS)
-        yield 0.5
-        goes.release()
-        assert waits.acquire(timeout=SECONDS)
-        yield 0.5
-
-    begun: list[Future[float]] = []
-    with ThreadPoolExecutor(1) as pool:
-        greatest = _calibrated(first())
-        goes.release()
-        assert (greatest, begun[0].result(SECONDS)) == (0.5, 1000)
