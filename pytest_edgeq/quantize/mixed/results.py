@@ -196,11 +196,7 @@ class MixedPrecisionPlan:
     @property
     def share_of_weights(self) -> float:
         """The share of the quantized weights that the layers hold."""
-        rows = self.sensitivity.rows
-        own = {row.module: row.weights for row in rows}
-        # A block's weights are those of its layers.
-        blocks = {name for name in own for other in own if other.startswith(f"{name}.")}
-        total = sum(weights for name, weights in own.items() if name not in blocks)
+        total = sum(row.weights for row in self.sensitivity.rows)
         return sum(layer.weights for layer in self.layers) / total if total else 0.0
 
     @property

@@ -58,10 +58,12 @@ class TorchaoLayers(LayerEngine):
 
     @contextmanager
     def choice(self, modules: frozenset[str]) -> Iterator[Choice]:
-        """Exchange modules of the quantized module, temporarily."""
-        before = {path: self._quantized.get_submodule(path) for path in modules}
-        for path in modules:
-            self._quantized.set_submodule(path, copy.copy(self._floats.get_submodule(path)))
+        """Exchange modules of the quantized module, temporarily; the layers inside them stay."""
+        before = {path: self._quantized.get_submodule(path) for path in sorted(modules)}
+        for path, module in before.items():
+            layer = copy.copy(self._floats.get_submodule(path))
+            layer._modules = {**layer._modules, **module._modules}
+            self._quantized.set_submodule(path, layer)
         try:
             yield _Module(self._quantized)
         finally:

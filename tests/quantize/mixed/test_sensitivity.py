@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 from torch import nn
 
 from fixtures.models import net, normal, seeded
-from pytest_edgeq import Edgeq, QuantizedModel, litert
+from pytest_edgeq import Budget, Edgeq, QuantizedModel, litert
 from pytest_edgeq.quantize.mixed import engine
 from pytest_edgeq.quantize.mixed.results import Sensitivity
 from tests.quantize.mixed import nets
@@ -216,3 +216,33 @@ def test_layers_are_also_measured_together(maker: Edgeq, quantizer: Any, groups:
         other = [*litert.load_recipe(quantizer), left("Sequential_head")]
     file = maker.compare(nets.quantized_chain(maker, other, model), samples)
     assert together.in_float_db == pytest.approx(file.total.sqnr_db, abs=0.1)
+
+
+def _adapted() -> nn.Module:
+    """A linear layer with an adapter inside, as LoRA has."""
+    inside = {"down": nn.Linear(64, 4, bias=False), "up": nn.Linear(4, 64, bias=False)}
+    first = net(
+        lambda self, x: nn.functional.linear(x, self.weight) + self.up(self.down(x)),
+        weight=nn.Parameter(normal(64, 64, seed=0) / 8),
+        **inside,
+    )
+    return net(lambda self, x: self.head(self.first(x)), first=first, head=nn.Linear(64, 8))
+
+
+def test_layers_inside_a_layer_that_torchao_quantizes(maker: Edgeq) -> None:
+    """Each is measured by itself; the user's model keeps its modules; all weights are counted."""
+    from torchao.quantization import FqnToConfig, Int8WeightOnlyConfig
+
+    names = ("first.weight", "first.down", "first.up", "head")
+    config = FqnToConfig(dict.fromkeys(names, Int8WeightOnlyConfig()))
+    model, samples = seeded(_adapted), [normal(1, 64, seed=i) for i in range(4)]
+    before = dict(model.named_modules())
+    quantized = maker.quantize(model, samples[0], quantizer=config)
+    budget = Budget(sqnr_db=maker.compare(quantized, samples).total.sqnr_db + 1)
+    plan = maker.suggest_mixed_precision(quantized, samples, budget)
+    found = plan.sensitivity
+
+    assert plan.share_of_weights <= 1
+    assert {row.module for row in found.rows} == {"first", "first.down", "first.up", "head"}
+    assert all(30 < row.quantized_db < 80 for row in found.rows), str(found)
+    assert dict(model.named_modules()) == before
