@@ -71,23 +71,16 @@ def test_a_thread_that_holds_a_lock_goes_on_and_another_waits(
     assert said == []
 
 
-def _refuse_flock(monkeypatch: pytest.MonkeyPatch, operation: int, code: int) -> None:
-    flock = fcntl.flock
-
-    def refuse(file: int, asked: int) -> None:
-        if asked & operation:
-            raise OSError(code, os.strerror(code))
-        flock(file, asked)
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-
-
 @pytest.mark.parametrize(("code", "action"), [(errno.ENOSYS, "error"), (errno.ENOLCK, "always")])
 def test_a_file_system_without_locks_costs_a_warning(
     store: Store, said: list[str], monkeypatch: pytest.MonkeyPatch, code: int, action: Any
 ) -> None:
     """The warning is reported by the cache, and no soft lock file is left behind."""
-    _refuse_flock(monkeypatch, fcntl.LOCK_EX, code)
+
+    def refuse(file: int, operation: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter(action)
         for _ in range(2):
@@ -97,18 +90,3 @@ def test_a_file_system_without_locks_costs_a_warning(
     assert len(said) == 1
     assert "cannot be locked" in said[0]
     assert os.strerror(code) in said[0]
-
-
-def test_a_lock_that_cannot_be_released_costs_a_warning(
-    store: Store, said: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The result is there, and this process does not wait for itself."""
-    with monkeypatch.context() as patch:
-        _refuse_flock(patch, fcntl.LOCK_UN, errno.ESTALE)
-        for _ in range(2):
-            with store.lock("convert", KEY):
-                store.write("convert", KEY, PARTS)
-    with store.lock("convert", KEY):
-        assert store.read("convert", KEY) == PARTS
-    assert len(said) == 1
-    assert "cannot be unlocked" in said[0]

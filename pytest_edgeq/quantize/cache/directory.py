@@ -82,9 +82,6 @@ class Store:
         except (_DamagedError, NotRegularError) as error:
             self.report_damage(kind, key, str(error))
             return None
-        except MemoryError:
-            self.report(f"{path} does not fit into memory; the step runs again")
-            return None
         except _REFUSALS as error:
             self.report(f"{path} cannot be read ({error}); the step runs again")
             return None
@@ -150,14 +147,8 @@ class Store:
             yield
         finally:
             if lock is not None:
-                try:
+                with contextlib.suppress(OSError):  # then held, as waiting for it would deadlock
                     lock.release()
-                except OSError as error:
-                    # It counts as held, because waiting for it would deadlock.
-                    self.report(
-                        f"{path} cannot be unlocked ({error}); others may wait for this process"
-                    )
-                else:
                     held.discard(name)
 
     def report_damage(self, kind: str, key: str, why: str) -> None:
@@ -184,22 +175,19 @@ class Store:
         """Delete the least recently used entries, and return the bytes of the others."""
         total = 0
         entries: list[tuple[int, Path, int]] = []
-        refusals: list[OSError] = []
         for path, status in _files(self.directory):
             if path.suffix == _SUFFIX:
-                # A file that a wrong clock dated in the future would never be the oldest.
-                is_future = status.st_mtime > time.time() + 3600
-                entries.append((0 if is_future else status.st_mtime_ns, path, status.st_size))
+                entries.append((status.st_mtime_ns, path, status.st_size))
                 total += status.st_size
             elif _TEMPORARY.fullmatch(path.name) and status.st_mtime < time.time() - 3600:
-                _delete(path, refusals)  # of a writer that has died
+                with contextlib.suppress(OSError):
+                    path.unlink()  # of a writer that has died
         for _, path, size in sorted(entries):
             if total <= self._limit:
                 break
-            if _delete(path, refusals):
+            with contextlib.suppress(OSError):  # else others go in its place
+                path.unlink(missing_ok=True)
                 total -= size
-        if refusals:
-            self.report(f"an old file cannot be deleted ({refusals[0]}); others go in its place")
         return total
 
 
@@ -219,14 +207,11 @@ def is_cache(directory: Path) -> bool:
 
 def clear(directory: Path) -> tuple[int, int]:
     """Delete all entries below a directory; return their number and their bytes."""
-    refusals: list[OSError] = []
-    sizes = [
-        status.st_size
-        for path, status in _files(directory)
-        if path.suffix == _SUFFIX and _delete(path, refusals)
-    ]
-    if refusals:
-        raise refusals[0]
+    sizes = []
+    for path, status in _files(directory):
+        if path.suffix == _SUFFIX:
+            path.unlink(missing_ok=True)
+            sizes.append(status.st_size)
     return len(sizes), sum(sizes)
 
 
@@ -245,16 +230,6 @@ def _listed(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
         for each in list(found):
             with contextlib.suppress(OSError):  # deleted by another process since it was listed
                 yield Path(each.path), each.stat(follow_symlinks=False)
-
-
-def _delete(path: Path, refusals: list[OSError]) -> bool:
-    """Return whether a file is gone; if not, add the reason to the refusals."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        refusals.append(error)
-        return False
-    return True
 
 
 def _acquired(path: Path) -> BaseFileLock:
