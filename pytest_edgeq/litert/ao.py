@@ -87,19 +87,21 @@ def quantize_ao(model: torch.nn.Module, config: Any, name: str) -> torch.nn.Modu
     with quiet():
         from torchao.quantization import FqnToConfig, quantize_
 
-        quantized = copy.deepcopy(model)
         options = {}
         if isinstance(config, FqnToConfig):
             _check_keys(config, model, name)
             options = {"filter_fn": None}
         try:
+            quantized = copy.deepcopy(model)
             quantize_(quantized, config, **options)
         except Exception as error:
             check_stack(error)
             # Configs for GPUs raise ImportError, AssertionError or an error of their kernels.
             raise RuntimeError(
                 f"torchao cannot apply {type(config).__name__} to {name} here: it asks for another "
-                f"device or library, for calibration, or for other shapes. Otherwise, {_INSTEAD}\n"
+                "device or library, for calibration, for other shapes, or for weights that are "
+                "parameters (remove weight_norm, spectral_norm and pruning before). Otherwise, "
+                f"{_INSTEAD}\n"
                 f"{type(error).__name__}: {error}"
             ) from error
         if not holds_ao_weights(quantized):

@@ -72,7 +72,8 @@ def _run(entry: Entry, quantized: torch.nn.Module, config: Any) -> None:
     except Exception as error:
         raise RuntimeError(
             f"{entry.name} quantized by {type(config).__name__} does not run in torch: torchao has "
-            "no kernel for a layer; name others by an FqnToConfig\n"
+            "no kernel for a layer; name others by an FqnToConfig, and remove spectral_norm and "
+            "pruning before\n"
             f"{type(error).__name__}: {error}"
         ) from error
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from fixtures.models import EmbeddingMean, SelfAttention, net, normal, samples, seeded
 from pytest_edgeq import Edgeq, QuantizedModel, assert_op_dtypes, litert
@@ -537,6 +538,21 @@ OTHER_MODELS: dict[str, tuple[Any, tuple[int, ...], Any, type[Exception], str]] 
         ao.FqnToConfig(OrderedDict([("heads.in_proj_weight", config("weight-only int8"))])),
         RuntimeError,
         "does not run in torch: torchao has no kernel",
+    ),
+    # torch 2.13 refuses to copy it.
+    "a weight that is computed": (
+        lambda: nn.Sequential(prune.l1_unstructured(nn.Linear(64, 8), "weight", 0.5)),  # type: ignore[no-untyped-call]
+        ROWS,
+        config("dynamic int8"),
+        RuntimeError,
+        r"torchao cannot apply .*\(remove weight_norm, spectral_norm and pruning before",
+    ),
+    "a weight that a hook computes": (
+        lambda: nn.Sequential(nn.utils.spectral_norm(nn.Linear(64, 8))),
+        ROWS,
+        config("dynamic int8"),
+        RuntimeError,
+        "does not run in torch: .* remove spectral_norm and pruning before",
     ),
     # The file holds them once, so one of the two would be wrong.
     "equal values under two configs": (
