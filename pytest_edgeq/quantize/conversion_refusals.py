@@ -56,6 +56,10 @@ _KNOWN = {
     "contained a None item": (
         "its forward returns None among its outputs; wrap it in a module that returns tensors"
     ),
+    "BFloat16|xb?f16>|:f16:": (
+        "it computes in half precision, for which litert-torch lacks ops: pass model.float() and "
+        "float32 inputs"
+    ),
     "Lowering not found: cond": (
         "litert-torch lowers no torch.cond; compute both branches and choose between them: "
         "torch.where(condition, one, other)"

@@ -224,6 +224,12 @@ REFUSED: dict[str, Refused] = {
             "Lowering not found: aten.special_bessel_j0",
         ),
     ),
+    "half precision": Refused(
+        lambda: net(lambda self, x: self.layer(x.bfloat16()), layer=_layer().bfloat16()),
+        ((2, 4),),
+        None,
+        ("it computes in half precision", "model.float()", "BFloat16"),
+    ),
     "None among the outputs": Refused(
         lambda: net(lambda self, x: (x + 1, None)),
         ((1, 4),),
