@@ -289,12 +289,9 @@ def true_constants() -> AbstractContextManager[None]:
 
     litert-torch 0.10.0, `backend/inline_consts.py`: a constant whose memory is not contiguous (a
     transposed buffer, weights in channels-last layout) is copied, the copy's address used as the
-    key of a cache, and the copy freed. The next one of the same shape often gets the same address
-    and so the values of the one before: the file silently contains one layer's weights twice. Here
-    each copy lives until the conversion has ended.
-
-    In the same place infinite values are clamped to the largest finite ones in the model's own
-    memory, so that an attention mask of −inf is changed by the conversion. Here a copy is clamped.
+    key of a cache, and the copy freed. The next one of the same shape often gets the same address,
+    and so the file silently contains one layer's weights twice. It also clamps infinite values in
+    the model's own memory, such as those of an attention mask.
     """
     inline_consts = converter_module("backend.inline_consts")
     fingerprint, clamp = inline_consts._ConstantFingerprint, inline_consts._clamp_inf_values
@@ -318,11 +315,10 @@ def kept_layouts() -> AbstractContextManager[None]:
     Make the converter remember the layout of a dequantized tensor with several consumers.
 
     litert-torch 0.10.0, `OptimizeLayoutTransposesPass.insert_t_q_dq`: to permute the operand of one
-    consumer it replaces the metadata of the DEQUANTIZE by a dict that the new nodes share. This has
-    no shape, and is then marked with the layout of the permuted tensor, so another consumer reads a
-    tensor of the wrong layout ("Attempting to broadcast a dimension of length"), or is refused
-    ("Attempting to convert non-NHWC compatible node"). So no residual block can be left in float
-    between quantized layers. Here the metadata stay.
+    consumer it replaces the metadata of the DEQUANTIZE by a dict that the new nodes share, marked
+    with the permuted layout. Another consumer then reads a tensor of the wrong layout ("Attempting
+    to broadcast a dimension of length"), or is refused ("Attempting to convert non-NHWC compatible
+    node"). So no residual block could be left in float between quantized layers.
     """
     name = "_convert.fx_passes.optimize_layout_transposes_pass.pass_body"
     layouts = converter_module(name).OptimizeLayoutTransposesPass

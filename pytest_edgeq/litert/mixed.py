@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from pytest_edgeq.litert.configs import FOLLOWERS, NODE_METADATA, RefusedError, op_name
-from pytest_edgeq.litert.exported import drop_guards
 from pytest_edgeq.litert.histograms import fast_histograms
 from pytest_edgeq.litert.libraries import pt2e_module, quiet
 from pytest_edgeq.litert.pt2e_graphs import annotate, prepare_pt2e
+from pytest_edgeq.litert.simulated import refuse_lost_writes
 
 _Place = TypeVar("_Place")
 
@@ -98,12 +98,9 @@ def kept_inside(
     floats: Collection[str], layers: Iterable[str], modules: Collection[str]
 ) -> list[str]:
     """
-    Return the outermost modules inside those left in float that stay quantized.
+    Return the outermost of the graph's modules that stay quantized inside those left in float.
 
-    Args:
-        floats: Modules whose own ops are left in float.
-        layers: All modules with quantized ops of their own, to which a config applies.
-        modules: All modules of the graph.
+    The layers are all modules with quantized ops of their own, to which a config applies.
     """
     found: dict[str, None] = {}
     for outer in floats:
@@ -123,12 +120,7 @@ def named_around(quantizer: Any, module: str) -> str | None:
 
 
 def left_in_float(quantizer: Any, layers: Iterable[str], kept: Iterable[str] = ()) -> Any:
-    """
-    Return a copy of a PT2E quantizer that leaves layers in float, and keeps modules inside them.
-
-    Raises:
-        RefusedError: The quantizer has no `set_module_name`.
-    """
+    """Return a copy of a PT2E quantizer that leaves layers in float, and keeps modules inside."""
     changed = copy.deepcopy(quantizer)
     for module in kept:
         named = named_around(quantizer, module)
@@ -164,7 +156,7 @@ class AnnotatedGraph:
     ) -> None:
         # Batch norms are folded into convolutions, as for the quantizer itself.
         self._graph = prepare_pt2e(exported, quantizer, annotates=False)
-        drop_guards(self._graph)
+        refuse_lost_writes(self._graph, clones=True)
         self.graph = MixedGraph(self._graph)
         self._samples = samples
         self._ranges: dict[tuple[Any, ...], Rounding | None] = {}

@@ -26,6 +26,7 @@ from pytest_edgeq.litert.libraries import converter_module, pt2e_module, quiet
 from pytest_edgeq.litert.simulated import (
     fold_constants,
     isolate_float_ops,
+    refuse_lost_writes,
     share_scales,
     unfold_weights,
 )
@@ -268,6 +269,7 @@ def finish_converted(converted: torch.fx.GraphModule) -> torch.fx.GraphModule:
     # An exported graph cannot be switched by .eval(); its flag alone makes the converter warn that
     # it "is converted in training mode" (litert-torch 0.10.0, harmless).
     converted.training = False
+    refuse_lost_writes(converted)
     unfold_weights(converted)
     share_scales(converted)
     fold_constants(converted)

@@ -36,6 +36,42 @@ _SAME_VALUES = {
 _ROUNDED = "_rounded"
 
 
+def refuse_lost_writes(graph: torch.fx.GraphModule, *, clones: bool = False) -> None:
+    """
+    Refuse writes into a part of a quantized tensor that is read later.
+
+    torchao 0.18.0 silently gives each reader of a quantized tensor a copy, so that what
+    `y[:, 0] = x` writes into one is lost for the others; where it is not, litert-torch 0.10.0
+    joins both parts with the scale of one. With `clones` writes into other tensors are lost, too.
+    """
+    origins: dict[Any, Any] = {}  # the tensor of a view or a copy
+    memories: dict[Any, Any] = {}  # the tensor or the copy that a view is of
+    writes: dict[Any, Any] = {}  # the last write and its memory, by origin
+    for node in graph.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        aliases = [each.alias_info for each in schema.returns if each.alias_info] if schema else []
+        if node.target is operator.getitem or any(not each.is_write for each in aliases):
+            origins[node], memories[node] = origins[node.args[0]], memories[node.args[0]]
+            continue
+        for each in node.all_input_nodes:
+            write, memory = writes.get(origins[each], (None, None))
+            lossy = clones or memory is not origins[each] or any(map(_is_quantize, memory.users))
+            if write and lossy:
+                lines = (write.meta.get("stack_trace") or "").splitlines()
+                code = [line.strip() for line in lines if line.strip(" ~^")]
+                raise RefusedError(
+                    f"{write.name} ({write.target}) writes into a part of a tensor that {node.name}"
+                    f" reads later{': '.join(['', *code[-1:]])}. In a quantized graph this write "
+                    "is lost, or gets the scale of the rest: compute the tensor by torch.cat or "
+                    "torch.where, or quantize by a recipe (recipe_static_wi8_ai8)"
+                )
+        is_copy = op_name(node).startswith(("quantize_per_", "dequantize_per_"))
+        origins[node], memories[node] = origins[node.args[0]] if is_copy else node, node
+        for target, argument in zip(node.args, schema.arguments if schema else (), strict=False):
+            if argument.alias_info and argument.alias_info.is_write:
+                writes[origins[target]] = node, memories[target]
+
+
 def fold_constants(simulated: torch.fx.GraphModule) -> None:
     """
     Replace quantized constants by equal rounded ones where the converter chooses codes.

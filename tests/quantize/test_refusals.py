@@ -82,6 +82,15 @@ def _overlapping(folded: bool = True) -> nn.Module:
     return net(forward, places=nn.Buffer(torch.eye(16).view(16, 1, 4, 4)))
 
 
+def _written() -> nn.Module:
+    def forward(self: Any, x: Tensor) -> Any:
+        y = self.first(x)
+        y[:, ::2] *= 2
+        return self.second(y)
+
+    return net(forward, first=_layer(), second=_layer())
+
+
 def _expectation() -> nn.Module:
     """The mean of a distribution over bins, by a convolution whose weight the forward makes."""
 
@@ -199,6 +208,18 @@ REFUSED: dict[str, Refused] = {
     ),
     "a weight that is computed when the model runs": Refused(
         _expectation, ((1, 3, 4, 4),), PT2E, ("is computed when",), error=ValueError
+    ),
+    "a write into a part of a tensor, which torchao's graph loses": Refused(
+        _written,
+        ((2, 4),),
+        PT2E,
+        (
+            "Net: mul_ (aten.mul_.Tensor) writes into a part of a tensor that copy_ reads later: ",
+            "y[:, ::2] *= 2",
+            "quantize by a recipe (recipe_static_wi8_ai8)",
+        ),
+        (_written, RECIPE),
+        error=ValueError,
     ),
     "codes from the left": Refused(
         _from_the_left,

@@ -151,6 +151,22 @@ def test_refused(maker: Edgeq) -> None:
         maker.sensitivity(several.signature("one"), [sample])
 
 
+def test_writes_that_the_simulation_would_lose_are_refused(maker: Edgeq) -> None:
+    """Into a tensor in float, of which the file is right."""
+
+    def forward(self: Any, x: Any) -> Any:
+        y = torch.sin(x)
+        y[:, 0] = 1
+        return self.head(torch.cos(y))
+
+    model = seeded(lambda: net(forward, head=nn.Linear(8, 4)))
+    samples = [normal(1, 8, seed=i) for i in range(8)]
+    quantized = maker.quantize(model, samples[0], calibration=samples)
+    assert maker.compare(quantized, samples).total.sqnr_db > 30
+    with pytest.raises(ValueError, match="writes into a part of a tensor that cos reads later"):
+        maker.sensitivity(quantized, samples)
+
+
 def test_a_file_that_no_interpreter_opens_is_refused(
     maker: Edgeq, monkeypatch: pytest.MonkeyPatch
 ) -> None:
