@@ -61,7 +61,9 @@ def quiet() -> Iterator[None]:
             os.environ.pop("LITERT_TORCH_SHOW_PROGRESS", None)
 
 
-_OWN = ("builtins", "torch", "litert_torch", "ai_edge_quantizer")
+_RECIPES = ("litert_quantizer", "ai_edge_quantizer")  # the recipe library from 0.11 on, and before
+
+_OWN = ("builtins", "torch", "litert_torch", *_RECIPES)
 
 
 def converter_module(name: str = "") -> Any:
@@ -81,9 +83,9 @@ def pt2e_module(name: str) -> Any:
 
 
 def recipe_module(name: str) -> Any:
-    """Import a module of the recipe library, which is litert-quantizer from 0.11 on."""
-    newer = importlib.util.find_spec("litert_quantizer") is not None
-    return _imported(f"{'litert_quantizer' if newer else 'ai_edge_quantizer'}.{name}")
+    """Import a module of the recipe library."""
+    newer, older = _RECIPES
+    return _imported(f"{newer if importlib.util.find_spec(newer) else older}.{name}")
 
 
 def load_exporter() -> None:
@@ -135,8 +137,8 @@ def _tables() -> Iterator[dict[Any, Any]]:
         for table in (decompositions._pre_convert_decomp, decompositions._pre_lower_decomp):
             # torch 2.13's table, a dict, keeps its functions in an attribute.
             yield getattr(table, "decomp_table", table)
-    if algorithms := sys.modules.get("ai_edge_quantizer.algorithm_manager"):
-        for algorithm in algorithms._alg_manager_instance._algorithm_registry.values():
+    for manager in filter(None, map(sys.modules.get, map("{}.algorithm_manager".format, _RECIPES))):
+        for algorithm in manager._alg_manager_instance._algorithm_registry.values():
             for rules in algorithm.quantized_ops.values():
                 yield {each.name: getattr(rules, each.name) for each in dataclasses.fields(rules)}
 

@@ -68,7 +68,15 @@ def _recipe_algorithm(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.parametrize("extend", [_wrapped_lowering, _recipe_algorithm])
+def _newer_recipe_algorithm(patch: pytest.MonkeyPatch) -> None:
+    """Register it with the library by its name from 0.11 on."""
+    _recipe_algorithm(patch)
+    known = sys.modules["ai_edge_quantizer.algorithm_manager"]
+    patch.delitem(sys.modules, "ai_edge_quantizer.algorithm_manager")
+    patch.setitem(sys.modules, "litert_quantizer.algorithm_manager", known)
+
+
+@pytest.mark.parametrize("extend", [_wrapped_lowering, _recipe_algorithm, _newer_recipe_algorithm])
 def test_what_others_register_with_a_library_makes_the_key_unknown(
     extend: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
