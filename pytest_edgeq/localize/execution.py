@@ -95,7 +95,9 @@ class Execution:
         }
         self.differing = frozenset(differing | {pairs.ops[number].index for number in self.hybrids})
         """Ops of the form whose result is another with the file's constants, or its codes."""
-        self._groups: dict[tuple[tuple[int, ...], ...], list[_PairedGroup]] = {}
+        # Of the last sample's shapes alone: each further size would keep files of its own open.
+        self._groups: list[_PairedGroup] = []
+        self._shapes: tuple[tuple[int, ...], ...] | None = None
         self.refused: dict[int, str] = {}
         """By index, ops of the file that kernels refuse where their partners stand alone."""
 
@@ -105,7 +107,7 @@ class Execution:
         other._file, other._form = self._file.clone(), self._form.clone()
         other._runner = other._file.runner(runtime, keep=True)
         other._whole = other._form.runner("builtin", keep=True)
-        other._groups = {}
+        other._groups, other._shapes = [], None
         return other
 
     def form_outputs(self) -> list[Array]:
@@ -117,9 +119,11 @@ class Execution:
         self._runner.run(self._file.encode(names, arrays))
         self._whole.run(self._form.encode(names, arrays))
         shapes = tuple(array.shape for array in arrays)
-        if shapes not in self._groups:
-            self._groups[shapes] = self._grouped()
-        for group in in_turn(self._groups[shapes]):
+        if shapes != self._shapes:
+            for group in self._groups:
+                group.close()
+            self._groups, self._shapes = self._grouped(), shapes
+        for group in in_turn(self._groups):
             values = _DequantizedValues(self._file.graph, self._ours.index, self._runner)
             made, wanted, halves = self._results(group, values)
             for op in group.ops:

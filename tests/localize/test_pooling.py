@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from pytest_edgeq import Edgeq
 from pytest_edgeq.compare.samples import read_samples
 from pytest_edgeq.localize.localizer import Localizer
 from pytest_edgeq.localize.rows import LayerErrors
+from pytest_edgeq.localize.single_ops import OpGroup
 from tests.localize.builds import DYNAMIC, PT2E, STATIC, Build
 from tests.localize.rows import culprit
 
@@ -68,6 +70,25 @@ def test_rows_pool_samples_of_all_shapes(maker: Edgeq, flow: str) -> None:
     # Half of the images give other figures, so these tests can fail.
     with pytest.raises(AssertionError):
         _assert_alike(pooled, twos)
+
+
+def test_files_of_isolated_ops_are_open_for_one_size_at_a_time(maker: Edgeq) -> None:
+    """Memory does not grow with the number of sizes."""
+    quantized = maker.quantize(
+        seeded(DynamicBatch),
+        DynamicBatch.sample_inputs(),
+        quantizer=DYNAMIC,
+        dynamic_shapes=DynamicBatch.dynamic_shapes(),
+    )
+    inputs = [DynamicBatch.sample_inputs(batch=n) for n in (1, 2, 3)]
+    gc.collect()
+    with Localizer(quantized) as localizer:
+        n_files = []
+        for sample in read_samples(inputs, quantized.spec, "evaluation"):
+            localizer.update(sample)
+            n_files.append(sum(type(each) is OpGroup for each in gc.get_objects()))
+
+    assert n_files == [n_files[0]] * 3
 
 
 @pytest.mark.parametrize(("flow", "place"), [(PT2E, 0), (DYNAMIC, 5)])
