@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pytest_edgeq.compare.foreign import keras_output_names
 from pytest_edgeq.compare.measurement import Arrays
 from pytest_edgeq.compare.reference import call_reference, in_file_order, torch_module
 from pytest_edgeq.localize.constant_rounding import DRAWS, FEW_DRAWS, ConstantRounding
@@ -211,8 +212,11 @@ class OutputCheck:
     def reference(self, sample: Sample) -> Arrays:
         """Return the reference's outputs in the order of the file."""
         assert self._reference is not None, "unreachable because callers check `is_done`"
-        outputs = call_reference(self._reference, sample)
-        return in_file_order(outputs, self._wanted, self._quantized.name)
+        outputs, aliases = (
+            call_reference(self._reference, sample),
+            keras_output_names(self._reference),
+        )
+        return in_file_order(outputs, self._wanted, self._quantized.name, aliases)
 
     def _torch_outputs(self, sample: Sample, known: Mapping[str, Arrays]) -> Arrays:
         values = known.get("reference", known.get("float") if self._is_own else None)

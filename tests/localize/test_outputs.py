@@ -99,6 +99,26 @@ def test_an_output_before_its_activation_is_told(maker: Edgeq, built: QuantizedM
     )
 
 
+def test_outputs_of_a_keras_model_are_matched_by_name(maker: Edgeq, built: QuantizedModel) -> None:
+    """The converter orders those of a signature by name, and the model need not."""
+    layer = type("Layer", (), {"__module__": "keras.src.layers.layer"})
+    model = seeded(_heads)
+
+    class Functional(layer):  # type: ignore[misc, valid-type] # stands in for Keras, by its name
+        output_names = ("offsets", "scores")
+        non_trainable_variables = ()
+
+        def call(self, x: Any, training: bool) -> Any:
+            del training
+            outputs = model(torch.from_numpy(x))
+            return [outputs[name].detach().numpy() for name in self.output_names]
+
+        __call__ = call
+
+    errors = localized(maker, maker.load(built.tflite, reference=Functional()), _heads)
+    assert all(row.verdict != LOWERING for row in errors.rows), str(errors)
+
+
 def _cells(*axes: int) -> type[SmallModel]:
     """Return boxes of the cells of an image, row by row or column by column, as of a detector."""
 
