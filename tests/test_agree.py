@@ -197,18 +197,21 @@ def test_how_a_runtime_differs_is_said(quantizer: str, spoil: Spoil, text: str) 
     assert re.search(text, text_of(found.differences), re.MULTILINE)
 
 
-def test_kernels_that_quantize_nan_are_not_compared() -> None:
+@pytest.mark.parametrize("op", ["FULLY_CONNECTED", "QUANTIZE"])
+def test_kernels_that_quantize_nan_are_not_compared(op: str) -> None:
     """Each makes codes of its own of it, on every sample the same: no runtime is to blame."""
     generator = np.random.default_rng(0)
-    codes = generator.integers(-127, 128, (8, 16)).astype(np.int8)
+    codes = generator.integers(-127, 128, (16, 16)).astype(np.int8)
     row, weights = {"shape": (1, 16)}, constant(codes, "int8", scales=[1 / 128])
-    dense = ("FULLY_CONNECTED", "log weights -", "y", "FullyConnectedOptions")
-    tensors = {"x": row, "log": row, "weights": weights, "y": {"shape": (1, 8)}}
-    content = chain(("LOG", "x", "log"), dense, inputs="x", outputs="y", **tensors)
+    is_dense = op == "FULLY_CONNECTED"
+    last = (op, "log weights -", "y", "FullyConnectedOptions") if is_dense else (op, "log", "y")
+    made = row if is_dense else row | {"dtype": "int8", "scales": [1 / 32]}
+    tensors = {"x": row, "log": row, "weights": weights, "y": made}
+    content = chain(("LOG", "x", "log"), last, inputs="x", outputs="y", **tensors)
 
     def reference(x: Any) -> Any:
         with np.errstate(invalid="ignore"):
-            return np.log(x) @ (codes.T * np.float32(1 / 128))
+            return np.log(x) @ (codes.T * np.float32(1 / 128)) if is_dense else np.log(x)
 
     quantized = Edgeq().load(content, reference=reference)
     inputs = generator.normal(size=(4, 1, 16)).astype(np.float32)
@@ -218,7 +221,7 @@ def test_kernels_that_quantize_nan_are_not_compared() -> None:
     assert found.differences == ()
     assert any(
         re.match(
-            r"runtimes 'xnnpack' and 'builtin' were not compared from FULLY_CONNECTED .* on: "
+            rf"runtimes 'xnnpack' and 'builtin' were not compared from {op} .* on: "
             "the two kernels quantize NaN or infinity to different codes",
             note,
         )

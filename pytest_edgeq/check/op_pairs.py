@@ -65,6 +65,14 @@ class Pair:
     is_undefined: bool = False
     needs_values: bool = False  # whether integers depend on the operands in float
 
+    @property
+    def coded_operand(self) -> int | None:
+        """The float operand that the kernel quantizes, if it does so."""
+        data = 0 if self.op.name == "QUANTIZE" else hybrid_position(self.graph, self.op)
+        if data is None or not self.graph.tensor(self.op, self.op.inputs[data]).is_floating_point:
+            return None
+        return self.op.inputs[data]
+
     def update(self, sample: int, base: Array, actual: Array, values: Values) -> None:
         """Compare one sample; `values` has the op's tensors by index, if it is needed."""
         self.n_codes += base.size
@@ -77,8 +85,8 @@ class Pair:
             same |= np.isnan(base) & np.isnan(actual)
             if same.all():
                 return  # equal codes are still counted below
-        data = hybrid_position(self.graph, self.op) if self.is_float else None
-        if data is not None and not np.isfinite(values[self.op.inputs[data]]).all():
+        coded = self.coded_operand
+        if coded is not None and not same.all() and not np.isfinite(values[coded]).all():
             self.is_undefined = True
             return
         one, two = base.astype(np.float64), actual.astype(np.float64)

@@ -75,7 +75,7 @@ class RuntimeResults:
                     if (op.index, tensor) not in self._pairs:
                         self._pairs[op.index, tensor] = self._make_pair(op, tensor)
                     pair = self._pairs[op.index, tensor]
-                    is_needed = pair.is_float or pair.needs_values
+                    is_needed = pair.is_float or pair.needs_values or pair.coded_operand is not None
                     places = (*op.inputs, *op.outputs) if is_needed else ()
                     values = {place: kept.tensor(place) for place in places if place >= 0}
                     pair.update(index, kept.tensor(tensor), made[op.index, tensor], values)

@@ -549,6 +549,11 @@ class Localizer:
         if made.op.name in NARROWING and made.value.size:
             found.whole_least = float(made.whole.min())
             found.whole_greatest = float(made.whole.max())
+        # Kernels write any code for NaN and infinity: the op that returned it is blamed.
+        if made.op.name == "QUANTIZE" and bool(
+            (~np.isfinite(made.rounded) & np.isfinite(made.whole)).any()
+        ):
+            return found
         if (bound := output.bound) is not None and made.value.size:
             if output.channels is not None:
                 found.excess_lsb = _excess_by_channel(output.channels, made) - bound
