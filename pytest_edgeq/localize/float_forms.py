@@ -219,15 +219,15 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         # Differences may be the converter's choice: then the results are compared.
         if is_alike and floating <= found.keys() | masks and not any(structure.findings(())):
             return Forms(base, base, reference, modules)
-    floats = list(() if base is None else _floats_of(base))
+    candidates = [(each, each) for each in (() if base is None else _floats_of(base))]
+    own: list[tuple[Array, Array]] = []
     module = torch_module(quantized.float_model)
     if module is not None:
-        floats += [_array(each) for _, each in _tensors(module)]
-    candidates = [(each, each) for each in floats]
+        own += [(each, each) for each in map(_array, dict(_tensors(module)).values())]
     if (graph := graph_module(quantized.simulated)) is not None:
-        candidates += [(_array(one), _array(two)) for one, two in litert.constants_of(graph)]
+        own += [(_array(one), _array(two)) for one, two in litert.constants_of(graph)]
     left = [pair for pair in constants if pair.key not in found]
-    found |= nearest_constants(candidates, left)
+    found |= nearest_constants(candidates + own, left)
     if is_whole and not substituted:
         found = aligned | found
     unknown = {
@@ -247,6 +247,12 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         for key, pair in unknown.items()
         if (steps := _steps(pair)).any()
     }
+
+    def with_torchs() -> EdgeFile:
+        # The reference's float file may fold a factor near 1, as of a batch norm, where this does
+        # not: both values have the same codes.
+        return _in_float(made, found | others | nearest_constants(own, constants))
+
     return Forms(
         exact,
         exact,
@@ -255,7 +261,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         substituted,
         frozenset(unmatched),
         functools.partial(_perturbed, made, found, rounded) if rounded else None,
-        functools.partial(_in_float, made, found | others) if others else None,
+        with_torchs if others or own else None,
         is_nearest,
         base,
     )

@@ -178,6 +178,30 @@ def test_a_constant_like_no_other_is_not_found(build: Build) -> None:
     assert not nearest_constants([(changed, changed)], [pair])
 
 
+@small_model(
+    (4, 8),
+    layers=lambda: {
+        "norm": nn.BatchNorm1d(8, 3e-5),
+        "first": nn.Linear(8, 16),
+        "last": nn.Linear(16, 4),
+    },
+)
+def _normed(m: Any, x: torch.Tensor) -> Any:
+    """PT2E keeps the norm in front of the layer, and the float file folds it into the weights."""
+    return m.last(m.first(m.norm(x)).relu())
+
+
+def test_an_untrained_batch_norm_is_not_applied_twice(maker: Edgeq) -> None:
+    """Weights times its factor, 1 / √(1 + ε), have the same codes as the weights."""
+    model = seeded(_normed)
+    model.norm.reset_parameters()
+    quantized = maker.quantize(
+        model, _normed.sample_inputs(), quantizer=PT2E, calibration=samples(_normed, 16)
+    )
+    for each in (quantized, maker.load(quantized.tflite, reference=model)):
+        assert divergence(each, _normed) is None
+
+
 @pytest.mark.slow
 def test_an_op_in_place_of_another_is_found(maker: Edgeq, build: Build) -> None:
     """By its values."""
