@@ -13,7 +13,9 @@ from torch import nn
 from fixtures.models import net, seeded
 from fixtures.tflite.writer import chain, constant
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.localize.mistakes import BIT_DB
+from pytest_edgeq.compare.samples import read_samples
+from pytest_edgeq.localize.localizer import Localizer
+from pytest_edgeq.localize.mistakes import BIT_DB, FAR
 from pytest_edgeq.runtimes.edge import EdgeFile
 from pytest_edgeq.tflite.writing import write_clamped
 from tests.bench.detection.sound import NETS, sound
@@ -91,6 +93,22 @@ def test_a_loaded_file_is_judged_by_how_far_its_ranges_are_left(tokens: Quantize
     first, *others = _text(model, _ids(8, 3, 32, 64)).splitlines()
     assert ": expected values within the range of its codes, [" in first
     assert not any("calibration samples" in line for line in others)
+
+
+def _selu() -> nn.Module:
+    layers = {"first": nn.Linear(10, 32), "last": nn.Linear(32, 4)}
+    return net(lambda self, x: self.last(nn.functional.selu(self.first(x))), **layers)
+
+
+def test_clipped_values_that_a_selection_discards_are_no_loss() -> None:
+    """The exponential of a SELU is far beyond its range where the SELU returns another value."""
+    drawn = torch.Generator().manual_seed(0)
+    given = [torch.randn(4, 10, generator=drawn) for _ in range(72)]
+    made = Edgeq().quantize(seeded(_selu), given[0], calibration=given[:64])
+    with Localizer(made) as localizer:
+        for sample in read_samples(given[64:], made.spec, "evaluation"):
+            localizer.update(sample)
+        assert all(each.overshoot < FAR for each in localizer.clipped_ranges())
 
 
 _STEP = 1 / 32

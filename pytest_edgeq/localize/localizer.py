@@ -367,9 +367,12 @@ class Localizer:
         source = self.pairs.source
         io_indices = {*self.subgraph.inputs, *map(source, self.subgraph.outputs)}
         averaged = self._is_averaged
+        # Clipped values that a selection discards, as of an exponential in ELU, are no loss.
+        consumers = Consumers(self.quantized.graph, self.subgraph.index)
+        used = self._measured.keys() - consumers.unused(self._measured)
         found = []
         tensors = [(op, index) for op in self.subgraph.ops for index in op.outputs]
-        for op, tensor in (each for each in tensors if each[1] in self._measured):
+        for op, tensor in (each for each in tensors if each[1] in used):
             measured, limits = self._measured[tensor], self._outputs[tensor].limits
             if limits is None or source(tensor) in io_indices or not measured.elements:
                 continue
