@@ -220,14 +220,14 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         if is_alike and floating <= found.keys() | masks and not any(structure.findings(())):
             return Forms(base, base, reference, modules)
     candidates = [(each, each) for each in (() if base is None else _floats_of(base))]
-    own: list[tuple[Array, Array]] = []
+    torchs: list[tuple[Array, Array]] = []
     module = torch_module(quantized.float_model)
     if module is not None:
-        own += [(each, each) for each in map(_array, dict(_tensors(module)).values())]
+        torchs += [(each, each) for each in map(_array, dict(_tensors(module)).values())]
     if (graph := graph_module(quantized.simulated)) is not None:
-        own += [(_array(one), _array(two)) for one, two in litert.constants_of(graph)]
+        torchs += [(_array(one), _array(two)) for one, two in litert.constants_of(graph)]
     left = [pair for pair in constants if pair.key not in found]
-    found |= nearest_constants(candidates + own, left)
+    found |= nearest_constants(candidates + torchs, left)
     if is_whole and not substituted:
         found = aligned | found
     unknown = {
@@ -251,7 +251,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
     def with_torchs() -> EdgeFile:
         # The reference's float file may fold a factor near 1, as of a batch norm, where this does
         # not: both values have the same codes.
-        return _in_float(made, found | others | nearest_constants(own, constants))
+        return _in_float(made, found | others | nearest_constants(torchs, constants))
 
     return Forms(
         exact,
@@ -261,7 +261,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         substituted,
         frozenset(unmatched),
         functools.partial(_perturbed, made, found, rounded) if rounded else None,
-        with_torchs if others or own else None,
+        with_torchs if others or torchs else None,
         is_nearest,
         base,
     )

@@ -194,7 +194,7 @@ def _normed(m: Any, x: torch.Tensor) -> Any:
 def test_an_untrained_batch_norm_is_not_applied_twice(maker: Edgeq) -> None:
     """Weights times its factor, 1 / √(1 + ε), have the same codes as the weights."""
     model = seeded(_normed)
-    model.norm.reset_parameters()
+    model.load_state_dict(model.state_dict() | nn.BatchNorm1d(8).state_dict(prefix="norm."))
     quantized = maker.quantize(
         model, _normed.sample_inputs(), quantizer=PT2E, calibration=samples(_normed, 16)
     )
