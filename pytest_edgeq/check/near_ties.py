@@ -39,20 +39,19 @@ def judge_choices(
         op = found[name].op.place
         got = f"got {agreeing} of {rows} ({100 * agreement:.3g} %)"
         scores = None if localizer is None else _scores(localizer, found[name], samples)
-        text = f"expected at least half of the choices of {op} to match the reference, {got}"
         causes: tuple[str, ...] = ()
-        note, is_lost = "", agreement < _LEAST_MATCHES
-        if scores is not None:
+        if scores is None:
+            text = f"expected at least half of the choices of {op} to match the reference, {got}"
+            note, is_lost = "", agreement < _LEAST_MATCHES
+        else:
             maker, quality = scores
             text = f"expected the choices of {op} to match the reference, {got}"
             causes = (
                 f"the scores that it chooses by, of {maker}, have {quality:.3g} dB SQNR: expected "
                 f"{ONE_BIT_DB:.3g} dB or more, which is one bit of them",
             )
-            note, is_lost = (
-                f"; the scores, of {maker}, have {quality:.3g} dB SQNR",
-                not quality >= ONE_BIT_DB,
-            )
+            note = f"; the scores, of {maker}, have {quality:.3g} dB SQNR"
+            is_lost = not quality >= ONE_BIT_DB
         if is_lost:
             place = Place("output", name)
             findings.append(

@@ -359,8 +359,7 @@ def _require_sound(comparison: Comparison) -> None:
                     causes=("errors that are not numbers can be neither stored nor bounded",),
                     harm=USELESS,
                 )
-                raise failure([found])
-            if output.degenerate:
+            elif output.degenerate:
                 found = Finding(
                     kind=ZERO_OUTPUT,
                     place=place,
@@ -368,4 +367,6 @@ def _require_sound(comparison: Comparison) -> None:
                     f"{output.n_elements} elements: nothing was tested",
                     fix="give samples for which this output is not zero",
                 )
-                raise failure([found])
+            else:
+                continue
+            raise failure([found])

@@ -196,7 +196,7 @@ class OutputCheck:
         self._is_own = reference is quantized.float_model
         self.is_kept = is_kept
         self._wanted = [io_tensor.name for io_tensor in quantized.edge.signature.outputs]
-        self._tolerance = Tolerance(self._wanted, len(form.subgraph.ops), noise)
+        self.tolerance = Tolerance(self._wanted, len(form.subgraph.ops), noise)
         self.peaks: Sequence[float] = ()
 
     def differs(self, sample: Sample, known: Mapping[str, Arrays]) -> bool:
@@ -207,7 +207,7 @@ class OutputCheck:
         if self._is_explained(expected, known):
             return False
         self._run(self.form, sample)
-        return self._tolerance.compare(expected, self._outputs()) is not None
+        return self.tolerance.compare(expected, self._outputs()) is not None
 
     def reference(self, sample: Sample) -> Arrays:
         """Return the reference's outputs in the order of the file."""
@@ -225,7 +225,7 @@ class OutputCheck:
     def _is_explained(self, expected: _TorchOutputs, known: Mapping[str, Arrays]) -> bool:
         """Whether outputs of the form that are known already are within the tolerance."""
         made = known.get("form", known.get("float_tflite") if self.is_kept else None)
-        return made is not None and self._tolerance.compare(expected, made) is None
+        return made is not None and self.tolerance.compare(expected, made) is None
 
     @property
     def _runner(self) -> Runner:
@@ -281,12 +281,12 @@ class AgainstTorch(OutputCheck):
             if self._is_explained(expected, known):
                 return
             self._run(self.form, sample)
-        divergence = self._tolerance.compare(expected, self._outputs())
+        divergence = self.tolerance.compare(expected, self._outputs())
         if divergence is not None and expected[0][1] is None:
             precise = self._run_in_float64(sample)
             if precise is not None:
                 expected = [(one, two) for (one, _), two in zip(expected, precise, strict=True)]
-                divergence = self._tolerance.compare(expected, self._outputs())
+                divergence = self.tolerance.compare(expected, self._outputs())
         is_bounded = self._forms.perturbed is None and expected[0][1] is not None
         if self.aligned is None and not is_bounded:
             # One sample alone proves nothing. A stateful form must run all samples in order.
@@ -342,7 +342,7 @@ class AgainstTorch(OutputCheck):
         for each in samples:
             codes = edge.run(names, each.sample.arrays(), "builtin")
             roundings = [
-                known + _TIMES_ROUNDED * _rms(_finite(made - decode(code, io_tensor).astype("f8")))
+                known + _TIMES_ROUNDED * _rms(made - decode(code, io_tensor).astype("f8"))
                 for known, made, code, io_tensor in zip(
                     each.roundings, each.made, codes, signature.outputs, strict=True
                 )
@@ -368,7 +368,7 @@ class AgainstTorch(OutputCheck):
         """Return the distance of a sample from torch, by output."""
         items = zip(self._wanted, each.made, each.expected, self.peaks, each.roundings, strict=True)
         return [
-            self._tolerance.distance(name, made, *expected, peak=peak, rounding=rounding)
+            self.tolerance.distance(name, made, *expected, peak=peak, rounding=rounding)
             for name, made, expected, peak, rounding in items
         ]
 
@@ -396,7 +396,7 @@ class AgainstTorch(OutputCheck):
             name = self._wanted[output]
             pairs = [(samples[i].made[output], samples[i].expected[output][0]) for i in group]
             worst = max(group, key=lambda i: by_sample[i][output].noise)
-            return worst, self._tolerance.divergence(name, distance, pairs)
+            return worst, self.tolerance.divergence(name, distance, pairs)
         return None
 
     def _measure_moves(
@@ -449,11 +449,6 @@ class AgainstTorch(OutputCheck):
     def other_reference(self) -> Callable[..., Any] | None:
         """The reference of the form if it is not the model's own."""
         return None if self._is_own else self._reference
-
-    @property
-    def noise(self) -> Mapping[str, float]:
-        """The relative error of torch in float32 by output, as far as it was measured."""
-        return dict(self._tolerance.noise)
 
     def _is_explained_by_constants(self, samples: Sequence[tuple[Sample, _TorchOutputs]]) -> bool:
         """Whether the form equals torch once torch's constants replace its own."""
@@ -574,7 +569,7 @@ class AgainstTorch(OutputCheck):
         """Run a float file; return None if its outputs differ from torch's."""
         runner = self._run(form, sample)
         made = kept_outputs(form, runner, self._quantized.edge)
-        return runner if self._tolerance.compare(expected, made) is None else None
+        return runner if self.tolerance.compare(expected, made) is None else None
 
     def _same_as_partners(self, converted: Runner | None) -> dict[int, bool]:
         """Return by tensor whether it has its partner's values in the reference's float file."""
@@ -655,20 +650,17 @@ def _is_within(
 
 def _is_quantized(values: Array, limits: Codes) -> bool:
     """Whether floats are dequantized codes, up to float32 rounding."""
-    values = _finite(values.astype(np.float64))
+    values = values[np.isfinite(values)].astype(np.float64)
     steps = np.rint(values / limits.scale)
     low, high = limits.low - limits.zero_point, limits.high - limits.zero_point
     near = np.abs(values - steps * limits.scale) <= ULP * np.abs(values)
     return bool((near & (steps >= low) & (steps <= high)).all())
 
 
-def _finite(values: Array) -> Array:
-    finite: Array = values[np.isfinite(values)]
-    return finite
-
-
 def _rms(values: Array) -> float:
-    return float(np.sqrt(np.square(values).mean())) if values.size else 0.0
+    """Return the root mean square of finite values."""
+    finite = values[np.isfinite(values)]
+    return float(np.sqrt(np.square(finite).mean())) if finite.size else 0.0
 
 
 def _backward_slice(subgraph: Subgraph, last: int, equal: set[int]) -> set[int]:

@@ -190,7 +190,6 @@ _BIAS = "bias"  # not the name of an op: texts then call the last axis a channel
 
 
 def check_bias(
-    op_name: str,
     stored: Constant,
     reference: Array,
     *,

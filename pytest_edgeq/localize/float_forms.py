@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -61,21 +60,6 @@ def is_rounded_to(pair: ConstantPair, floats: Array, *, cut: bool = False) -> bo
         low, high = code_range(pair.stored.dtype)
         near |= ((codes == low) & (floats < constant)) | ((codes == high) & (floats > constant))
     return bool(near.all())
-
-
-def _perturbed(
-    made: EdgeFile,
-    known: Mapping[tuple[int, int], Array],
-    unknown: Mapping[tuple[int, int], tuple[Array, Array]],
-    seed: int,
-) -> EdgeFile:
-    """Write a file in float with constants drawn within half a step."""
-    draw = np.random.default_rng(seed).uniform
-    perturbed = {
-        key: values + draw(-0.5, 0.5, values.shape) * steps
-        for key, (values, steps) in unknown.items()
-    }
-    return _in_float(made, {**known, **perturbed})
 
 
 def times_a_number(pair: ConstantPair, floats: Array) -> Array | None:
@@ -248,6 +232,14 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         if (steps := _steps(pair)).any()
     }
 
+    def perturbed(seed: int) -> EdgeFile:
+        draw = np.random.default_rng(seed).uniform
+        drawn = {
+            key: values + draw(-0.5, 0.5, values.shape) * steps
+            for key, (values, steps) in rounded.items()
+        }
+        return _in_float(made, found | drawn)
+
     def with_torchs() -> EdgeFile:
         # The reference's float file may fold a factor near 1, as of a batch norm, where this does
         # not: both values have the same codes.
@@ -260,7 +252,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         modules,
         substituted,
         frozenset(unmatched),
-        functools.partial(_perturbed, made, found, rounded) if rounded else None,
+        perturbed if rounded else None,
         with_torchs if others or torchs else None,
         is_nearest,
         base,

@@ -167,12 +167,10 @@ class Localizer:
         reference, known = self.quantized.float_model, "quantizes by itself"
         if reference is not None and not quantizes_by_itself(reference):
             known = "returns only values of the file's output codes"
-        note = (
+        self.notes.append(
             f"{self.quantized.reference_name} {known}: its outputs were compared with "
             "the file's, and ops with their own form in float alone"
         )
-        if note not in self.notes:
-            self.notes.append(note)
 
     def prepare(self, form: EdgeFile) -> None:
         """Prepare to measure ops against a float form, without comparing it with torch."""

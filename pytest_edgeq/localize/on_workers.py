@@ -53,7 +53,7 @@ class OpsPart:
             _packed(form),
             None if against.form is form else _packed(against.form),
             against.is_kept,
-            against.noise,
+            against.tolerance.noise,
             None if other is None else pickled_reference(other),
         )
 

@@ -19,8 +19,6 @@ from pytest_edgeq.tflite.same import option_differences
 from pytest_edgeq.tflite.subgraph import Op
 from pytest_edgeq.tflite.writing import Graft, write_transposed, write_with
 
-_CHANGED = "a changed copy of the file"
-
 _MOST = 32  # maximum number of replacements to try: each costs a conversion of the file and a run
 _ARRANGING = HOLDING | LAYOUT | {"BROADCAST_TO"}  # ops that determine the order of values
 _NEAR = 2.0**-10  # relative tolerance of two float constants, to the greatest value
@@ -42,7 +40,9 @@ def repaired_op(form: EdgeFile, other: EdgeFile, is_right: Callable[[EdgeFile], 
 def _repairs(content: bytes, form: EdgeFile, is_right: Callable[[EdgeFile], bool]) -> bool:
     """Return whether the outputs of a changed copy of a file are correct."""
     try:
-        written = EdgeFile(content, runtimes=form.runtimes, copied=Copied(_CHANGED))
+        written = EdgeFile(
+            content, runtimes=form.runtimes, copied=Copied("a changed copy of the file")
+        )
         return is_right(written.at(form.key))
     except RuntimeError:  # kernels refuse the shape or the number of axes
         return False

@@ -189,7 +189,7 @@ class LayerErrors:
 
     def with_source(self, finding: Finding) -> Finding:
         """Add the line of the model's code to a finding that blames one op."""
-        if self.source_of is None or finding.kind not in _OF_ONE_OP:
+        if self.source_of is None or finding.kind not in (*WRONG_KINDS, LOSSY_OP):
             return finding
         line = self.source_of(finding.place)
         return (
@@ -284,9 +284,6 @@ class LayerErrors:
         """Return the sentence and the overview."""
         return "\n".join([self.cause, *self.finding.evidence, self.overview])
 
-
-_OF_ONE_OP = (*WRONG_KINDS, LOSSY_OP)
-"""Kinds of findings that blame one op."""
 
 _OTHER_MODEL = 3
 """Minimum number of differing weighted layers to suspect another reference model."""

@@ -465,7 +465,7 @@ class Structure:
         if stored.scales is not None and (scale is None or scales is None):
             return ()
         texts = check_bias(
-            pair.op.name, stored, pair.floats, input_scale=scale, weight_scales=scales, wider=wider
+            stored, pair.floats, input_scale=scale, weight_scales=scales, wider=wider
         )
         return tuple(map(pair.op.wrong, texts))
 

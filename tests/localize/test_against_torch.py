@@ -221,7 +221,7 @@ def test_what_float32_alone_cannot_hold_allows_no_other_value(build: Build) -> N
     against = AgainstTorch(quantized, forms, _sample(quantized, ResidualNet))
     torchs, precise = np.array([np.inf, 1.0], np.float32), np.array([1e39, 1.0])
     for ours, expected in ((torchs, None), (np.array([7.0, 1.0], np.float32), -np.inf)):
-        found = against._tolerance.compare([(torchs, precise)], [ours])
+        found = against.tolerance.compare([(torchs, precise)], [ours])
         assert (None if found is None else found.sqnr_db) == expected
 
 

@@ -65,7 +65,7 @@ def _findings(layer: Layer, floats: Layer) -> tuple[str, ...]:
     op, weight, bias, scale = layer
     return (
         *check_stored_weight(op, weight, floats.weight.values, kept=lambda: True),
-        *check_bias(op, bias, floats.bias.values, input_scale=scale, weight_scales=weight.scales),
+        *check_bias(bias, floats.bias.values, input_scale=scale, weight_scales=weight.scales),
     )
 
 
@@ -304,7 +304,7 @@ def test_damaged_biases_are_told(bias: list[float], input_scale: float, told: li
     """First what is wrong beside the bias itself."""
     floats, codes, scales = np.array(bias), np.zeros(len(bias), np.int64), np.ones(2)
     stored = Constant("int32", codes, np.full(1, math.nan), np.full(1, 2), "per_tensor")
-    found = check_bias("CONV_2D", stored, floats, input_scale=input_scale, weight_scales=scales)
+    found = check_bias(stored, floats, input_scale=input_scale, weight_scales=scales)
     assert list(found) == told
 
 
@@ -322,9 +322,8 @@ def test_a_bias_that_the_range_of_the_input_cuts_is_sound(
     stored = Constant(
         "int32", np.array([2**31 - 1, 1_000_000]), np.full(1, 1e-15), np.zeros(1, int), "per_tensor"
     )
-    found = check_bias(
-        "CONV_2D", stored, bias, input_scale=1e-12, weight_scales=np.full(1, 1e-3), wider=wider
-    )
+    scales = np.full(1, 1e-3)
+    found = check_bias(stored, bias, input_scale=1e-12, weight_scales=scales, wider=wider)
     assert any("is at the INT32 limit in channel 0" in each for each in found) is is_told
     assert len(found) == is_told
 
@@ -333,6 +332,6 @@ def test_what_a_bias_needs() -> None:
     """Integers have a scale, and are compared by those of input and weight."""
     codes = np.zeros(2, np.int64)
     plain, scaled = Constant("int32", codes), Constant("int32", codes, np.ones(1), codes[:1])
-    assert check_bias("CONV_2D", plain, np.ones(2)) == ("the bias is int32 without a scale",)
+    assert check_bias(plain, np.ones(2)) == ("the bias is int32 without a scale",)
     with pytest.raises(ValueError, match="needs input_scale and weight_scales"):
-        check_bias("CONV_2D", scaled, np.ones(2))
+        check_bias(scaled, np.ones(2))

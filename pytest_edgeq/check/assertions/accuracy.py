@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,11 +44,10 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _LabelledSample:
+class _LabelledSample(NamedTuple):
     """A sample with its label, and its number among all samples."""
 
-    index: int
+    number: int
     sample: Sample
     label: Any
 
@@ -380,7 +378,7 @@ def _score_all(
     if begin(items, model, in_flight.workers, run):
         # A loader may reuse the memory of samples and labels.
         kept = (
-            _LabelledSample(each.index, each.sample.clone(), _copied(each.label)) for each in items
+            each._replace(sample=each.sample.clone(), label=_copied(each.label)) for each in items
         )
         for pair, outputs in in_order(kept, model.edge.clone, measure, in_flight.workers):
             add(pair, outputs)
@@ -422,9 +420,9 @@ def _score(
     """Return the score of a sample without adding it to the scorer."""
     expected, got = ([value for _, value in flatten_outputs(each)] for each in outputs)
     lengths = {len(leaf) for leaf in expected if leaf.ndim}
-    scored: Any = scorer.score(pair.index, outputs, pair.label, lengths)
+    scored: Any = scorer.score(pair.number, outputs, pair.label, lengths)
     sqnr_db, lost = least_sqnr_db(expected, got), scorer.lost(scored)
-    worst.offer(pair.index, sqnr_db, pair.sample.clone, lost=lost)
+    worst.offer(pair.number, sqnr_db, pair.sample.clone, lost=lost)
     return scored
 
 
@@ -441,12 +439,12 @@ def _run_both(
     try:
         codes = edge.run(model.input_names, pair.sample.arrays(), model.runtime)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"labelled sample {pair.index}: {error}") from None
+        raise type(error)(f"labelled sample {pair.number}: {error}") from None
     given = edge.decode(codes)
     check_layout(model, expected, given)
     names = [each.name for each in edge.signature.outputs]
     for name, want, got in zip(names, expected, given, strict=True):
-        _check_output(model.name, name, pair.index, want, got)
+        _check_output(model.name, name, pair.number, want, got)
     return _like_reference(nested, expected, given, order, scorer)
 
 
@@ -471,11 +469,7 @@ def _like_reference(
     scorer: Any,
 ) -> tuple[Any, Any]:
     """Nest the outputs of both models, in the file's order, as the reference nests them."""
-    places = range(len(order))
-    floats, others = (
-        [dict(zip(order, values, strict=True))[place] for place in places]
-        for values in (expected, given)
-    )
+    floats, others = ([values[i] for i in np.argsort(order)] for values in (expected, given))
     first, second = (
         _nested(nested, iter(_alike(values, floats)), scorer.wants_tensors)
         for values in (floats, others)

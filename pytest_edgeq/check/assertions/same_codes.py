@@ -100,7 +100,7 @@ def assert_runtimes_agree(
             if empty
             else "the model has no outputs: there is nothing to compare"
         )
-    wrong = [pair for pair in every if not pair.worst <= (bound if pair.is_scaled else 0)]
+    wrong = [pair for pair in every if not pair.worst <= (bound if pair.tensor.is_quantized else 0)]
     if wrong:
         shown = worst[wrong[0].other].result()
         codes_there = edge.encode(input_names, shown[0].inputs.arrays())
@@ -115,18 +115,14 @@ class _CodePair:
     """One output on two runtimes, over all samples."""
 
     io_tensor: SignatureTensor
-    tensor: Tensor  # with the codes: behind a DEQUANTIZE, that op's input
+    # With the codes, behind a DEQUANTIZE that op's input; classes and indices have no scale.
+    tensor: Tensor
     first: str
     other: str
     worst: float = 0.0
     at: str = ""
     n_differ: int = 0
     n_codes: int = 0
-
-    @property
-    def is_scaled(self) -> bool:
-        """Whether codes have a scale; classes and indices have none."""
-        return self.tensor.is_quantized
 
     def update(self, sample: int, one: Array, two: Array) -> None:
         """Compare the codes of one sample."""
@@ -158,8 +154,8 @@ def _runtimes_differ(
     edge: EdgeFile, wrong: list[_CodePair], n_pairs: int, bound: float, inputs: Mapping[str, Array]
 ) -> AssertionError:
     first = wrong[0]
-    expected = f"at most {bound:g} LSB" if first.is_scaled else "equal values"
-    scaled = [pair.worst for pair in wrong if pair.is_scaled]
+    expected = f"at most {bound:g} LSB" if first.tensor.is_quantized else "equal values"
+    scaled = [pair.worst for pair in wrong if pair.tensor.is_quantized]
     why, command = "", ""
     if any(edge.runtimes.target_of(name) is not None for name in (first.first, first.other)):
         why = first_differing_op(SingleOps(edge), first.first, first.other, inputs)
