@@ -513,9 +513,12 @@ def test_all_is_listed_the_most_telling_first(heads: QuantizedModel) -> None:
 
 @pytest.mark.parametrize("inputs", [[], torch.zeros(1, 3, 16, 16), [torch.zeros(1, 3, 8, 8)]])
 def test_bad_samples_are_refused(heads: QuantizedModel, inputs: Any) -> None:
-    """They are no findings about the model."""
+    """They are no findings about the model; nor is a file without a reference."""
     with pytest.raises((ValueError, TypeError), match="evaluation"):
         Edgeq().check(heads, inputs)
+    text = r"no reference to compare with: .*float_tflite=.*assert_conforms, .*edgeq show"
+    with pytest.raises(ValueError, match=text):
+        Edgeq().check(Edgeq().load(heads.tflite), inputs)
 
 
 @pytest.mark.parametrize("level", [293.0, 0.0])
@@ -531,13 +534,6 @@ def test_an_output_that_is_nearly_constant_is_noted(level: float) -> None:
     assert (noted in checked(loaded, inputs)[0] + "".join(checked(loaded, inputs)[1])) is (
         level > 0
     )
-
-
-def test_a_file_without_a_reference_is_refused(heads: QuantizedModel) -> None:
-    """There is nothing to hold it against."""
-    text = r"no reference to compare with: .*float_tflite=.*assert_conforms, .*edgeq show"
-    with pytest.raises(ValueError, match=text):
-        Edgeq().check(Edgeq().load(heads.tflite), _images(2, 2))
 
 
 def test_ops_are_measured_again_where_the_noise_is_twice_as_great(
@@ -572,42 +568,40 @@ def _sums(count: int, width: int) -> QuantizedModel:
     return edgeq.load(content, reference=lambda x, y: [x + y] * count)
 
 
-def test_codes_of_small_ops_are_counted_together() -> None:
-    """Each has too few of them to tell that the runtime moves all by one."""
-    steps = torch.arange(8)[None] / 16
-
-    text = _findings(_sums(4, 8), [(steps, steps), (steps.flip(1), steps)])
-
-    assert text.startswith(
-        "runtimes 'board' and 'builtin': expected at most 50% of the codes of 4 ops to differ, as "
-        "rounding changes only codes near ties, got 64 of 64, 0 of them lower and 64 higher\n"
-        "cause: each op was run alone on both, on the same inputs: the runtime changes data "
-        "between the file and the kernels\n"
-    )
-
-
-def test_the_text_of_runtimes_that_differ() -> None:
-    """To the letter: where, on what, expected, got, how many."""
-    steps = torch.arange(64)[None] / 16
-
-    text = _findings(_sums(1, 64), [(steps, steps), (steps.flip(1), steps)])
-
-    assert re.fullmatch(
-        r"runtimes 'board' and 'builtin': ADD #0: expected at most 50% of the codes to differ, "
-        r"as rounding changes only codes near ties, got 128 of 128, all higher \(sample 0, index "
-        r"\[0, 0\]: board 1, builtin 0\) \[1 of 1 ops\]\n"
-        "cause: each op was run alone on both, on the same inputs, so that nothing before it "
-        "explains this: one of the two computes something else\n"
-        r"fix: compare both with torch: edgeq.compare\(model, samples, runtime='board'\) and "
-        "runtime='builtin'\n\n"
-        "note: baselines were not checked: outside a test nothing is remembered\n"
-        "note: 2 different evaluation samples: too few for paired, per-sample limits, so the "
-        "limits are wide; give 5 or more that differ",
-        text,
-    ), text
-
-
 _NOTE = "note: baselines were not checked: outside a test nothing is remembered"
+
+
+@pytest.mark.parametrize(
+    ("count", "width", "said", "cause"),
+    [
+        (
+            *(1, 64, "ADD #0: expected at most 50% of the codes to differ, as rounding changes "),
+            "on the same inputs, so that nothing before it explains this: one of the two computes "
+            "something else",
+        ),
+        # Each op has too few codes to tell that the runtime moves all by one.
+        (
+            *(4, 8, "expected at most 50% of the codes of 4 ops to differ, as rounding changes "),
+            "on the same inputs: the runtime changes data between the file and the kernels",
+        ),
+    ],
+)
+def test_the_text_of_runtimes_that_differ(count: int, width: int, said: str, cause: str) -> None:
+    """To the letter: where, on what, expected, got, how many."""
+    steps = torch.arange(width)[None] / 16
+    got = {
+        1: "128 of 128, all higher (sample 0, index [0, 0]: board 1, builtin 0) [1 of 1 ops]",
+        4: "64 of 64, 0 of them lower and 64 higher",
+    }[count]
+
+    assert _findings(_sums(count, width), [(steps, steps), (steps.flip(1), steps)]) == (
+        f"runtimes 'board' and 'builtin': {said}only codes near ties, got {got}\n"
+        f"cause: each op was run alone on both, {cause}\n"
+        "fix: compare both with torch: edgeq.compare(model, samples, runtime='board') and "
+        f"runtime='builtin'\n\n{_NOTE}\n"
+        "note: 2 different evaluation samples: too few for paired, per-sample limits, so the "
+        "limits are wide; give 5 or more that differ"
+    )
 
 
 def test_the_text_of_a_file_that_kernels_refuse() -> None:
