@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from fixtures.models import ResidualNet, samples
 from fixtures.token_logits import broken, sequences
 from fixtures.token_logits import comparison as of_tokens
-from pytest_edgeq import Budget, Edgeq, QuantizedModel, assert_within_budget
+from pytest_edgeq import Budget, Comparison, Edgeq, QuantizedModel, assert_within_budget
 from pytest_edgeq.errors import UnmatchedError
 from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
 from pytest_edgeq.numerics.findings import CLIPPED_INPUT, WRONG_OP, Finding, Place
@@ -50,65 +51,60 @@ def test_a_real_model_is_within_its_budget(static: QuantizedModel) -> None:
     )
 
 
-def test_one_bound() -> None:
-    """The text of the simplest failure."""
-    golden("budget", lambda: assert_within_budget(comparison(), Budget(max_abs_error=0.25)))
+def _of_stages(quantization: float, lowering: float, **known: Any) -> Comparison:
+    return comparison(quantization=stage(quantization), lowering=stage(lowering), **known)
 
 
-def test_where_a_language_model_breaks() -> None:
-    """A budget of logits names the first position below its SQNR."""
-    measured = of_tokens(sequences(broken, start=40))
-    budget = Budget(sqnr_db=30, top1_agreement=0.95, kl=0.01, perplexity_ratio=1.02)
-    golden("budget_positions", lambda: assert_within_budget(measured, budget))
+def _undefined() -> Comparison:
+    made = StageAccumulator([IOSpec("scores")])
+    made.update([np.array([[math.nan, 1.0]])], [np.array([[math.nan, 1.0]])])
+    return replace(comparison(), total=made.result(), explain=nobody_asks)
 
 
-def test_the_stage_to_blame() -> None:
-    """Budgets by stage and output; the stage that loses most is named."""
-    measured = comparison(quantization=stage(0.1), lowering=stage(0.4))
-    golden(
-        "budget_stages",
-        lambda: assert_within_budget(
-            measured,
-            total={"scores": Budget(max_lsb_error=0.5, sqnr_db=30), "boxes": None},
-            lowering=Budget(max_abs_error=0.2),
-        ),
-    )
+OTHER_INPUTS = Finding(
+    kind=CLIPPED_INPUT,
+    place=Place("input", "image"),
+    symptom="expected values within the range of its codes, [0, 0.5]",
+)
+LAYER = Finding(
+    kind=WRONG_OP,
+    place=Place("op", "CONV_2D", 1, "stem"),
+    symptom="permuted",
+    evidence=("1 of 1 ops matched:", "op  LSB"),
+)
+NARROW = {"total": Budget(max_abs_error=0.25)}
+TEXTS: dict[str, tuple[Callable[[], Comparison], dict[str, Any]]] = {
+    "budget": (comparison, NARROW),
+    # The first position below the SQNR of the logits of a language model.
+    "budget_positions": (
+        lambda: of_tokens(sequences(broken, start=40)),
+        {"total": Budget(sqnr_db=30, top1_agreement=0.95, kl=0.01, perplexity_ratio=1.02)},
+    ),
+    # Budgets by stage and output; the stage that loses most is named.
+    "budget_stages": (
+        lambda: _of_stages(0.1, 0.4),
+        {
+            "total": {"scores": Budget(max_lsb_error=0.5, sqnr_db=30), "boxes": None},
+            "lowering": Budget(max_abs_error=0.2),
+        },
+    ),
+    # No stage and no layer is blamed for what all of them show.
+    "budget_inputs": (
+        lambda: _of_stages(0.5, 0.0, health=(OTHER_INPUTS,), explain=nobody_asks),
+        NARROW,
+    ),
+    # The sentence on the layer is before the tables, and its rows are the last.
+    "budget_layer": (lambda: _of_stages(0.5, 0.0, explain=lambda: LAYER), NARROW),
+    # NaN of the model itself is no layer's fault.
+    "budget_nan_reference": (_undefined, {"total": Budget(sqnr_db=9)}),
+}
 
 
-def test_inputs_that_were_calibrated_with_others_are_the_cause() -> None:
-    """No stage and no layer is blamed for what all of them show."""
-    others = Finding(
-        kind=CLIPPED_INPUT,
-        place=Place("input", "image"),
-        symptom="expected values within the range of its codes, [0, 0.5]",
-    )
-    measured = comparison(
-        quantization=stage(0.5), lowering=stage(0.0), health=(others,), explain=nobody_asks
-    )
-    golden("budget_inputs", lambda: assert_within_budget(measured, Budget(max_abs_error=0.25)))
-
-
-def test_the_layer_to_blame_stands_before_the_tables() -> None:
-    """Its sentence, that is; its rows are the last."""
-    measured = comparison(
-        quantization=stage(0.5),
-        lowering=stage(0.0),
-        explain=lambda: Finding(
-            kind=WRONG_OP,
-            place=Place("op", "CONV_2D", 1, "stem"),
-            symptom="permuted",
-            evidence=("1 of 1 ops matched:", "op  LSB"),
-        ),
-    )
-    golden("budget_layer", lambda: assert_within_budget(measured, Budget(max_abs_error=0.25)))
-
-
-def test_nan_of_the_reference_is_no_layers_fault() -> None:
-    """The model itself gives it, so that localizing is not asked."""
-    undefined = StageAccumulator([IOSpec("scores")])
-    undefined.update([np.array([[math.nan, 1.0]])], [np.array([[math.nan, 1.0]])])
-    measured = replace(comparison(), total=undefined.result(), explain=nobody_asks)
-    golden("budget_nan_reference", lambda: assert_within_budget(measured, Budget(sqnr_db=9)))
+@pytest.mark.parametrize("name", TEXTS)
+def test_texts(name: str) -> None:
+    """The golden texts."""
+    measured, budgets = TEXTS[name]
+    golden(name, lambda: assert_within_budget(measured(), **budgets))
 
 
 def test_nan_fails_whatever_the_budget() -> None:

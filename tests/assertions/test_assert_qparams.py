@@ -38,14 +38,6 @@ def test_a_zero_point_that_was_changed(static: QuantizedModel) -> None:
         assert_qparams(spoiled, "CONV_2D", zero_point=0)
 
 
-def test_symmetric_false_asks_for_a_zero_point(static: QuantizedModel) -> None:
-    """Weights are symmetric; that they are not does not hold."""
-    with pytest.raises(
-        AssertionError, match="expected a zero point other than 0, got zero point 0"
-    ):
-        assert_qparams(static, "CONV_2D", symmetric=False)
-
-
 @pytest.mark.parametrize("scale", [0.0, 2.0, 1e-9])
 def test_a_scale_out_of_range(static: QuantizedModel, scale: float) -> None:
     """Zero is never in range, even where the range begins at 0."""
@@ -166,12 +158,13 @@ def test_a_weight_computed_at_run_time_is_told(static: QuantizedModel) -> None:
         ({"scale_range": (math.nan, 1)}, ValueError, "scale_range: expected 0"),
         ({"shared_with": "layer9"}, UnmatchedError, "no op matches module='layer9'"),
         ({"op": "ADD", "symmetric": True}, UnmatchedError, "no ADD has a weight"),
+        ({"symmetric": False}, AssertionError, "a zero point other than 0, got zero point 0"),
     ],
 )
 def test_misuse(
     static: QuantizedModel, arguments: dict[str, Any], error: type[Exception], text: str
 ) -> None:
-    """Nothing expected, nothing matched, or an argument of the wrong kind."""
+    """Nothing expected, nothing matched, an argument of the wrong kind, or symmetric weights."""
     with pytest.raises(error, match=text):
         assert_qparams(static, **arguments)
 
