@@ -16,7 +16,6 @@ from pytest_edgeq import (
     assert_op_dtypes,
     assert_output_dtypes,
     assert_qparams,
-    assert_size,
     assert_within_budget,
 )
 from pytest_edgeq.errors import UnmatchedError, findings_of
@@ -124,14 +123,6 @@ def test_texts_and_fields(request: pytest.FixtureRequest, name: str) -> None:
     assert text.startswith(str(found.place))
     assert found.evidence
     assert found.causes
-
-
-def test_a_size_is_a_place_of_the_file(static: Any) -> None:
-    """Which has no op to blame."""
-    (found,) = failed(lambda: assert_size(static, max_bytes=10))
-    assert (found.kind, found.place.kind) == (OVER_BUDGET, "file")
-    assert (found.expected, found.got) == ("at most 10 bytes", f"{static.size_bytes:,}")
-    assert found.title == f"size: expected at most 10 bytes, got {static.size_bytes:,}"
 
 
 def test_each_violated_bound_is_a_finding() -> None:

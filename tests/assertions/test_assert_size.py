@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from pytest_edgeq import Edgeq, QuantizedModel, assert_size
+from pytest_edgeq.errors import findings_of
+from pytest_edgeq.numerics.findings import OVER_BUDGET, Place
 
 
 def test_bytes_of_every_kind_of_model(static: QuantizedModel) -> None:
@@ -49,6 +51,9 @@ def test_both_bounds_are_told(plain: QuantizedModel) -> None:
     assert lines[2].split() == ["bytes", "dtype", "shape", "constant"]
     assert lines[3].split()[:3] == ["2,304", "float32", "8×3×3×8"]
     assert lines[-1] == f"update: max_bytes={plain.size_bytes}"
+    (found,) = findings_of(caught.value)
+    assert (found.kind, found.place) == (OVER_BUDGET, Place("file", "size"))
+    assert (found.expected, found.got) == ("at most 100 bytes", f"{plain.size_bytes:,}")
 
 
 @pytest.mark.parametrize(

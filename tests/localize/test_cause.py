@@ -59,6 +59,9 @@ def test_a_sound_model_has_no_culprit() -> None:
     assert {each.verdict for each in errors.rows} == {"sound"}
     # Three layers of any kind have no quartiles.
     assert judged({2: {"local_sqnr_db": 12.0}}, n=4).culprit is None
+    # An op without a match was not measured.
+    errors = judged({2: {"matched": False, "local_sqnr_db": None, "excess_lsb": None}})
+    assert (errors.culprit, errors.rows[2].verdict) == (None, "unmatched")
 
 
 FLOAT = {"dtypes": {"input": "float32", "weight": "float32", "output": "float32"}}
@@ -124,14 +127,6 @@ def test_who_is_to_blame(known: str) -> None:
     changes, evidence, index = CULPRITS[known]
     found = judged(changes, evidence).culprit
     assert (None if found is None else found.index) == index
-
-
-def test_an_op_without_a_match_is_not_sound() -> None:
-    """It was not measured."""
-    nothing = {"matched": False, "local_sqnr_db": None, "excess_lsb": None}
-    errors = judged({2: nothing})
-    assert errors.rows[2].verdict == "unmatched"
-    assert errors.culprit is None
 
 
 @pytest.mark.parametrize("excess", [1.0, 40.0, math.nan])

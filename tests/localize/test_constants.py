@@ -260,13 +260,34 @@ def test_codes_in_blocks() -> None:
     assert "output channel 1 is off in" in found
 
 
-def test_a_wasted_range_is_told() -> None:
-    """Nearest codes of a scale four times too large."""
-    weight = np.linspace(-1, 1, 64).reshape(8, 8)
-    stored = rounded(weight, np.full((1, 1), 4 / 127))
-    assert check_stored_weight("FULLY_CONNECTED", stored, weight, kept=lambda: False) == (
-        "the weight uses codes up to 32 of 127 only: its scale is 3.97 × what its values need",
-    )
+LINE, ONES = np.linspace(-1, 1, 64).reshape(8, 8), np.ones((2, 2))
+
+
+@pytest.mark.parametrize(
+    ("stored", "weight", "told"),
+    [
+        # Nearest codes of a scale four times too large.
+        (
+            rounded(LINE, np.full((1, 1), 4 / 127)),
+            LINE,
+            "the weight uses codes up to 32 of 127 only: its scale is 3.97 × what its values need",
+        ),
+        (
+            replace(rounded(ONES, ONES), scales=np.array([[0.0], [1.0]])),
+            ONES,
+            "the weight has a scale that is zero, negative or not finite",
+        ),
+        (
+            Constant("float32", np.array([[1, np.nan], [1, 1]], np.float32)),
+            ONES,
+            "the weight (float32): 1 of 4 are NaN or infinite",
+        ),
+    ],
+    ids=["range", "scale", "values"],
+)
+def test_wasted_ranges_and_damaged_weights(stored: Constant, weight: Array, told: str) -> None:
+    """Sentences, not errors."""
+    assert check_stored_weight("FULLY_CONNECTED", stored, weight, kept=lambda: False) == (told,)
 
 
 def test_scales_that_are_nearly_right_are_told_with_enough_digits() -> None:
@@ -276,19 +297,6 @@ def test_scales_that_are_nearly_right_are_told_with_enough_digits() -> None:
     apart = np.array([1.0011, 1.002, 1.003, 1.004])[:, None, None, None]
     (found,) = check_stored_weight("CONV_2D", stored, weight * apart)
     assert found.startswith("the weight's codes: the scale is 0.996019 to 0.99889 × the reference")
-
-
-def test_damaged_weights_are_told() -> None:
-    """Scales of zero and values that are no numbers give sentences, not errors."""
-    weight = np.ones((2, 2))
-    stored = replace(rounded(weight, weight), scales=np.array([[0.0], [1.0]]))
-    assert check_stored_weight("FULLY_CONNECTED", stored, weight) == (
-        "the weight has a scale that is zero, negative or not finite",
-    )
-    stored = Constant("float32", np.array([[1, np.nan], [1, 1]], np.float32))
-    assert check_stored_weight("FULLY_CONNECTED", stored, weight) == (
-        "the weight (float32): 1 of 4 are NaN or infinite",
-    )
 
 
 @pytest.mark.parametrize(

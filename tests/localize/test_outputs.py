@@ -108,8 +108,7 @@ def test_outputs_of_a_keras_model_are_matched_by_name(maker: Edgeq, built: Quant
         output_names = ("offsets", "scores")
         non_trainable_variables = ()
 
-        def call(self, x: Any, training: bool) -> Any:
-            del training
+        def call(self, x: Any, **_: Any) -> Any:
             outputs = model(torch.from_numpy(x))
             return [outputs[name].detach().numpy() for name in self.output_names]
 
