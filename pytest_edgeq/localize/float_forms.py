@@ -253,7 +253,7 @@ def forms_of(quantized: QuantizedModel, sample: Sample) -> Forms:
         substituted,
         frozenset(unmatched),
         perturbed if rounded else None,
-        with_torchs if others or torchs else None,
+        with_torchs if others or (aligned and not is_whole) else None,
         is_nearest,
         base,
     )
