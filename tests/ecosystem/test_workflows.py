@@ -15,27 +15,24 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 OF_THE_READER = ("-r", "requirements.txt", "--find-links", "wheels")
 """Files of a project; the package itself comes from this checkout."""
 
-LINES = sorted({" ".join(words) for words in workflow_installs()})
 
-
-@pytest.mark.parametrize("line", LINES)
-def test_a_workflow_gets_torch_for_the_cpu_alone(
-    newest: Overlay, tmp_path: Path, line: str
-) -> None:
-    """The one that it pins, and no package of CUDA."""
-    _, _, rest = line.partition(" install ")
-    words = [word for word in rest.split() if word not in OF_THE_READER]
-    first = words.index("torch==2.13.0")
-    options, packages = words[:first], words[first:]
-    here = [f"{each} @ {ROOT.as_uri()}" if "edgeq" in each else each for each in packages]
-    asked = tmp_path / "requirements.in"
-    asked.write_text("\n".join(here), "utf-8")
+def test_the_workflows_get_torch_for_the_cpu_alone(newest: Overlay, tmp_path: Path) -> None:
+    """The one that they pin, and no package of CUDA: what all of them install, at once."""
+    options, asked = set(), set()
+    for words in workflow_installs():
+        rest = [word for word in words[words.index("install") + 1 :] if word not in OF_THE_READER]
+        first = rest.index("torch==2.13.0")
+        options.add(tuple(rest[:first]))
+        asked |= {f"{each} @ {ROOT.as_uri()}" if "edgeq" in each else each for each in rest[first:]}
+    (indexes,) = options
+    requirements = tmp_path / "requirements.in"
+    requirements.write_text("\n".join(sorted(asked)), "utf-8")
 
     # pip takes the best version of all indexes, uv by default the first index that has any.
     told = fetch(
         *(str(newest.python), "-m", "uv", "pip", "compile", "--index-strategy=unsafe-best-match"),
         *("--python-version=3.12", "--python-platform=x86_64-manylinux_2_28"),
-        *("--no-annotate", "--no-header", "--quiet", *options, str(asked)),
+        *("--no-annotate", "--no-header", "--quiet", *indexes, str(requirements)),
     )
 
     found = dict(each.split("==") for each in told.split() if "==" in each)
