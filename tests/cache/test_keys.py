@@ -16,7 +16,7 @@ from torch import nn
 
 import pytest_edgeq
 from fixtures.models import normal, seeded
-from pytest_edgeq import Edgeq, litert
+from pytest_edgeq import litert
 from pytest_edgeq.litert import Traced
 from pytest_edgeq.quantize.cache import environment
 from pytest_edgeq.quantize.cache.conversions import ConversionCache
@@ -319,27 +319,3 @@ def test_an_observer_of_the_users_own_makes_the_key_unknown() -> None:
     said: list[str] = []
     assert _prepared_key(quantizer, said) is None
     assert "an observer of class conftest.Own" in said[0]
-
-
-@pytest.mark.slow
-def test_every_sample_counts_in_its_order(tmp_path: Path) -> None:
-    """A changed, missing, further or moved sample is another run; equal ones are not run again."""
-    maker = Edgeq(cache_dir=tmp_path)
-    samples = [normal(1, 4, 8, 8, seed=seed) for seed in range(4)]
-    model = Reference().eval()
-
-    def stored(given: list[torch.Tensor]) -> int:
-        maker.quantize(model, INPUT, calibration=iter(given))
-        return len(Store(tmp_path, pytest.fail).keys("calibrate", ""))
-
-    others = (
-        samples,
-        samples[:3],
-        samples[::-1],
-        [*samples, samples[0]],
-        [(sample.contiguous(memory_format=torch.channels_last)) for sample in samples],
-    )
-    for runs, given in enumerate(others, 1):
-        assert stored(given) == runs
-        assert stored(given) == runs
-    assert stored(samples) == len(others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from fixtures.models import normal
 from pytest_edgeq.compare.samples import Sample
 from pytest_edgeq.quantize.cache import sample_replay
 from pytest_edgeq.quantize.cache.conversions import ConversionCache
@@ -82,3 +84,25 @@ def test_samples_may_come_from_a_conversion_of_the_same_model(tmp_path: Path) ->
     assert ran == ["calibrate", "calibrate"]
     assert _calibrate(cache(), ran, others) == made
     assert len(ran) == 2
+
+
+def test_every_sample_counts_in_its_order(tmp_path: Path) -> None:
+    """A changed, missing, further or moved sample is another run; equal ones are not run again."""
+    cache, ran = ConversionCache(Store(tmp_path, pytest.fail), pytest.fail), list[str]()
+    samples = [normal(1, 4, 8, 8, seed=seed) for seed in range(4)]
+
+    def stream(given: list[torch.Tensor]) -> Iterator[Sample]:
+        return (Sample((each,), {}) for each in given)
+
+    others = (
+        samples,
+        [*samples[:3], normal(1, 4, 8, 8, seed=4)],
+        samples[:3],
+        samples[::-1],
+        [*samples, samples[0]],
+        [sample.contiguous(memory_format=torch.channels_last) for sample in samples],
+    )
+    for runs, given in enumerate((*others, samples), 1):
+        for _ in range(2):
+            _calibrate(cache, ran, functools.partial(stream, given))
+            assert len(ran) == min(runs, len(others))
