@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ecosystem.overlay import PYPROJECT, Overlay
+from tests.ecosystem.overlay import PYPROJECT, ROOT, Overlay, fetch
 from tests.roots import Provide
 
 
@@ -18,3 +18,22 @@ def newest(once_a_run: Provide) -> Overlay:
         )
 
     return Overlay(once_a_run("newest", make))
+
+
+@pytest.fixture(scope="session")
+def built(newest: Overlay, once_a_run: Provide) -> Path:
+    """A folder of the sdist, and the wheel that was built from it."""
+
+    def make(folder: Path) -> None:
+        fetch(
+            str(newest.python), "-m", "build", "--installer=uv", "--outdir", str(folder), str(ROOT)
+        )
+
+    return once_a_run("built", make)
+
+
+@pytest.fixture(scope="session")
+def wheel(built: Path) -> Path:
+    """The wheel's file."""
+    (path,) = built.glob("*.whl")
+    return path

@@ -10,23 +10,11 @@ import pytest
 
 from tests.ecosystem.overlay import ROOT, Overlay, fetch
 from tests.ecosystem.test_without_torch import MOST_PACKAGES, TESTS
-from tests.roots import Provide
 
 # Environments are installed.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 PYTHONS = ("3.10", "3.12", "3.14", "3.13", "3.11")
-
-
-@pytest.fixture(scope="module")
-def wheel(newest: Overlay, once_a_run: Provide) -> Path:
-    """The wheel's file."""
-
-    def make(folder: Path) -> None:
-        fetch(*_uv(newest), "build", "--quiet", "--wheel", "--out-dir", str(folder), str(ROOT))
-
-    (path,) = once_a_run("wheel", make).glob("*.whl")
-    return path
 
 
 def _uv(newest: Overlay) -> tuple[str, ...]:

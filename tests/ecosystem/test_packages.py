@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import pytest_edgeq
-from tests.ecosystem.overlay import ROOT, Overlay, fetch
-from tests.roots import Provide
+from tests.ecosystem.overlay import ROOT, Overlay
 
 # Environments are installed, and parts of this suite run in them.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -22,23 +21,6 @@ SUBSET = (
     *("tests/plugin/test_plugin_loading.py", "tests/plugin/test_plugin_errors.py"),
     *("tests/baselines/test_baselines_store.py", "tests/test_public_api.py"),
 )
-
-
-@pytest.fixture(scope="module")
-def built(newest: Overlay, once_a_run: Provide) -> Path:
-    """A folder of the sdist, and the wheel that was built from it."""
-
-    def make(folder: Path) -> None:
-        fetch(str(newest.python), "-m", "build", "--outdir", str(folder), str(ROOT))
-
-    return once_a_run("built", make)
-
-
-@pytest.fixture
-def wheel(built: Path) -> Path:
-    """The wheel's file."""
-    (path,) = built.glob("*.whl")
-    return path
 
 
 @pytest.fixture
