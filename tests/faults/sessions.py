@@ -16,9 +16,6 @@ from tests.waiting import output_of, wait_until
 
 ROOT = Path(__file__).parents[2]
 
-EXTRA: dict[str, str] = {}
-"""More variables of all sessions."""
-
 SCHEMES = ("int8", "float")
 """What baselines hold, one after the other; each is written whole or not at all."""
 
@@ -127,7 +124,6 @@ def environment(**variables: str) -> dict[str, str]:
         **projects.environment(),
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTHONPATH": str(ROOT),
-        **EXTRA,
         **variables,
     }
 

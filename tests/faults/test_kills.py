@@ -8,41 +8,18 @@ from pathlib import Path
 import pytest
 
 from pytest_edgeq.baselines import store
-from tests.faults import kills, sessions
+from tests.faults import kills
 
 # Up to 50 sessions of pytest are killed, and as many processes are waited for.
 pytestmark = pytest.mark.timeout(1500)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [12, pytest.param(50, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [8, pytest.param(50, marks=pytest.mark.full)])
 @pytest.mark.parametrize("what", kills.ALL)
 def test_a_kill_leaves_whole_files(what: str, count: int, tmp_path: Path) -> None:
     """At so many random moments of each."""
     kills.ALL[what](tmp_path, 0, count)
-
-
-@pytest.mark.slow
-def test_torn_baselines_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the test above looks for: a write that is not atomic."""
-    torn = tmp_path / "sitecustomize.py"
-    torn.write_text(
-        "import time\n"
-        "from pathlib import Path\n"
-        "from pytest_edgeq.baselines import store\n"
-        "def write(path, content):\n"
-        "    path.parent.mkdir(parents=True, exist_ok=True)\n"
-        "    with path.open('wb') as file:\n"
-        "        for start in range(0, len(content), 1000):\n"
-        "            file.write(content[start:start + 1000]); file.flush(); time.sleep(1e-3)\n"
-        "store.write = write\n",
-        "utf-8",
-    )
-    paths = f"{tmp_path}{os.pathsep}{sessions.ROOT}"
-    monkeypatch.setitem(sessions.EXTRA, "PYTHONPATH", paths)
-    (tmp_path / "project").mkdir()
-    with pytest.raises((AssertionError, ValueError)):
-        kills.kill_updates(tmp_path / "project", 0, 20)
 
 
 def test_what_a_killed_write_left_is_deleted(tmp_path: Path) -> None:
@@ -55,8 +32,5 @@ def test_what_a_killed_write_left_is_deleted(tmp_path: Path) -> None:
 
     store.write(tmp_path / "b.json", b"2")
 
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        being_written.name,
-        "a.json",
-        "b.json",
-    ]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [being_written.name, "a.json", "b.json"]
