@@ -78,12 +78,7 @@ def encode_graph(module: torch.fx.GraphModule) -> dict[str, bytes]:
         raise UnhashableError(
             f"inputs or outputs of a container without a name: {error}"
         ) from error
-    content = {
-        "nodes": nodes,
-        "names": list(info.orig_args),
-        "specs": specs,
-        "tensors": table,
-    }
+    content = {"nodes": nodes, "names": list(info.orig_args), "specs": specs, "tensors": table}
     return {"graph": json.dumps(content).encode(), "tensors": raw}
 
 

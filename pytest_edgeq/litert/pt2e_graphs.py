@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import functools
@@ -130,9 +131,21 @@ def pattern_modules() -> AbstractContextManager[None]:
 
     def trace_as_module(pattern: Any, *args: Any, **kwargs: Any) -> Any:
         module = pattern if isinstance(pattern, torch.nn.Module) else WrapperModule(pattern)
-        return trace(module, *args, **kwargs)
+        return _traced_once(trace, module, *args, **kwargs)
 
     return replaced(pt2e_quantizer_utils, _get_aten_graph_module_for_pattern=trace_as_module)
+
+
+_TRACED_PATTERNS: dict[Any, torch.fx.GraphModule] = {}
+
+
+def _traced_once(trace: Callable[..., Any], pattern: Any, *args: Any, **kwargs: Any) -> Any:
+    """Trace a conv-bn pattern, a function of its inputs and constants, once a process."""
+    constants = [cell.cell_contents for cell in pattern.fn.__closure__]
+    key = (pattern.fn.__code__, *constants, *args[1:], *kwargs)
+    if key not in _TRACED_PATTERNS:
+        _TRACED_PATTERNS[key] = trace(pattern, *args, **kwargs)
+    return copy.deepcopy(_TRACED_PATTERNS[key])  # matching changes it
 
 
 def ordered_partitions() -> AbstractContextManager[None]:
@@ -141,8 +154,7 @@ def ordered_partitions() -> AbstractContextManager[None]:
 
     torch 2.13 orders them as a set, by their addresses. litert-torch 0.10.0 annotates the first two
     inputs of a GRU at the node that reads both, so that the second replaces the first, and equal
-    conversions produced two different files. So the sequence, which is first in the graph, comes
-    last.
+    conversions gave two different files. So the sequence, first in the graph, comes last.
     """
     pt2e_quantizer_utils = converter_module("quantize.pt2e_quantizer_utils")
     find = pt2e_quantizer_utils.get_source_partitions
@@ -160,11 +172,10 @@ def ordered_partitions() -> AbstractContextManager[None]:
 
 def possible_patterns() -> AbstractContextManager[None]:
     """
-    Skip the conv-bn patterns of training that a graph cannot match.
+    Skip the conv-bn patterns of training that a graph cannot match, and trace others once.
 
     For each of four kinds of convolution torchao 0.18.0 traces three patterns to fuse and 24 to
-    fold, whatever the graph has: up to a minute. Those to fold scale the weight by the root of the
-    variance, which depends only on constants.
+    fold: up to a minute. Those to fold scale the weight by the root of the variance, a constant.
     """
     qat_utils = pt2e_module("qat_utils")
 
@@ -179,10 +190,12 @@ def possible_patterns() -> AbstractContextManager[None]:
         return replace
 
     fuse, fold = qat_utils._fuse_conv_bn_qat_helper, qat_utils._fold_conv_bn_qat_helper
+    trace = functools.partial(_traced_once, qat_utils._get_aten_graph_module_for_pattern)
     return replaced(
         qat_utils,
         _fuse_conv_bn_qat_helper=if_possible(fuse, folds=False),
         _fold_conv_bn_qat_helper=if_possible(fold, folds=True),
+        _get_aten_graph_module_for_pattern=trace,
     )
 
 
@@ -280,10 +293,7 @@ def finish_converted(converted: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 _LIBRARIES = ("torch", "torchao", "litert_torch")
 
-_ATOMS = (
-    *(bool, int, float, str, enum.Enum, torch.dtype, torch.qscheme, torch.layout),
-    *OPERATORS,
-)
+_ATOMS = (*(bool, int, float, str, enum.Enum, torch.dtype, torch.qscheme, torch.layout), *OPERATORS)
 
 
 def settings_of(quantizer: Any) -> dict[str, str]:

@@ -7,6 +7,7 @@ A test here fails when the upstream symptom is gone: then the shim goes, and the
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import subprocess
 import sys
@@ -35,6 +36,7 @@ from fixtures.models import (
     seeded,
 )
 from pytest_edgeq import Edgeq, QuantizedModel, litert
+from pytest_edgeq.litert import pt2e_graphs
 from pytest_edgeq.litert.converter import (
     composite_ops_listed_once,
     graphs_compiled_on_call,
@@ -746,6 +748,49 @@ def test_a_shim_for_speed_changes_no_byte(monkeypatch: pytest.MonkeyPatch, shim:
     fast = built()
     monkeypatch.setattr(litert.converter, shim, contextlib.nullcontext)
     assert built() == fast
+
+
+def test_patterns_of_training_are_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not again in the next training, which gives the same file."""
+    monkeypatch.setattr(pt2e_graphs, "_TRACED_PATTERNS", {})
+    images, inputs = list(samples(ConvBnRelu, 4)), ConvBnRelu.sample_inputs()
+
+    def built() -> bytes:
+        made = Edgeq().quantize(
+            seeded(ConvBnRelu),
+            inputs,
+            quantizer="pt2e_qat_int8",
+            train=lambda graph: [graph(*image) for image in images],
+        )
+        return made.tflite
+
+    first = built()
+    qat_utils = litert.libraries.pt2e_module("qat_utils")
+    monkeypatch.setattr(qat_utils, "_get_aten_graph_module_for_pattern", None)
+    assert built() == first
+
+
+def test_patterns_of_training_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their functions, by the constants that these hold, and by the inputs that they need."""
+    monkeypatch.setattr(pt2e_graphs, "_TRACED_PATTERNS", {})
+    qat_utils = litert.libraries.pt2e_module("qat_utils")
+    asked: list[Any] = []
+
+    def replace(graph: Any, *patterns: Any, **_: Any) -> list[Any]:
+        asked.append(patterns)
+        return []
+
+    def traced(pattern: Any, *_: Any, **named: Any) -> list[Any]:
+        return [pattern.fn.__name__, *(c.cell_contents for c in pattern.fn.__closure__), *named]
+
+    monkeypatch.setattr(qat_utils, "replace_pattern_with_filters", replace)
+    for trace in (traced, functools.partial(pt2e_graphs._traced_once, traced)):
+        monkeypatch.setattr(qat_utils, "_get_aten_graph_module_for_pattern", trace)
+        for conv in (torch.conv1d, torch.conv2d):
+            graph = torch.fx.symbolic_trace(nn.Identity())
+            qat_utils._fold_conv_bn_qat_helper(graph, conv, (), is_cuda=False)
+    assert len(asked) == 48
+    assert asked[:24] == asked[24:]
 
 
 def _draws(statement: str) -> bool:

@@ -148,6 +148,7 @@ def test_patterns_of_absent_convolutions_are_still_traced(monkeypatch: pytest.Mo
         return trace(*args)
 
     monkeypatch.setattr(qat_utils, "_get_aten_graph_module_for_pattern", count)
+    monkeypatch.setattr(pt2e_graphs, "_TRACED_PATTERNS", {})
     with litert.quiet():
         qat_utils._fuse_conv_bn_qat(_exported())
         theirs = len(traced)
@@ -180,6 +181,7 @@ def test_patterns_of_training_are_still_exported_for_every_batch_norm(
         raise _TracedError
 
     monkeypatch.setattr(qat_utils, "_get_aten_graph_module_for_pattern", refuse)
+    monkeypatch.setattr(pt2e_graphs, "_TRACED_PATTERNS", {})
     with pytest.raises(_TracedError):
         convert_pt2e(calibrated[0], fold_quantize=False)
     with pytest.raises(_TracedError):

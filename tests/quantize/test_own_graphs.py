@@ -149,7 +149,7 @@ def test_a_checkpoint_of_a_graph_that_was_trained_elsewhere(maker: Edgeq) -> Non
     model, x = seeded(ConvBnRelu), ConvBnRelu.sample_inputs()
     quantizer = litert.pt2e_preset("pt2e_qat_int8")
     # litert-torch hands torchao functions for its patterns, which torch.export refuses.
-    with litert.quiet(), pt2e_graphs.pattern_modules():
+    with litert.quiet(), pt2e_graphs.pattern_modules(), pt2e_graphs.possible_patterns():
         from torchao.quantization.pt2e.quantize_pt2e import prepare_qat_pt2e
 
         graph = copy.deepcopy(torch.export.export(model, x, strict=True).module())
