@@ -16,13 +16,7 @@ from torch import nn
 import fixtures
 from fixtures import basic_pitch
 from fixtures.models import ResidualNet, samples, seeded
-from pytest_edgeq import (
-    Budget,
-    Edgeq,
-    assert_op_dtypes,
-    assert_within_budget,
-    onnx_reference,
-)
+from pytest_edgeq import Budget, Edgeq, assert_op_dtypes, assert_within_budget, onnx_reference
 from tests.artifacts.conftest import sqnr_db
 
 if TYPE_CHECKING:
