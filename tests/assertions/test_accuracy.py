@@ -12,15 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fixtures.models import (
-    DictOutput,
-    NestedOutput,
-    TwelveOutputs,
-    TwoInputs,
-    net,
-    samples,
-    seeded,
-)
+from fixtures.models import DictOutput, NestedOutput, TwelveOutputs, TwoInputs, net, samples, seeded
 from pytest_edgeq import Edgeq, QuantizedModel, assert_accuracy_drop
 from pytest_edgeq.check.assertions.accuracy import drop_error
 from pytest_edgeq.check.assertions.scoring import Scores
