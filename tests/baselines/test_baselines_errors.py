@@ -392,11 +392,7 @@ def test_changes_of_a_build_are_reported(
 
 @pytest.mark.parametrize(
     ("lowering", "quantization", "first"),
-    [
-        (24.9, 1.3, "quantization"),
-        (10.0, 40.0, "lowering"),
-        (16.2, -1.7, "quantization"),
-    ],
+    [(24.9, 1.3, "quantization"), (10.0, 40.0, "lowering"), (16.2, -1.7, "quantization")],
 )
 def test_the_stage_that_gained_most_noise_is_reported_first(
     check: Check, data: Data, lowering: float, quantization: float, first: str

@@ -58,10 +58,7 @@ def test_names_that_look_alike_have_files_of_their_own(
     assert relative(*one).casefold() != relative(*other).casefold()
 
 
-@given(
-    st.text(min_size=1).map(lambda text: f"test_y[{text}]"),
-    st.text(min_size=1, max_size=300),
-)
+@given(st.text(min_size=1).map(lambda text: f"test_y[{text}]"), st.text(min_size=1, max_size=300))
 def test_every_file_name_stands_on_every_file_system(test: str, name: str) -> None:
     """For all ids and names it is one short part of a path, in ASCII."""
     file = PurePosixPath(relative(test, name)).name
