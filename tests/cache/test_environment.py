@@ -235,9 +235,7 @@ def test_a_loaded_library_from_elsewhere_makes_the_key_unknown(
         _key()
 
 
-def test_the_place_of_a_virtual_environment_does_not_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_place_of_a_virtual_environment_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """A script's first line has the path of its interpreter; a changed list of files counts."""
 
     class Installed(importlib.metadata.Distribution):

@@ -345,9 +345,7 @@ def test_outside_of_pytest_nothing_is_kept_unless_asked_for(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_nothing_that_is_stored_is_a_pickle(
-    filled: tuple[Path, dict[str, QuantizedModel]],
-) -> None:
+def test_nothing_that_is_stored_is_a_pickle(filled: tuple[Path, dict[str, QuantizedModel]]) -> None:
     """Every part is JSON, raw tensors or a `.tflite`; code that it names is not run."""
     (source, made), found = filled, set()
     store = Store(source, pytest.fail)
