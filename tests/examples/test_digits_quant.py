@@ -105,10 +105,7 @@ def converted() -> dict[str, QuantizedModel]:
 
 @pytest.fixture
 def quantized(
-    edgeq: Edgeq,
-    edgeq_quantizer: str,
-    digits_net: nn.Module,
-    converted: dict[str, QuantizedModel],
+    edgeq: Edgeq, edgeq_quantizer: str, digits_net: nn.Module, converted: dict[str, QuantizedModel]
 ) -> QuantizedModel:
     """The digits network under one preset, calibrated on digits that it was trained on."""
     if edgeq_quantizer not in converted:

@@ -43,10 +43,7 @@ pytestmark = pytest.mark.slow
 #   top1_agreement              0.859        0.80        0.72     55 of 64 crops; 52 are needed
 CROPS = 64
 ACCEPTANCE = Budget(
-    sqnr_db=14.0,
-    worst_sample_sqnr_db=6.0,
-    cosine_similarity=0.98,
-    top1_agreement=0.80,
+    sqnr_db=14.0, worst_sample_sqnr_db=6.0, cosine_similarity=0.98, top1_agreement=0.80
 )
 
 
