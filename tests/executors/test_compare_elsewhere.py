@@ -129,10 +129,7 @@ class _Watching(Progress):
 
 
 def test_chunks_in_flight_are_bounded_and_counted(
-    quantized: QuantizedModel,
-    given: list[Any],
-    threads: Threads,
-    monkeypatch: pytest.MonkeyPatch,
+    quantized: QuantizedModel, given: list[Any], threads: Threads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two a worker; the samples are read no further ahead."""
     monkeypatch.setattr(stream, "_SECONDS", 0.0)

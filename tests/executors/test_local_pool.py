@@ -215,9 +215,7 @@ def test_a_fork_that_leaves_the_task_is_no_second_process(pool: LocalPool) -> No
     assert pool.submit(leave_a_fork).result(SECONDS) == "the fork ended by 1"
 
 
-def test_files_of_the_working_directory_and_what_python_prints_as_it_starts(
-    tmp_path: Path,
-) -> None:
+def test_files_of_the_working_directory_and_what_python_prints_as_it_starts(tmp_path: Path) -> None:
     """Files with names of the library are not imported, and lines on stdout are no frames."""
     for name in ("json", "platform", "calendar"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('of the project')\n")
