@@ -111,10 +111,7 @@ def test_what_does_not_fit(modules: dict[str, Any]) -> None:
     (source, tokens), model = PAIRS[0], edgeq.load(FLOAT, reference=modules)
     for samples, sentence in (
         ([source], r"sample 0: expected a pair \(inputs of 'encode', tokens of 'decode'\)"),
-        (
-            [(source[:, :3], tokens)],
-            r"0, signature 'encode', input 'source': expected shape",
-        ),
+        ([(source[:, :3], tokens)], r"0, signature 'encode', input 'source': expected shape"),
         ([(source, tokens + 250)], r"sample 0, signature 'decode': expected token ids from 0 to"),
     ):
         with pytest.raises((ValueError, TypeError), match=sentence):

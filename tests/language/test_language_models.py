@@ -40,10 +40,7 @@ def module(family: str) -> Any:
 
 def loaded(edgeq: Edgeq, name: str = "llama", **options: Any) -> LanguageModel:
     """Return the dynamic 8-bit file of a family with its float file, or with what is given."""
-    options = options or {
-        "reference": module(name),
-        "float_tflite": exported(name, "float"),
-    }
+    options = options or {"reference": module(name), "float_tflite": exported(name, "float")}
     model = edgeq.load(exported(name, "wi8"), **options)
     assert isinstance(model, LanguageModel)
     return model
