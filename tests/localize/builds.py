@@ -20,10 +20,7 @@ DYNAMIC = "recipe_dynamic_wi8_afp32"
 
 
 def built_once(
-    maker: Edgeq,
-    make: Callable[[type[SmallModel]], SmallModel] = seeded,
-    *,
-    calibrate: int = 16,
+    maker: Edgeq, make: Callable[[type[SmallModel]], SmallModel] = seeded, *, calibrate: int = 16
 ) -> Build:
     """Convert each model by each flow once, calibrated on so many samples."""
     known: dict[tuple[type[SmallModel], Any], QuantizedModel] = {}

@@ -27,12 +27,7 @@ from fixtures.tflite.writer import one_op
 from pytest_edgeq import Edgeq, QuantizedModel
 from pytest_edgeq.compare.samples import Sample, read_samples
 from pytest_edgeq.localize.against_torch import AgainstTorch, Divergence
-from pytest_edgeq.localize.float_forms import (
-    Forms,
-    axis_orders,
-    forms_of,
-    nearest_constants,
-)
+from pytest_edgeq.localize.float_forms import Forms, axis_orders, forms_of, nearest_constants
 from pytest_edgeq.localize.rows import LayerErrors
 from pytest_edgeq.localize.structure import Structure
 from pytest_edgeq.runtimes.edge import EdgeFile

@@ -234,10 +234,7 @@ def test_known_causes_of_a_loss(known: str) -> None:
 @pytest.mark.parametrize(
     ("evidence", "sentence"),
     [
-        (
-            {"scale": 1.0},
-            "4 of 4 outputs were never calibrated (scale 1.0, zero point 0)",
-        ),
+        ({"scale": 1.0}, "4 of 4 outputs were never calibrated (scale 1.0, zero point 0)"),
         (
             {"scale": 2.0**-12},
             "4 of 4 outputs have a range of next to nothing; calibrated on zeros",
@@ -247,10 +244,7 @@ def test_known_causes_of_a_loss(known: str) -> None:
             "4 of 4 outputs have too narrow a range; calibrate with samples like those evaluated, "
             "preprocessed alike",
         ),
-        (
-            {"codes": (-1, 4)},
-            f"4 of 4 outputs have too wide a range; {TOO_WIDE}",
-        ),
+        ({"codes": (-1, 4)}, f"4 of 4 outputs have too wide a range; {TOO_WIDE}"),
         (
             {"scale": 2.0**-12, "codes": (-1, 4), "reference": (-0.0002, 0.001)},
             "4 of 4 outputs have too wide a range; PT2E chooses no scale below 2⁻¹²; leave what is "

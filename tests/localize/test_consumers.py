@@ -41,11 +41,7 @@ def _large() -> nn.Conv2d:
 
 @small_model(
     (1, 3, 6, 6),
-    layers=lambda: {
-        "large": _large(),
-        "small": nn.Conv2d(3, 3, 1),
-        "last": nn.Conv2d(6, 3, 1),
-    },
+    layers=lambda: {"large": _large(), "small": nn.Conv2d(3, 3, 1), "last": nn.Conv2d(6, 3, 1)},
 )
 def _joined(m: Any, x: torch.Tensor) -> Any:
     """Two branches, one of which is far larger, side by side."""

@@ -201,8 +201,7 @@ def _masked_by(mask: torch.Tensor) -> type[SmallModel]:
     """Return an attention whose mask is by far the most of what its softmax takes."""
 
     @small_model(
-        (2, 5, 6),
-        layers=lambda: {"keys": nn.Linear(6, 6), "values": nn.Linear(6, 6), "mask": mask},
+        (2, 5, 6), layers=lambda: {"keys": nn.Linear(6, 6), "values": nn.Linear(6, 6), "mask": mask}
     )
     def attention(m: Any, x: torch.Tensor) -> Any:
         shares = torch.softmax(0.4 * (x @ m.keys(x).transpose(1, 2)) + m.mask, -1)

@@ -9,15 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fixtures.models import (
-    EmbeddingMean,
-    ResidualNet,
-    SmallModel,
-    integers,
-    net,
-    samples,
-    seeded,
-)
+from fixtures.models import EmbeddingMean, ResidualNet, SmallModel, integers, net, samples, seeded
 from pytest_edgeq import Edgeq
 from pytest_edgeq.localize.rows import LOWERING, SOUND
 from tests.bench.detection.defects_file import defect

@@ -43,11 +43,7 @@ def built(build: Build) -> QuantizedModel:
     ids=["weight", "bias", "axes"],
 )
 def test_a_constant_is_told_by_its_role_and_by_what_became_of_it(
-    built: QuantizedModel,
-    name: str,
-    place: int,
-    change: Callable[[Any], Any],
-    text: str,
+    built: QuantizedModel, name: str, place: int, change: Callable[[Any], Any], text: str
 ) -> None:
     """Not by a number of bytes."""
     file = FlatFile(built.tflite)

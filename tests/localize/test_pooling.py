@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fixtures.models import (
-    DynamicBatch,
-    SelfAttention,
-    normal,
-    samples,
-    seeded,
-)
+from fixtures.models import DynamicBatch, SelfAttention, normal, samples, seeded
 from pytest_edgeq import Edgeq
 from pytest_edgeq.compare.samples import read_samples
 from pytest_edgeq.localize.localizer import Localizer

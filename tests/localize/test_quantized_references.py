@@ -24,11 +24,7 @@ NOTE = "quantizes by itself: its outputs were compared with the file's"
 
 @small_model(
     (1, 3, 12, 12),
-    layers=lambda: {
-        "conv": nn.Conv2d(3, 8, 3),
-        "norm": nn.BatchNorm2d(8),
-        "head": nn.Linear(8, 4),
-    },
+    layers=lambda: {"conv": nn.Conv2d(3, 8, 3), "norm": nn.BatchNorm2d(8), "head": nn.Linear(8, 4)},
 )
 def _small(m: Any, x: torch.Tensor) -> Any:
     """A convolution with its batch norm, and a classifier."""
