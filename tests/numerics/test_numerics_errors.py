@@ -16,12 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_edgeq.numerics.error_sums import IOSpec, StageAccumulator
-from pytest_edgeq.numerics.results import (
-    ElementError,
-    OutputErrors,
-    StageErrors,
-    measured_metrics,
-)
+from pytest_edgeq.numerics.results import ElementError, OutputErrors, StageErrors, measured_metrics
 
 Array = npt.NDArray[Any]
 

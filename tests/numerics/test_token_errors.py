@@ -23,12 +23,7 @@ from fixtures.token_logits import (
 from pytest_edgeq.numerics import token_errors
 from pytest_edgeq.numerics.budget import Budget, loosened
 from pytest_edgeq.numerics.results import OutputErrors, wiped
-from pytest_edgeq.numerics.token_errors import (
-    LOGITS,
-    WORST,
-    TokenAccumulator,
-    TokenErrors,
-)
+from pytest_edgeq.numerics.token_errors import LOGITS, WORST, TokenAccumulator, TokenErrors
 
 
 def errors_of(make: Any = noisy, **how: Any) -> OutputErrors:
