@@ -149,17 +149,7 @@ TWO_IN_PART = pytest.param(
         (f"{PYTEST}def test_new(): pytest.exit('enough')\n", (), "*test_* did not run to the end"),
         TWO_IN_PART,
     ],
-    ids=[
-        "skip",
-        "import-error",
-        "by-name",
-        "named",
-        "another",
-        "quantizers",
-        "x",
-        "exit",
-        "two",
-    ],
+    ids=["skip", "import-error", "by-name", "named", "another", "quantizers", "x", "exit", "two"],
 )
 def test_a_module_that_ran_in_part_is_not_judged(
     remembering: Project, stored: dict[str, Path], now: str, args: tuple[str, ...], why: str
