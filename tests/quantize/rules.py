@@ -22,12 +22,7 @@ def _rule(
         "compute_precision": "FLOAT" if weights == "dequantized" else "INTEGER",
         "explicit_dequantize": weights == "dequantized",
     }
-    return {
-        "regex": regex,
-        "operation": operation,
-        "algorithm_key": algorithm,
-        "op_config": config,
-    }
+    return {"regex": regex, "operation": operation, "algorithm_key": algorithm, "op_config": config}
 
 
 def dynamic(regex: str = ".*", operation: str = "*", **options: Any) -> dict[str, Any]:

@@ -164,8 +164,7 @@ def test_every_op_is_int8(case: Case) -> None:
     assert_input_dtypes(quantized, "int8")
     assert_output_dtypes(quantized, "int8")
     assert_op_counts(
-        quantized,
-        {"CONV_2D": 2, "ADD": 1, "FULLY_CONNECTED": 1, "MUL": 0, "DEQUANTIZE": 0},
+        quantized, {"CONV_2D": 2, "ADD": 1, "FULLY_CONNECTED": 1, "MUL": 0, "DEQUANTIZE": 0}
     )
     assert_op_counts(quantized, {"QUANTIZE": case.requantized})
     expected = {"input": "int8", "weight": "int8", "bias": "int32", "output": "int8"}
@@ -299,10 +298,7 @@ def _longer(self: Any, x: Tensor) -> Any:
     ("model", "told"),
     [
         (lambda: build(seed=1), r"conv1\.weight of the model differs by up to .* from conv1"),
-        (
-            lambda: build(_sigmoid),
-            "op 1 is aten.relu.default in 'conv1' in the prepared",
-        ),
+        (lambda: build(_sigmoid), "op 1 is aten.relu.default in 'conv1' in the prepared"),
         (lambda: build(_swapped), r"aten.add.Tensor.* has .* in the prepared model and relu in"),
         (lambda: build(_other_name), r"has \['x'\], the model \['image'\]"),
         (lambda: build(_longer), "the prepared model has 6 ops, the model 7"),
@@ -347,11 +343,7 @@ def _eager() -> Any:
         (_dynamic, ValueError, "is quantized dynamically: there are no parameters to take over"),
         (_eager, TypeError, "got a Net that eager mode prepared"),
         (lambda: build(), TypeError, "expected a result of prepare_fx or prepare_qat_fx.* Net"),
-        (
-            _converted,
-            TypeError,
-            "before convert_fx; got a GraphModule",
-        ),
+        (_converted, TypeError, "before convert_fx; got a GraphModule"),
     ],
 )
 def test_what_is_not_prepared(make: Callable[[], Any], error: type[Exception], told: str) -> None:

@@ -46,8 +46,7 @@ def _observe(prepared: torch.nn.Module) -> None:
 
 
 @pytest.mark.parametrize(
-    "preset",
-    [pytest.param(p, marks=pytest.mark.slow) if p in SLOW else p for p in PROMISES],
+    "preset", [pytest.param(p, marks=pytest.mark.slow) if p in SLOW else p for p in PROMISES]
 )
 def test_a_preset_keeps_its_promise(maker: Edgeq, preset: str) -> None:
     """Scheme, stored dtype and granularity of every convolution; the stages of the flow."""

@@ -12,12 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fixtures.models import EmbeddingMean, net
-from pytest_edgeq import (
-    assert_no_float_ops,
-    assert_op_dtypes,
-    assert_qparams,
-    litert,
-)
+from pytest_edgeq import assert_no_float_ops, assert_op_dtypes, assert_qparams, litert
 
 with litert.quiet():
     import torch.ao.quantization as torchs
@@ -92,10 +87,7 @@ OBSERVERS: Mapping[str, tuple[Any, Any]] = {
         None,
     ),
     "learned": faked(learnable_fake_quantize.LearnableFakeQuantize),
-    "torch's own": (
-        torchs.MinMaxObserver,
-        torchs.PerChannelMinMaxObserver.with_args(eps=2**-12),
-    ),
+    "torch's own": (torchs.MinMaxObserver, torchs.PerChannelMinMaxObserver.with_args(eps=2**-12)),
     "torch's own, learned": (
         LEARNED.with_args(observer=torchs.MinMaxObserver, scale=1.0),
         LEARNED.with_args(observer=torchs.PerChannelMinMaxObserver, channel_len=8),

@@ -229,9 +229,7 @@ def test_what_is_float_stays_float_behind_what_is_not() -> None:
     """An annotation does not spread to a layer that None keeps in float."""
     quantizer = converters().set_global(per_channel()).set_module_type(nn.AdaptiveAvgPool2d, None)
     quantized = quantize(
-        quantizer,
-        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1)),
-        (1, 3, 8, 8),
+        quantizer, lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1)), (1, 3, 8, 8)
     )
     assert_op_dtypes(quantized, "MEAN", scheme="float", count=1)
 
@@ -293,9 +291,7 @@ def test_what_is_concatenated_with_itself(order: str) -> None:
         return self.b(torch.cat([tensors[each] for each in order], -1))
 
     quantized = quantize(
-        "pt2e_static_int8",
-        lambda: net(forward, a=nn.Linear(4, 4), b=nn.Linear(12, 3)),
-        (16, 4),
+        "pt2e_static_int8", lambda: net(forward, a=nn.Linear(4, 4), b=nn.Linear(12, 3)), (16, 4)
     )
 
     assert_op_dtypes(quantized, "CONCATENATION", scheme="int8", count=1)

@@ -26,14 +26,7 @@ from pytest_edgeq import (
 from pytest_edgeq.tflite.constants import read_constant
 from pytest_edgeq.tflite.roles import roles_of
 from tests.quantize import making
-from tests.quantize.quantizers import (
-    ByHand,
-    activation,
-    converters,
-    per_tensor,
-    weight,
-    xnnpacks,
-)
+from tests.quantize.quantizers import ByHand, activation, converters, per_tensor, weight, xnnpacks
 
 with litert.quiet():
     from torchao.quantization.pt2e import observer
@@ -288,10 +281,7 @@ def _partly(prepared: Any) -> None:
 @pytest.mark.parametrize(
     ("train", "told"),
     [
-        (
-            lambda prepared: None,
-            r"train\(\) never ran the prepared graph: none of its 3",
-        ),
+        (lambda prepared: None, r"train\(\) never ran the prepared graph: none of its 3"),
         (_partly, r"in train\(\), 1 of 3 fake quantizers saw no data: "),
         (_with_nan, r"after train\(\), 1 tensor\(s\) of the graph are not finite: 0\.weight"),
         (lambda prepared: nn.Identity(), r"train\(\) returned another module, a Identity"),
@@ -333,11 +323,7 @@ QAT = "pt2e_qat_int8"
     ],
 )
 def test_train_where_it_does_not_belong(
-    maker: Edgeq,
-    quantizer: str | None,
-    options: dict[str, Any],
-    error: type[Exception],
-    told: str,
+    maker: Edgeq, quantizer: str | None, options: dict[str, Any], error: type[Exception], told: str
 ) -> None:
     """Refused before anything is exported."""
     options = {"sample_inputs": (torch.ones(1, 4),), "quantizer": quantizer, **options}

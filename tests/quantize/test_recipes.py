@@ -121,10 +121,7 @@ PROMISES: dict[str, Promise] = {
         | _only("head", **FLOAT),
     ),
     "two regexes": Promise(
-        [
-            static(f"Linear_hidden|{HEAD}"),
-            weight_only("Conv2d_stem", "CONV_2D", bits=4),
-        ],
+        [static(f"Linear_hidden|{HEAD}"), weight_only("Conv2d_stem", "CONV_2D", bits=4)],
         _only("hidden", "head", **STATIC, **INT8) | _only("stem", scheme="weight_only", **INT4),
         borders=("float32", "int8"),
     ),
@@ -163,11 +160,7 @@ PROMISES: dict[str, Promise] = {
         _only("stem", *LINEAR, **STATIC_16, **INT4),
         sqnr_db=10,
     ),
-    "float16": Promise(
-        [float16()],
-        _all(scheme="float16", weight="float16"),
-        sqnr_db=60,
-    ),
+    "float16": Promise([float16()], _all(scheme="float16", weight="float16"), sqnr_db=60),
     "weight only, per tensor, asymmetric": Promise(
         [weight_only(granularity="TENSORWISE", symmetric=False)],
         _all(scheme="weight_only", weight="int8", granularity="per_tensor"),
@@ -398,11 +391,7 @@ IN_VAIN: dict[str, tuple[Any, tuple[str, ...]]] = {
         ),
     ),
     "a rule that is thrown away": (
-        [
-            dynamic(".*", "FULLY_CONNECTED", bits=4),
-            float16(),
-            dynamic(algorithm="GPTQ"),
-        ],
+        [dynamic(".*", "FULLY_CONNECTED", bits=4), float16(), dynamic(algorithm="GPTQ")],
         (
             "rule 2 of 3: is the last rule for CONV_2D #1 (stem), but "
             "ai-edge-quantizer leaves it in float",

@@ -285,10 +285,7 @@ REFUSED: dict[str, Refused] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, id=name) for name, case in REFUSED.items()],
-)
+@pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in REFUSED.items()])
 def test_refused_with_what_helps(case: Refused) -> None:
     """The first line says who refuses what; a way out that is named converts, and computes."""
     with pytest.raises(case.error) as caught:

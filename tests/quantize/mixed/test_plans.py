@@ -300,14 +300,7 @@ def test_a_layer_that_cannot_be_converted_in_float_stays_quantized(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("own", "act"),
-    [
-        (False, nn.ReLU),
-        (True, nn.ReLU),
-        (False, nn.ReLU6),
-    ],
-)
+@pytest.mark.parametrize(("own", "act"), [(False, nn.ReLU), (True, nn.ReLU), (False, nn.ReLU6)])
 def test_the_sum_of_a_block_alone_is_left_in_float(
     maker: Edgeq, own: bool, act: type[nn.Module]
 ) -> None:

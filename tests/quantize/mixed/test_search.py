@@ -36,9 +36,7 @@ def _search(
         is_quantized=lambda modules: True,
     )
     goal: Any = SimpleNamespace(
-        least_sqnr_db=least_sqnr_db,
-        simulated=simulated,
-        accepts=lambda each: each.sqnr_db >= bound,
+        least_sqnr_db=least_sqnr_db, simulated=simulated, accepts=lambda each: each.sqnr_db >= bound
     )
     samples: Any = [SimpleNamespace()] * n_samples
     noise = LayerNoise.of([*by_module, *engine.groups], by_module, 1)
