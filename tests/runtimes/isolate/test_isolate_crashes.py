@@ -210,9 +210,7 @@ def test_a_step_of_a_conversion_that_crashes(golden: Golden) -> None:
     native = isolation.native("small net")
     assert native is not None
     golden(
-        "conversion",
-        CrashedConversionError,
-        lambda: native.call("convert", runners.WAYS["abort"]),
+        "conversion", CrashedConversionError, lambda: native.call("convert", runners.WAYS["abort"])
     )
 
 
