@@ -22,16 +22,7 @@ from pytest_edgeq.tflite.conformance import (
 )
 from pytest_edgeq.tflite.graph import OpGraph
 from pytest_edgeq.tflite.ops import OPS
-from tests.tflite.one_op_files import (
-    CHANNELS,
-    KINDS,
-    RESOLVERS,
-    data_of,
-    errors,
-    layer,
-    run,
-    write,
-)
+from tests.tflite.one_op_files import CHANNELS, KINDS, RESOLVERS, data_of, errors, layer, run, write
 
 CONVERTED = sorted(Path("fixtures/tflite").glob("*/*.tflite"))
 _BASE = {"int8": (1 / 64, 3), "uint8": (1 / 64, 128), "int16": (1 / 16384, 0)}
