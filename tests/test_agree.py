@@ -19,12 +19,7 @@ from ai_edge_litert.interpreter import Interpreter
 from fixtures.models import ResidualNet, SelfAttention, SmallModel, samples
 from fixtures.tflite.writer import chain, constant, one_op
 from pytest_edgeq import Edgeq, QuantizedModel
-from pytest_edgeq.check.agreement import (
-    SAMPLES,
-    Agreement,
-    AgreementResult,
-    compared_runtimes,
-)
+from pytest_edgeq.check.agreement import SAMPLES, Agreement, AgreementResult, compared_runtimes
 from pytest_edgeq.check.runtime_results import RuntimeDistance
 from pytest_edgeq.compare.reference import call_reference
 from pytest_edgeq.compare.samples import read_samples

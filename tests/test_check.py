@@ -192,10 +192,7 @@ def test_what_changed_since_the_baselines_is_said_first_and_once() -> None:
 def test_what_may_have_changed_is_said_once() -> None:
     """By the errors, as their baseline knows more than that of the op dtypes; not of one alone."""
     gone = replace(
-        CHANGED,
-        unchanged=("options",),
-        suspects=("the code", "weights"),
-        harm=Harm.decibels(20),
+        CHANGED, unchanged=("options",), suspects=("the code", "weights"), harm=Harm.decibels(20)
     )
     worse = replace(
         REGRESSED,

@@ -128,10 +128,7 @@ def test_a_sound_model_is_stored_and_given_a_budget(
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 64])
 def test_a_wiped_file_is_neither_stored_nor_given_a_budget(
-    wiped_net: QuantizedModel,
-    remember: Remember,
-    n: int,
-    capsys: pytest.CaptureFixture[str],
+    wiped_net: QuantizedModel, remember: Remember, n: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No number of samples would do: the text says so, and nothing is printed to paste."""
     comparison = _EDGEQ.compare(wiped_net, _held_out(n))

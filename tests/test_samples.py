@@ -21,12 +21,7 @@ POSITIONAL = SampleSpec.of_inputs((x, y), {}, ("x", "y"))
 
 
 @pytest.mark.parametrize(
-    "sample",
-    [
-        ((x, y), {"mask": mask}),
-        [(x, y), {"mask": mask}],
-        {"mask": mask, "y": y, "x": x},
-    ],
+    "sample", [((x, y), {"mask": mask}), [(x, y), {"mask": mask}], {"mask": mask, "y": y, "x": x}]
 )
 def test_a_sample_of_both_kinds(sample: Any) -> None:
     """A pair, or a dict with every name, in any order."""
