@@ -726,19 +726,8 @@ def test_a_strict_export_does_not_rewrite_its_guards(monkeypatch: pytest.MonkeyP
             )
 
 
-@pytest.mark.parametrize(
-    "shim",
-    [
-        "graphs_compiled_on_call",
-        "composite_ops_listed_once",
-        "kernels_for_present_devices",
-        "guards_as_written",
-        "histories_shared",
-        "jax_functions_kept",
-    ],
-)
-def test_a_shim_for_speed_changes_no_byte(monkeypatch: pytest.MonkeyPatch, shim: str) -> None:
-    """Nor without it."""
+def test_shims_for_speed_change_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor without any of them."""
 
     def built() -> bytes:
         model, inputs = seeded(ConvBnRelu), ConvBnRelu.sample_inputs()
@@ -746,8 +735,13 @@ def test_a_shim_for_speed_changes_no_byte(monkeypatch: pytest.MonkeyPatch, shim:
         return quantized.path.read_bytes()
 
     fast = built()
-    monkeypatch.setattr(litert.converter, shim, contextlib.nullcontext)
-    assert built() == fast
+    for shim in (
+        *("graphs_compiled_on_call", "composite_ops_listed_once", "kernels_for_present_devices"),
+        *("guards_as_written", "histories_shared", "jax_functions_kept"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(litert.converter, shim, contextlib.nullcontext)
+            assert built() == fast, shim
 
 
 def test_patterns_of_training_are_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
