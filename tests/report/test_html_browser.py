@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -53,6 +54,11 @@ def browser() -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@functools.cache
+def _full_page() -> str:
+    return html_page(full_run())
 
 
 @pytest.fixture
@@ -139,7 +145,7 @@ def rows(page: Page, table: str) -> list[str]:
 
 def test_everything_is_drawn_without_complaint_or_request(open_page: Open) -> None:
     """All charts of all models."""
-    page = open_page(full_run())
+    page = open_page(_full_page())
     show_all(page)
     assert page.locator("[data-chart]:visible canvas").count() >= 4
     assert page.title() == "1 of 2 models failed – pytest-edgeq"
@@ -181,7 +187,7 @@ def test_names_of_users_are_text_everywhere(open_page: Open) -> None:
 
 def test_hovering_over_a_layer_names_op_and_module(open_page: Open) -> None:
     """At any height, with both errors; the third of six ops is the one to blame."""
-    page = open_page(full_run())
+    page = open_page(_full_page())
     chart = chart_of(page, "Local and cumulative SQNR")
     for y in (0.1, 0.5, 0.9):
         text = hover(page, chart, 2.5 / 6, y)
@@ -195,7 +201,7 @@ def test_hovering_over_a_layer_names_op_and_module(open_page: Open) -> None:
 
 def test_hovering_over_the_other_charts(open_page: Open) -> None:
     """A stage's share with its SQNR, the counts of a bin, one element of the scatter chart."""
-    page = open_page(full_run())
+    page = open_page(_full_page())
     text = hover(page, chart_of(page, "Share of each stage"), 0.9, 0.3)
     assert re.search(r"lowering\s.*share of the noise power:?\s+\d+\.\d %", text, re.DOTALL)
     text = hover(page, chart_of(page, "Histograms"), 0.5)
@@ -207,7 +213,7 @@ def test_hovering_over_the_other_charts(open_page: Open) -> None:
 
 def test_a_drag_zooms_into_layers_and_reset_ends_it(open_page: Open) -> None:
     """By the toolbar of Bokeh."""
-    page = open_page(full_run())
+    page = open_page(_full_page())
     chart = chart_of(page, "Local and cumulative SQNR")
     start = "(plot) => [...Bokeh.index].find((v) => plot.contains(v.el)).model.x_range.start"
     before = chart.evaluate(start)
@@ -282,7 +288,7 @@ def test_models_are_filtered(open_page: Open) -> None:
 
 def test_ops_are_filtered_by_op_module_and_scheme(open_page: Open) -> None:
     """All three together."""
-    page = open_page(full_run())
+    page = open_page(_full_page())
     part = page.locator("#m1")
     assert rows(page, "ops") == ["0", "1", "2", "3", "4", "5"]
     part.get_by_role("combobox", name="Op", exact=True).select_option("ADD")
@@ -298,7 +304,7 @@ def test_ops_are_filtered_by_op_module_and_scheme(open_page: Open) -> None:
 
 def test_an_output_is_chosen(open_page: Open) -> None:
     """The charts of the worst one are shown first."""
-    page = open_page(full_run())
+    page = open_page(_full_page())
     shown = page.locator("#m1 .pair:visible figcaption").first
     assert shown.inner_text().startswith("boxes,")
     page.locator("#m1").get_by_role("combobox", name="Output").select_option("scores")
@@ -360,7 +366,7 @@ def test_a_tap_does_what_a_hover_does(open_page: Open) -> None:
 
 def test_light_and_dark_follow_the_browser(open_page: Open) -> None:
     """Also when it changes while the page is open: charts are painted anew."""
-    page = open_page(full_run(), color_scheme="light")
+    page = open_page(_full_page(), color_scheme="light")
     chart = chart_of(page, "Local and cumulative SQNR")
     canvases, pixels = chart.locator("canvas"), "all => all.map(each => each.toDataURL()).join()"
     background = "getComputedStyle(document.body).backgroundColor"
