@@ -141,7 +141,6 @@ print(json.dumps(found))
 
 _ORDERS = {
     "tensorflow-first": 'quietly("tensorflow")\n',
-    "litert-first": 'quietly("ai_edge_litert.interpreter")\n',
     "converter-first": 'quietly("litert_torch")\n',
 }
 
