@@ -157,53 +157,6 @@ def test_a_cache_on_another_file_system(mount: Mount, tmp_path: Path) -> None:
     assert told == []
 
 
-EDITED = """
-import os
-from pathlib import Path
-
-import pytest
-
-HERE = Path(__file__).parent / "__edgeq__" / "test_it"
-
-
-def test_deleted(remember):
-    remember()
-    next(HERE.glob("test_deleted*")).unlink()
-    remember()
-
-
-def test_folder_deleted(remember):
-    remember()
-    for path in HERE.iterdir():
-        path.unlink()
-    HERE.rmdir()
-    remember()
-
-
-def test_edited(remember):
-    remember()
-    path = next(HERE.glob("test_edited*"))
-    path.write_text(path.read_text("utf-8")[:-20], "utf-8")
-    remember()
-"""
-
-
-def test_a_baseline_that_is_deleted_or_edited_meanwhile(tmp_path: Path) -> None:
-    """It is read when it is compared: what is seen then is told."""
-    project = Project(tmp_path, count=0)
-    (tmp_path / "test_it.py").write_text(EDITED, "utf-8")
-
-    for name in ("test_deleted", "test_folder_deleted", "test_edited"):
-        project.run(SCHEMES[0], "-k", name, "--edgeq-update=new")
-        code, text = project.run(SCHEMES[0], "-k", name, "--tb=short")
-        assert code == 1
-        if name == "test_edited":
-            sentence = f"ValueError: __edgeq__/test_it/{name}.op_dtypes.json is not valid JSON"
-        else:
-            sentence = 'AssertionError: no baseline is stored yet: op-dtype map "op_dtypes" ('
-        assert f"\nE   {sentence}" in text
-
-
 def test_two_sessions_that_update_at_once(tmp_path: Path) -> None:
     """Each file is of one of them, whole; the next run says which of them differ."""
     project = Project(tmp_path)
