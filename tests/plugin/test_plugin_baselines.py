@@ -158,27 +158,6 @@ def test_a_fixture_that_the_body_asks_for_may_claim(remembering: Project) -> Non
     assert files(remembering) == [FILE]
 
 
-def test_two_values_for_one_name(remembering: Project) -> None:
-    """On update an error that stores neither."""
-    remembering.run(
-        "--edgeq-update",
-        files="def test_a(remember): remember(); remember(scheme='float')\n",
-        failed=1,
-        shows="*ValueError: this test claims two different values as op-dtype*",
-        hides="*was stored:",
-    )
-    assert files(remembering) == []
-
-
-def test_a_file_that_cannot_be_read_is_an_error_of_its_test(remembering: Project) -> None:
-    """Update does not replace what could not be read: someone may want it back."""
-    remembering.run("--edgeq-update", files=ONE, passed=1)
-    (remembering.path / FILE).write_text("<<<<<<< HEAD\n")
-    told = "*ValueError: *test_a.op_dtypes.json holds the marks of an unf*"
-    remembering.run("--edgeq-update", failed=1, shows=told)
-    assert (remembering.path / FILE).read_text() == "<<<<<<< HEAD\n"
-
-
 def test_a_change_that_the_test_expects_is_not_reported(remembering: Project) -> None:
     """A test that passes because the check fails needs no advice at the end."""
     test = (
