@@ -55,11 +55,3 @@ def test_the_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path:
     done = run("docs", "--html", tmp_path)
     assert done.exit_code == 2
     assert "pip install 'pytest-edgeq[docs]'" in done.stderr
-
-
-@pytest.mark.slow
-def test_the_pages_are_rendered(run: Run, tmp_path: Path) -> None:
-    """Into the folder that is asked for."""
-    pytest.importorskip("furo", reason="the group docs is not installed")
-    assert run("docs", "--html", tmp_path / "out", "--no-open").exit_code == 0
-    assert "<title>" in (tmp_path / "out" / "tutorial.html").read_text("utf-8")
