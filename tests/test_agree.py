@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +25,7 @@ from pytest_edgeq.numerics.findings import text_of
 from pytest_edgeq.runtimes.edge import EdgeFile
 from tests.bench.detection.defects_runtime import SPOILT
 from tests.quantize import making
+from tests.runtimes.isolate.runners import equal_scores
 
 Arrays = dict[str, npt.NDArray[Any]]
 Spoil = Callable[[Arrays, Sequence[Arrays]], Arrays]
@@ -365,58 +363,17 @@ def test_a_runtime_of_ones_own_that_cannot_run_the_file_is_blamed() -> None:
     assert "the board runtime cannot load the .tflite file" in str(found.unable[0])
 
 
-def _softmax(width: int) -> bytes:
-    return one_op(
-        "SOFTMAX",
-        [{"dtype": "int8", "shape": (1, width), "scales": [0.1]}],
-        [{"dtype": "int8", "shape": (1, width), "scales": [1 / 256], "zero_points": [-128]}],
-        "SoftmaxOptions",
-        beta=1.0,
-    )
-
-
 @pytest.mark.parametrize(("width", "runs"), [(511, True), (512, False)])
 def test_kernels_that_would_end_the_process_are_not_run(width: int, runs: bool) -> None:
     """SOFTMAX of the reference kernels over 512 equal scores or more aborts."""
     quantized = Edgeq(runtime="reference").load(
-        _softmax(width), reference=lambda x: np.full_like(x, 1 / width)
+        equal_scores(width), reference=lambda x: np.full_like(x, 1 / width)
     )
 
     found = _agreement(quantized, [np.zeros((1, width), np.float32)])
 
     assert (found.unable, found.differences) == ((), ())
     assert bool(found.notes) != runs
-
-
-def test_the_reference_kernels_still_abort(tmp_path: Path) -> None:
-    """ai-edge-litert 2.3.0: 512 equal scores end the process, 511 do not."""
-    codes = []
-    for width in (511, 512):
-        path = tmp_path / "file.tflite"
-        path.write_bytes(_softmax(width))
-        done = subprocess.run(
-            [sys.executable, "-c", _INVOKE, str(path)],
-            capture_output=True,
-            check=False,
-            timeout=100,
-        )
-        codes.append(done.returncode)
-
-    assert codes == [0, -signal.SIGABRT]
-
-
-_INVOKE = """
-import sys
-import numpy as np
-from ai_edge_litert.interpreter import Interpreter, OpResolverType
-interpreter = Interpreter(
-    model_path=sys.argv[1], experimental_op_resolver_type=OpResolverType.BUILTIN_REF
-)
-interpreter.allocate_tensors()
-[tensor] = interpreter.get_input_details()
-interpreter.set_tensor(tensor["index"], np.zeros(tensor["shape"], np.int8))
-interpreter.invoke()
-"""
 
 
 @pytest.mark.parametrize("count", [3, 100])

@@ -104,9 +104,9 @@ def segfault_at_run() -> bytes:
     return chain(*ops, **_BORDERS, x=image, a=image, y=image)
 
 
-def abort_on_reference() -> bytes:
-    """Write a sound file at which the reference kernels abort: a row of 512 equal scores."""
-    codes = {"dtype": "int8", "shape": (1, 512)}
+def equal_scores(width: int = 512) -> bytes:
+    """Write a sound file at which the reference kernels abort: a SOFTMAX of 512 equal scores."""
+    codes = {"dtype": "int8", "shape": (1, width)}
     return one_op(
         "SOFTMAX",
         [{**codes, "scales": [0.1]}],
