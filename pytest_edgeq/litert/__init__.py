@@ -8,8 +8,7 @@ releases affect one place. Each shim names the versions and the symptom, and has
 - `libraries` imports them, and finds rules that others have registered; `converter` converts, with
   native steps in another process (`native`); `exported` rewrites exported graphs before.
 - PT2E quantizers: `pt2e_graphs`, `configs`, `annotations`, `histograms`, `simulated`, `mixed`.
-  Training: `qat`. FX mode: `fx`. torchao's `quantize_`: `ao`, `weights`. Recipes: `recipes`,
-  `rules`.
+  Training: `qat`. FX mode: `fx`. `quantize_`: `ao`, `weights`. Recipes: `recipes`, `rules`.
 - `graphs` stores torch graphs without pickles, `digest` hashes them.
 
 The package has the public names of these modules.

@@ -41,8 +41,7 @@ def normalize_annotations(model: Any) -> None:
       torchao 0.18.0 silently removes those of torch, or fails on them
       (`'_PartialWrapper' object has no attribute '__name__'`).
     - Scales for the channels of a transposed convolution's weight become those of its output
-      channels, the only ones in kernels, though torchao's XNNPACKQuantizer annotates those
-      of axis 0.
+      channels, the only ones in kernels, though torchao's XNNPACKQuantizer annotates axis 0.
     - `FixedQParamsFakeQuantize` becomes the spec with fixed parameters: torchao 0.18.0 passes it an
       argument that it does not have (`unexpected keyword argument 'dtype'`).
 

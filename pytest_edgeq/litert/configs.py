@@ -48,8 +48,7 @@ def configs_as_set() -> Iterator[None]:
     ever matches; it never reads `set_operator_type` (nor does torchao 0.18.0); it quantizes every
     addition or product followed by a ReLU by the first config, because it passes its filter as
     another argument; it leaves pools in float whose config precedes that of their input; and of a
-    convolution that is called twice both annotate one call only, because the weight then counts as
-    annotated.
+    convolution that is called twice both annotate one call only, as the weight is annotated then.
 
     Raises:
         RefusedError: When the quantizer annotates: a name, a class or an operator that the model

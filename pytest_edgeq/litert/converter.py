@@ -163,8 +163,7 @@ def composite_ops_listed_once() -> Iterator[None]:
     Make torch list its composite ops once, and again only after others were registered.
 
     torch 2.13 walks all registered ops for each of the three `run_decompositions` of a conversion,
-    and for two of their decomposition tables: 290 of the 1,700 ms in which a small network is
-    quantized.
+    and for two of their decomposition tables: 290 of the 1,700 ms of a small network.
     """
 
     def listed() -> set[Any]:
@@ -192,8 +191,7 @@ def kernels_for_present_devices() -> AbstractContextManager[None]:
 
     torch 2.13 does so for 9 backends, and for the autograd of 12, in each of the three
     `run_decompositions` of a conversion: 34,000 kernels in all, for each of which
-    `OperatorBase.py_impl` evaluates annotations, a fifth of the time in which a small network is
-    quantized.
+    `OperatorBase.py_impl` evaluates annotations, a fifth of a small network's time.
     """
     program = torch.export.exported_program
     accelerator = torch.accelerator.current_accelerator()

@@ -39,8 +39,7 @@ def quantizer_from_fx(prepared: torch.fx.GraphModule) -> Any:
 
     Returns:
         A PT2E `Quantizer`. Its `float_model` is the prepared model with its trained weights and
-        without observers, in eval mode. Another model can be quantized by it if it has the same
-        ops and the same weights.
+        without observers, in eval mode. It quantizes other models of these ops and weights too.
 
     Raises:
         TypeError: Not a model that FX graph mode prepared.
