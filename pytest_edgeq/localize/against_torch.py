@@ -46,13 +46,11 @@ _TorchOutputs = list[tuple[Array, Array | None]]
 """Outputs of torch in float32, and in float64 if it was run in float64."""
 
 # Allowed distance from float64 as a multiple of torch float32's own.
-# Over 45 small models it is 0.6 to 6: sums in another order, and kernels that approximate
-# exponentials.
+# Over 45 small models it is 0.6 to 6: sums in another order, and approximate exponentials.
 _TIMES = 16.0
 
 # Relative distance from float32 beyond which float64 is no reference: 60 dB.
-# RAFT, whose iterations accumulate, has 110 dB. Beyond, the forward computes something else in
-# float64.
+# RAFT, whose iterations accumulate, has 110 dB. Beyond, the forward differs in float64.
 _MOST_NOISE = 2.0**-10
 
 _ULPS = 16.0  # minimum tolerance, in units in the last place of the greatest value
@@ -268,8 +266,7 @@ class AgainstTorch(OutputCheck):
         """
         Compare one sample; samples behind the first difference are skipped.
 
-        If the float32 tolerance is unknown, or the rounding of constants is, differing samples are
-        kept for `settle`.
+        If tolerance or rounding of constants is unknown, differing samples are kept for `settle`.
         """
         if self.is_done:
             return
@@ -323,8 +320,7 @@ class AgainstTorch(OutputCheck):
         """
         Widen the tolerance to the file's own error for a quantizing reference.
 
-        A reference does so if all of its values for the file's quantized outputs are codes of
-        these.
+        A reference does so if all its values for the file's quantized outputs are their codes.
         """
         graph, signature = self._quantized.graph, self._quantized.edge.signature
         tensors = [quantized_output(graph, signature, io_tensor) for io_tensor in signature.outputs]
@@ -612,8 +608,7 @@ def _wrong_mover(subgraph: Subgraph, op: Op, same: Mapping[int, bool]) -> Op | N
     """
     Return the RESHAPE or TRANSPOSE in front of an op that moves other values than its partner.
 
-    Its values still equal some torch tensor or a permutation of it, so the consumer is the first op
-    to differ.
+    Its values still equal a torch tensor or a permutation of it, so its consumer differs first.
     """
     wrong = None
     for index in op.inputs:
