@@ -101,6 +101,8 @@ def refusal(
     load: Callable[[bytes, str], object],
 ) -> UnrunnableError:
     """Return the error of a runtime that refuses a file: op, cause, kernels' words."""
+    # An interpreter whose runs fail repeats the errors of all runs before.
+    error = re.sub(r"\A(.+?)\1+\Z", r"\1", error.strip(), flags=re.DOTALL)
     missing = _MISSING.search(error)
     op, name = _refusing_op(error, graph, missing, load)
     place = f": {name}" if op is None and name else "" if op is None else f": {where(op)}"
@@ -117,7 +119,7 @@ def refusal(
         meaning = next((text for symptom, text in known if re.search(symptom, error)), None)
     lines = [f"cannot {what}{place}"]
     # The kernels print floats by %d, which prints another number in every run.
-    message = re.sub(r"(?<=params\.scale) \(-?\d+ [!=]= -?\d+\)", _scales(graph, op), error.strip())
+    message = re.sub(r"(?<=params\.scale) \(-?\d+ [!=]= -?\d+\)", _scales(graph, op), error)
     # The delegate joins its words without a blank, and repeats the first of them.
     message = re.sub(rf"(?:{_UNNAMED})+", f"{_UNNAMED}; ", message)
     if meaning is not None:

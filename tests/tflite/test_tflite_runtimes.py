@@ -301,3 +301,6 @@ def test_a_failing_run_is_told_as_such(runtime: str) -> None:
     assert str(caught.value).startswith(f"the {runtime} runtime cannot run the .tflite file: GATH")
     assert "\ncause: an index in the inputs, such as a token id, is beyond" in str(caught.value)
     assert edge.run([name], [np.array([2])], runtime)[0].tolist() == [[2]]
+    with pytest.raises(RuntimeError, match="gather index out of bounds") as again:
+        edge.run([name], [np.array([4])], runtime)
+    assert str(again.value) == str(caught.value)
