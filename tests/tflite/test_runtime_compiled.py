@@ -297,16 +297,6 @@ def test_a_signature_that_leaves_an_output_out_is_refused() -> None:
         edge.runner("compiled")
 
 
-def test_a_refusal_names_op_and_cause() -> None:
-    """It says "Failed to allocate tensors" and no more: the interpreter is asked what is wrong."""
-    content = one_op("CUSTOM:Nope", [{"dtype": "float32"}], [{"dtype": "float32"}])
-    with pytest.raises(RuntimeError) as caught:
-        EdgeFile(content).runner("compiled")
-    first, cause = str(caught.value).splitlines()[:2]
-    assert first == "the compiled runtime cannot load the .tflite file: CUSTOM:Nope #0"
-    assert "no kernel of LiteRT (xnnpack, builtin, reference) computes the custom op Nope" in cause
-
-
 _EXIT = """
 import sys
 import numpy as np

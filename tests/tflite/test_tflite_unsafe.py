@@ -133,14 +133,3 @@ def test_such_files_are_refused(runtime: str) -> None:
     text = f".*DEPTHWISE_CONV_2D #0.*one scale for {CHANNELS} channels"
     with pytest.raises(RuntimeError, match=place + text):
         EdgeFile(_depthwise(1)).runner(runtime)
-
-
-def test_such_a_file_is_refused_whoever_made_it(maker: Edgeq) -> None:
-    """A file from elsewhere is met by every way to run it."""
-    loaded = maker.load(_depthwise(1), reference=lambda x: 2 * x)
-    image = np.ones((1, 1, 1, CHANNELS), np.float32)
-
-    with pytest.raises(RuntimeError, match="one scale for 64 channels"):
-        maker.compare(loaded, [image])
-    with pytest.raises(RuntimeError, match="one scale for 64 channels"):
-        loaded.run(image)
