@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import torch
 from torch import nn
 
 from fixtures.models import net
-from fixtures.tflite import make, stacks
 from fixtures.tflite.kinds import free_shapes
 from fixtures.tflite.writer import FileWriter, chain, constant, one_op, pack, unpack
 from pytest_edgeq import Edgeq
@@ -143,20 +141,6 @@ def test_inputs_that_do_not_match_are_refused(names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("runtime", LITERT)
-def test_a_path_and_its_content_run_alike(tmp_path: Path, runtime: str) -> None:
-    """A mapped file is opened by the interpreter from its path."""
-    path = tmp_path / "model.tflite"
-    path.write_bytes(_unary())
-    by_path, by_content = EdgeFile(path), EdgeFile(path.read_bytes())
-    assert by_path.path == path
-    assert by_content.path is None
-    for left, right in zip(
-        by_path.run(["x"], [X], runtime), by_content.run(["x"], [X], runtime), strict=True
-    ):
-        assert np.array_equal(left, right)
-
-
-@pytest.mark.parametrize("runtime", LITERT)
 def test_the_first_signature_is_run_wherever_its_subgraph_stands(runtime: str) -> None:
     """The interpreter numbers tensors by subgraph: those of another must not be fed."""
     file = FileWriter()
@@ -169,20 +153,6 @@ def test_the_first_signature_is_run_wherever_its_subgraph_stands(runtime: str) -
         edge = whole.at(key)
         assert edge.signature.key == key
         assert edge.run(["x"], [X], runtime)[0].tolist() == expected.tolist()
-
-
-def test_a_quantized_file_runs_from_float_to_float() -> None:
-    """Codes at both borders are the file's own business."""
-    edge = EdgeFile(make.CONVERTED / "nested.int8.tflite")
-    x = stacks.MODELS["nested"][1][0].numpy()
-    codes = edge.run(["args_0"], [x], "reference")
-    assert {value.dtype for value in codes} == {np.dtype(np.int8)}
-    values = edge.decode(codes)
-    assert {value.dtype for value in values} == {np.dtype(np.float32)}
-    assert [value.shape for value in values] == [(2, 2), (2, 3)]
-    expected = EdgeFile(make.CONVERTED / "nested.float.tflite").run(["args_0"], [x], "reference")
-    for value, reference in zip(values, expected, strict=True):
-        assert np.abs(value - reference).max() < 0.2 * np.abs(reference).max()
 
 
 def _softmax(scale: float) -> bytes:
