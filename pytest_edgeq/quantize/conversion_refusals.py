@@ -56,9 +56,9 @@ _KNOWN = {
     "contained a None item": (
         "its forward returns None among its outputs; wrap it in a module that returns tensors"
     ),
-    "BFloat16|xb?f16>|:f16:": (
-        "it computes in half precision, for which litert-torch lacks ops: pass model.float() and "
-        "float32 inputs"
+    "BFloat16|x(b?f16|f64)>|:f16:": (
+        "it computes in half or double precision, for which litert-torch lacks ops: pass "
+        "model.float() and float32 inputs"
     ),
     "Lowering not found: cond": (
         "litert-torch lowers no torch.cond; compute both branches and choose between them: "

@@ -249,7 +249,13 @@ REFUSED: dict[str, Refused] = {
         lambda: net(lambda self, x: self.layer(x.bfloat16()), layer=_layer().bfloat16()),
         ((2, 4),),
         None,
-        ("it computes in half precision", "model.float()", "BFloat16"),
+        ("it computes in half or double precision", "model.float()", "BFloat16"),
+    ),
+    "double precision": Refused(
+        lambda: net(lambda self, x: self.layer(x.double()), layer=_layer().double()),
+        ((2, 4),),
+        None,
+        ("it computes in half or double precision", "model.float()", "f64"),
     ),
     "None among the outputs": Refused(
         lambda: net(lambda self, x: (x + 1, None)),
