@@ -6,7 +6,6 @@ import contextlib
 import functools
 import inspect
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -343,9 +342,9 @@ def as_module(model: Any) -> Any:
     torch = loaded_torch()
     if torch is None or not isinstance(model, torch.export.ExportedProgram):
         return model
-    with warnings.catch_warnings():
-        # torch 2.13 warns of its own use of LeafSpec.
-        warnings.simplefilter("ignore", FutureWarning)
+    from pytest_edgeq import litert
+
+    with litert.quiet():
         return model.module()
 
 

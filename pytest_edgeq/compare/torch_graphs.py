@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -36,9 +35,7 @@ def exported(module: torch.nn.Module, sample: Sample) -> torch.fx.GraphModule | 
     # Copies, since torch.export merges two inputs that are the same tensor.
     copied = sample.clone().mapped(as_tensor)
     try:
-        with _exporting, litert.quiet(), torch.no_grad(), warnings.catch_warnings():
-            # Recurrent layers warn of weights that they look up; the parameters are exported.
-            warnings.filterwarnings("ignore", "The tensor attributes? .*_flat_weights", UserWarning)
+        with _exporting, litert.quiet(), torch.no_grad():
             graph = torch.export.export(module, copied.args, copied.kwargs, strict=False).module()
     except Exception:  # torch.export raises errors of any type
         return None

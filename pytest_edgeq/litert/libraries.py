@@ -11,6 +11,7 @@ import logging
 import os
 import random
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from types import ModuleType
@@ -31,14 +32,35 @@ _CHATTER = (
 )
 
 
+_silence_lock = threading.Lock()
+_silences: list[contextlib.ExitStack] = []  # of each `quiet` that is open
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """
     Suppress the libraries' own messages, also for suites that turn warnings into errors.
 
     torch 2.13 and litert-torch 0.10 warn on each conversion (`isinstance(treespec, LeafSpec)` is
-    deprecated) and on import (torchao's `KernelPreference`); no user can act on it.
+    deprecated) and on import (torchao's `KernelPreference`); no user can act on it. The filters of
+    warnings are those of all threads: the first one in sets them, the last one out restores them.
     """
+    with _silence_lock:
+        silence = _silences[0] if _silences else contextlib.ExitStack()
+        if not _silences:
+            silence.enter_context(_silenced())
+        _silences.append(silence)
+    try:
+        yield
+    finally:
+        with _silence_lock:
+            if len(_silences) == 1:
+                silence.close()
+            _silences.pop()
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
     progress = os.environ.get("LITERT_TORCH_SHOW_PROGRESS")
     os.environ.setdefault("LITERT_TORCH_SHOW_PROGRESS", "n")
     # litert-torch 0.10 warns through logging.warning, which adds a handler to a bare root logger.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from typing import Any
 
 import pytest
 import torch
 
+from pytest_edgeq import litert
 from pytest_edgeq.litert import settings_of
 from tests.quantize.quantizers import converters, per_channel
 from tests.quantize.rules import dynamic
@@ -55,3 +58,17 @@ def test_a_quantizer_of_the_users_own_is_unknown() -> None:
     quantizer.module_name_config["stem"] = object()
     assert settings_of(quantizer) == {"settings": "unknown"}
     assert settings_of(None) == {}
+
+
+def test_a_thread_that_is_done_leaves_the_others_quiet() -> None:
+    """Filters of warnings are shared by all threads: here the first one in leaves first."""
+    first, second = contextlib.ExitStack(), contextlib.ExitStack()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for each in (first, second):
+            each.enter_context(litert.quiet())
+        first.close()
+        warnings.warn("chatter", FutureWarning, stacklevel=1)
+        second.close()
+        with pytest.raises(FutureWarning):
+            warnings.warn("chatter", FutureWarning, stacklevel=1)
