@@ -190,21 +190,31 @@ def test_how_a_runtime_differs_is_said(quantizer: str, spoil: Spoil, text: str) 
     assert re.search(text, text_of(found.differences), re.MULTILINE)
 
 
-@pytest.mark.parametrize("op", ["FULLY_CONNECTED", "QUANTIZE"])
-def test_kernels_that_quantize_nan_are_not_compared(op: str) -> None:
-    """Each makes codes of its own of it, on every sample the same: no runtime is to blame."""
+@pytest.mark.parametrize(
+    ("first", "op"), [("LOG", "FULLY_CONNECTED"), ("LOG", "QUANTIZE"), ("DIV", "QUANTIZE")]
+)
+def test_kernels_that_quantize_nan_are_not_compared(first: str, op: str) -> None:
+    """Each makes codes of its own of it, or of infinity, which a kernel may have clamped."""
     generator = np.random.default_rng(0)
     codes = generator.integers(-127, 128, (16, 16)).astype(np.int8)
-    row, weights = {"shape": (1, 16)}, constant(codes, "int8", scales=[1 / 128])
-    is_dense = op == "FULLY_CONNECTED"
-    last = (op, "log weights -", "y", "FullyConnectedOptions") if is_dense else (op, "log", "y")
-    made = row if is_dense else row | {"dtype": "int8", "scales": [1 / 32]}
-    tensors = {"x": row, "log": row, "weights": weights, "y": made}
-    content = chain(("LOG", "x", "log"), last, inputs="x", outputs="y", **tensors)
+    row, is_dense = {"shape": (1, 16)}, op == "FULLY_CONNECTED"
+    last = (op, "made weights -", "y", "FullyConnectedOptions") if is_dense else (op, "made", "y")
+    content = chain(
+        ("LOG", "x", "made") if first == "LOG" else ("DIV", "x zero", "made", "DivOptions"),
+        last,
+        inputs="x",
+        outputs="y",
+        x=row,
+        zero=constant(np.zeros((1, 16), np.float32)),
+        made=row,
+        weights=constant(codes, "int8", scales=[1 / 128]),
+        y=row if is_dense else row | {"dtype": "int8", "scales": [1 / 32]},
+    )
 
     def reference(x: Any) -> Any:
-        with np.errstate(invalid="ignore"):
-            return np.log(x) @ (codes.T * np.float32(1 / 128)) if is_dense else np.log(x)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            made = np.log(x) if first == "LOG" else x / np.float32(0)
+            return made @ (codes.T * np.float32(1 / 128)) if is_dense else made
 
     quantized = Edgeq().load(content, reference=reference)
     inputs = generator.normal(size=(4, 1, 16)).astype(np.float32)

@@ -86,7 +86,7 @@ class Pair:
             if same.all():
                 return  # equal codes are still counted below
         coded = self.coded_operand
-        if coded is not None and not same.all() and not np.isfinite(values[coded]).all():
+        if coded is not None and not (same.all() or (np.abs(values[coded]) < GREATEST).all()):
             self.is_undefined = True
             return
         one, two = base.astype(np.float64), actual.astype(np.float64)
