@@ -95,16 +95,12 @@ def test_a_loaded_file_is_judged_by_how_far_its_ranges_are_left(tokens: Quantize
     assert not any("calibration samples" in line for line in others)
 
 
-def _selu() -> nn.Module:
-    layers = {"first": nn.Linear(10, 32), "last": nn.Linear(32, 4)}
-    return net(lambda self, x: self.last(nn.functional.selu(self.first(x))), **layers)
-
-
 def test_clipped_values_that_a_selection_discards_are_no_loss() -> None:
     """The exponential of a SELU is far beyond its range where the SELU returns another value."""
     drawn = torch.Generator().manual_seed(0)
     given = [torch.randn(4, 10, generator=drawn) for _ in range(72)]
-    made = Edgeq().quantize(seeded(_selu), given[0], calibration=given[:64])
+    model = seeded(lambda: nn.Sequential(nn.Linear(10, 32), nn.SELU(), nn.Linear(32, 4)))
+    made = Edgeq().quantize(model, given[0], calibration=given[:64])
     with Localizer(made) as localizer:
         for sample in read_samples(given[64:], made.spec, "evaluation"):
             localizer.update(sample)

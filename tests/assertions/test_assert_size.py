@@ -53,7 +53,6 @@ def test_both_bounds_are_told(plain: QuantizedModel) -> None:
     assert lines[-1] == f"update: max_bytes={plain.size_bytes}"
     (found,) = findings_of(caught.value)
     assert (found.kind, found.place) == (OVER_BUDGET, Place("file", "size"))
-    assert (found.expected, found.got) == ("at most 100 bytes", f"{plain.size_bytes:,}")
 
 
 @pytest.mark.parametrize(

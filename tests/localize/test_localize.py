@@ -27,10 +27,6 @@ FLOWS = (PT2E, STATIC, DYNAMIC, "recipe_weight_only_wi8_afp32", None)
 MODELS = (ResidualNet, EmbeddingMean, EncoderBlock)
 
 
-def _evaluation(kind: type[SmallModel], n: int = 3) -> list[Any]:
-    return list(samples(kind, n, seed=2))
-
-
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("flow", FLOWS, ids=str)
 @pytest.mark.parametrize("kind", MODELS, ids=lambda kind: kind.__name__)
@@ -54,7 +50,7 @@ def test_inputs_beyond_the_range_are_no_lowering_error(
     maker: Edgeq, build: Build, factor: float
 ) -> None:
     """All codes saturated, or all at the zero point, is what torch does too, clipped."""
-    inputs = [(each[0] * factor,) for each in _evaluation(ResidualNet)]
+    inputs = [(each[0] * factor,) for each in samples(ResidualNet, 3, seed=2)]
     for flow in (PT2E, STATIC):
         assert blamed(maker.localize(build(ResidualNet, flow), inputs)) == {}
 
@@ -135,7 +131,7 @@ def test_a_layer_left_in_float_is_named_and_no_error(maker: Edgeq) -> None:
 
 def test_what_cannot_be_localized_is_refused(maker: Edgeq, build: Build) -> None:
     """A file alone, kernels that overwrite what lies between, and no sample."""
-    made, inputs = build(ResidualNet, PT2E), _evaluation(ResidualNet)
+    made, inputs = build(ResidualNet, PT2E), list(samples(ResidualNet, 3, seed=2))
     with pytest.raises(ValueError, match=r"needs a reference: .* edgeq\.load\("):
         maker.localize(maker.load(made.tflite), inputs)
     with pytest.raises(ValueError, match="keeps no intermediate tensors; these do: builtin"):
