@@ -131,15 +131,20 @@ class Comparer:
 
     def update(self, sample: Sample) -> SampleOutputs:
         """Measure one sample."""
-        torch = loaded_torch()
-        state = torch and torch.get_rng_state()
-        outcome = self._runner.run(sample, self.count)
-        draws = torch and not state.equal(torch.get_rng_state())  # as HF's layerdrop does in eval
-        if draws and not self.count and isinstance(self._runner, SampleRunner):
-            pairs = zip(outcome.values["float"], self._runner.reference(sample, 0), strict=True)
-            self._is_random = not all(np.array_equal(*pair, equal_nan=True) for pair in pairs)
+        outcome = self._runner.run(sample, self.count) if self.count else self._run_first(sample)
         self.measurement.update(self.count, sample, outcome)
         self.pass_on(sample.arrays())
+        return outcome
+
+    def _run_first(self, sample: Sample) -> SampleOutputs:
+        """Run the first sample, and its reference again if that has drawn random numbers."""
+        torch = loaded_torch()
+        state = torch and torch.get_rng_state()
+        outcome = self._runner.run(sample, 0)
+        draws = torch and not state.equal(torch.get_rng_state())  # as HF's layerdrop does in eval
+        if draws and isinstance(self._runner, SampleRunner):
+            pairs = zip(outcome.values["float"], self._runner.reference(sample, 0), strict=True)
+            self._is_random = not all(np.array_equal(*pair, equal_nan=True) for pair in pairs)
         return outcome
 
     def update_all(self, samples: Iterator[Sample], threads: int) -> None:
