@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from pytest_edgeq.litert.configs import FOLLOWERS, NODE_METADATA, RefusedError, op_name
+from pytest_edgeq.litert.exported import drop_guards
 from pytest_edgeq.litert.histograms import fast_histograms
 from pytest_edgeq.litert.libraries import pt2e_module, quiet
 from pytest_edgeq.litert.pt2e_graphs import annotate, prepare_pt2e
@@ -156,6 +157,7 @@ class AnnotatedGraph:
     ) -> None:
         # Batch norms are folded into convolutions, as for the quantizer itself.
         self._graph = prepare_pt2e(exported, quantizer, annotates=False)
+        drop_guards(self._graph)
         refuse_lost_writes(self._graph, clones=True)
         self.graph = MixedGraph(self._graph)
         self._samples = samples
