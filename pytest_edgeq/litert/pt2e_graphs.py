@@ -141,7 +141,7 @@ _TRACED_PATTERNS: dict[Any, torch.fx.GraphModule] = {}
 
 def _traced_once(trace: Callable[..., Any], pattern: Any, *args: Any, **kwargs: Any) -> Any:
     """Trace a conv-bn pattern, a function of its inputs and constants, once a process."""
-    constants = [cell.cell_contents for cell in pattern.fn.__closure__]
+    constants = [cell.cell_contents for cell in pattern.fn.__closure__ or ()]
     key = (pattern.fn.__code__, *constants, *args[1:], *kwargs)
     if key not in _TRACED_PATTERNS:
         _TRACED_PATTERNS[key] = trace(pattern, *args, **kwargs)
