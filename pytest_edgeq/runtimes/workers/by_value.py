@@ -12,6 +12,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import cloudpickle
 
+from pytest_edgeq.versions import loaded_torch
+
 
 def pickled(
     value: Any, is_lacking: Callable[[ModuleType], bool], *, clones_views: bool = False
@@ -76,7 +78,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc, no-any-unimported, un
 
 def _is_view(value: Any) -> bool:
     """Whether it is a tensor that is a part of a larger one, all of which torch would pickle."""
-    if type(value).__module__.partition(".")[0] != "torch" or not hasattr(value, "untyped_storage"):
+    torch = loaded_torch()
+    if torch is None or not isinstance(value, torch.Tensor):
         return False
     if value.is_sparse or value.is_quantized:
         return False
