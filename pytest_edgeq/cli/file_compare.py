@@ -20,6 +20,7 @@ from pytest_edgeq.names import nearest
 from pytest_edgeq.numerics.comparison import Comparison, WorstSample
 from pytest_edgeq.quantize.language import open_sections
 from pytest_edgeq.runtimes.edge import EdgeFile
+from pytest_edgeq.tflite.layout import fits
 from pytest_edgeq.tflite.subgraph import SignatureTensor
 
 if TYPE_CHECKING:
@@ -179,8 +180,7 @@ def _split(array: Array, path: Path, entry: SignatureTensor) -> Array:
         is_batch = wanted[:1] == (1,) or (wanted[:1] == (-1,) and len(wanted) > 1)
         # Samples in one batch, for a model of batches of any size.
         samples = array[:, np.newaxis] if is_batch and len(array) != 1 else array[np.newaxis]
-    shape = samples.shape[1:]
-    if len(shape) == len(wanted) and all(n in (-1, m) for n, m in zip(wanted, shape, strict=True)):
+    if fits(samples.shape[1:], wanted):
         return samples
     raise ValueError(
         f"{path}: array for the input {entry.name!r}: expected shape {list(wanted)}, or n of them "
