@@ -32,8 +32,8 @@ _CHATTER = (
 )
 
 
-_silence_lock = threading.Lock()
-_silences: list[contextlib.ExitStack] = []  # of each `quiet` that is open
+_silence, _silence_lock = contextlib.ExitStack(), threading.Lock()
+_quieted: list[None] = []  # one for each `quiet` that is open
 
 
 @contextlib.contextmanager
@@ -46,17 +46,16 @@ def quiet() -> Iterator[None]:
     warnings are those of all threads: the first one in sets them, the last one out restores them.
     """
     with _silence_lock:
-        silence = _silences[0] if _silences else contextlib.ExitStack()
-        if not _silences:
-            silence.enter_context(_silenced())
-        _silences.append(silence)
+        if not _quieted:
+            _silence.enter_context(_silenced())
+        _quieted.append(None)
     try:
         yield
     finally:
         with _silence_lock:
-            if len(_silences) == 1:
-                silence.close()
-            _silences.pop()
+            _quieted.pop()
+            if not _quieted:
+                _silence.close()
 
 
 @contextlib.contextmanager
@@ -159,7 +158,8 @@ def _tables() -> Iterator[dict[Any, Any]]:
         for table in (decompositions._pre_convert_decomp, decompositions._pre_lower_decomp):
             # torch 2.13's table, a dict, keeps its functions in an attribute.
             yield getattr(table, "decomp_table", table)
-    for manager in filter(None, map(sys.modules.get, map("{}.algorithm_manager".format, _RECIPES))):
+    managers = [sys.modules.get(f"{library}.algorithm_manager") for library in _RECIPES]
+    for manager in filter(None, managers):
         for algorithm in manager._alg_manager_instance._algorithm_registry.values():
             for rules in algorithm.quantized_ops.values():
                 yield {each.name: getattr(rules, each.name) for each in dataclasses.fields(rules)}
