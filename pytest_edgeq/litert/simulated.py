@@ -40,9 +40,9 @@ def refuse_lost_writes(graph: torch.fx.GraphModule, *, clones: bool = False) -> 
     """
     Refuse writes into a part of a quantized tensor that is read later.
 
-    torchao 0.18.0 silently gives each reader of a quantized tensor a copy, so that what
-    `y[:, 0] = x` writes into one is lost for the others; where it is not, litert-torch 0.10.0
-    joins both parts with the scale of one. With `clones` writes into other tensors are lost, too.
+    torchao 0.18.0 gives each consumer of a quantized tensor its own copy, so that `y[:, 0] = x`
+    silently changes one copy alone; where all consumers read that copy, litert-torch 0.10.0 joins
+    both parts with the scale of one. With `clones` writes into other tensors are lost, too.
     """
     origins: dict[Any, Any] = {}  # the tensor of a view or a copy
     memories: dict[Any, Any] = {}  # the tensor or the copy that a view is of
@@ -65,8 +65,8 @@ def refuse_lost_writes(graph: torch.fx.GraphModule, *, clones: bool = False) -> 
                     "is lost, or gets the scale of the rest: compute the tensor by torch.cat or "
                     "torch.where, or quantize by a recipe (recipe_static_wi8_ai8)"
                 )
-        is_copy = op_name(node).startswith(("quantize_per_", "dequantize_per_"))
-        origins[node], memories[node] = origins[node.args[0]] if is_copy else node, node
+        origins[node], memories[node] = origins[node.args[0]] if _is_qdq(node) else node, node
+        # A call may leave out the last arguments of its schema.
         for target, argument in zip(node.args, schema.arguments if schema else (), strict=False):
             if argument.alias_info and argument.alias_info.is_write:
                 writes[origins[target]] = node, memories[target]
@@ -296,8 +296,7 @@ def constants_of(simulated: torch.fx.GraphModule) -> list[tuple[torch.Tensor, to
         elif node.op == "call_function" and all(each in rounded for each in node.all_input_nodes):
             with torch.no_grad():
                 rounded[node] = _called(node, rounded)
-                is_qdq = _is_quantize(node) or op_name(node).startswith("dequantize_per_")
-                exact[node] = exact[node.args[0]] if is_qdq else _called(node, exact)
+                exact[node] = exact[node.args[0]] if _is_qdq(node) else _called(node, exact)
     return [
         (value.detach(), exact[node].detach())
         for node, value in rounded.items()
@@ -377,6 +376,10 @@ def _family(node: Any) -> tuple[str, ...] | None:
 
 def _is_quantize(node: Any) -> bool:
     return op_name(node).startswith("quantize_per_")
+
+
+def _is_qdq(node: Any) -> bool:
+    return _is_quantize(node) or op_name(node).startswith("dequantize_per_")
 
 
 def _is_dequantized(node: Any) -> bool:
