@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -65,7 +66,7 @@ class Pair:
     is_undefined: bool = False
     needs_values: bool = False  # whether integers depend on the operands in float
 
-    @property
+    @functools.cached_property
     def coded_operand(self) -> int | None:
         """The float operand that the kernel quantizes, if it does so."""
         data = 0 if self.op.name == "QUANTIZE" else hybrid_position(self.graph, self.op)
