@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from pytest_edgeq.compare.quantized import QuantizedModel
     from pytest_edgeq.numerics.comparison import Comparison, WorstSample
 
+_ATTRIBUTE = "edgeq_samples"
+
 
 @dataclass(frozen=True, slots=True)
 class FailedSamples:
@@ -25,12 +27,12 @@ class FailedSamples:
 
 def attach_samples(error: AssertionError, samples: FailedSamples) -> None:
     """Attach the samples that show a failure to its error."""
-    error.__dict__["edgeq_samples"] = samples
+    error.__dict__[_ATTRIBUTE] = samples
 
 
 def attached_samples(error: BaseException) -> FailedSamples | None:
     """Return the samples attached to an error."""
-    found: FailedSamples | None = vars(error).get("edgeq_samples")
+    found: FailedSamples | None = vars(error).get(_ATTRIBUTE)
     return found
 
 

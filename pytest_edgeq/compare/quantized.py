@@ -81,7 +81,7 @@ class FloatFile:
     # return the model and its inputs; those of a loaded file are a sample's
     traced: Callable[[Sample], Traced]
     convert: Callable[[Traced], bytes]  # return the content of the file for them
-    _content: bytes = b""
+    _content: bytes = field(default=b"", init=False)
 
     def __call__(self, sample: Sample) -> bytes:
         """Return the file's content."""
