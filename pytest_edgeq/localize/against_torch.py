@@ -210,10 +210,8 @@ class OutputCheck:
     def reference(self, sample: Sample) -> Arrays:
         """Return the reference's outputs in the order of the file."""
         assert self._reference is not None, "unreachable because callers check `is_done`"
-        outputs, aliases = (
-            call_reference(self._reference, sample),
-            keras_output_names(self._reference),
-        )
+        outputs = call_reference(self._reference, sample)
+        aliases = keras_output_names(self._reference)
         return in_file_order(outputs, self._wanted, self._quantized.name, aliases)
 
     def _torch_outputs(self, sample: Sample, known: Mapping[str, Arrays]) -> Arrays:
