@@ -112,7 +112,7 @@ def test_every_setting_of_the_converter_counts() -> None:
 
 
 def test_variables_of_the_libraries_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of Terraform, which begin as TensorFlow's do, and of progress do not."""
+    """Variables of Terraform, whose prefix TensorFlow shares, and of progress bars change none."""
     key = _key()
     for name in ("TF_VAR_run", "TF_CPP_MIN_LOG_LEVEL", "LITERT_TORCH_SHOW_PROGRESS"):
         monkeypatch.setenv(name, "1")

@@ -71,7 +71,7 @@ def test_output_in_another_encoding_than_utf_8_is_no_finding() -> None:
 
 
 def test_the_version(run: Run) -> None:
-    """That of the distribution; a checkout that is only on the path has none."""
+    """The version of the distribution; a checkout on `PYTHONPATH` prints "unknown"."""
     assert run("--version").stdout == f"edgeq, version {metadata.version('pytest-edgeq')}\n"
     code = (
         "from pytest_edgeq import versions; versions.version_of = {}.get; "
